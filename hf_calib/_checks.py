@@ -1,0 +1,28 @@
+"""One form for every error about what a user passed: what was expected, what came, the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
+    """Word an error message.
+
+    >>> expected("gamma", "be at least 0", -1.0, "use inverse_focal for a negative gamma")
+    'expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma'
+    """
+    return f"expected {argument} to {requirement}, got {got}; {way_out}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Name the nearest known spelling, or list all of them.
+
+    >>> did_you_mean("focl", ["focal", "brier"])
+    "did you mean 'focal'?"
+    >>> did_you_mean("zzz", ["focal", "brier"])
+    'known: brier, focal'
+    """
+    known = sorted(known)
+    close = get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,30 @@
+"""Data for the recipes: loading, column choice, the three-way split, images, and the built-in default.
+
+The recipes go through four steps, each a plain function on a `datasets.DatasetDict`:
+
+    dataset = load_splits("ag_news")                        # from the Hub, files or an image folder
+    dataset = choose_columns(dataset, text_column="text")   # -> columns "text" and "label" (a ClassLabel)
+    dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test
+    dataset = limit_samples(dataset, max_train_samples=1000)
+
+`docstring_dataset()` needs no network and returns the same form in one step.
+"""
+
+from __future__ import annotations
+
+from hf_calib.data.columns import choose_columns
+from hf_calib.data.docstrings import docstring_dataset
+from hf_calib.data.images import ImageTransform, collate_images
+from hf_calib.data.sources import load_splits
+from hf_calib.data.splits import limit_samples, split_calibration, warn_shared_texts
+
+__all__ = [
+    "ImageTransform",
+    "choose_columns",
+    "collate_images",
+    "docstring_dataset",
+    "limit_samples",
+    "load_splits",
+    "split_calibration",
+    "warn_shared_texts",
+]

@@ -1,0 +1,214 @@
+"""Bring any classification data to one form: `text` or `image`, and `label` as a ClassLabel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
+
+from hf_calib._checks import did_you_mean, expected
+from hf_calib.data.splits import read_column
+
+
+def choose_columns(
+    dataset: DatasetDict,
+    *,
+    text_column: str | None = None,
+    image_column: str | None = None,
+    label_column: str = "label",
+    label_names: Sequence[str] | None = None,
+) -> DatasetDict:
+    """Keep the input and the label of every row, under fixed names, and check them.
+
+    Args:
+        dataset: splits with any columns, `train` among them.
+        text_column: the column of str; give this one or `image_column`.
+        image_column: the column of images: a datasets Image, encoded bytes with their path, or paths.
+        label_column: the column of classes. Texts become classes in sorted order; integers must count
+            from 0 and keep their values; a ClassLabel keeps its names.
+        label_names: the classes in order of their id, where the data do not name them.
+
+    Returns:
+        DatasetDict of the same splits with two columns: `text`, or `image` (left encoded:
+        `ImageTransform` decodes it), and `label` (ClassLabel, the same in every split).
+
+    Raises:
+        ValueError: if a column is missing, a split is empty, a value is missing, or a split has a label
+            that train lacks.
+        TypeError: if a column holds something else than texts, images or classes.
+
+    >>> rows = Dataset.from_dict({"headline": ["up", "down"], "topic": ["markets", "art"]})
+    >>> chosen = choose_columns(DatasetDict({"train": rows}), text_column="headline", label_column="topic")
+    >>> chosen["train"].features["label"].names, chosen["train"][0]
+    (['art', 'markets'], {'text': 'up', 'label': 1})
+    """
+    if text_column is not None and image_column is None:
+        input_column, prepare = text_column, _texts
+    elif image_column is not None and text_column is None:
+        input_column, prepare = image_column, _images
+    else:
+        got = f"{text_column!r} and {image_column!r}"
+        raise ValueError(expected("one of text_column and image_column", "be given", got, "give one"))
+    for name, split in dataset.items():
+        _check_columns(name, split, input_column, label_column)
+    names, label_ids = _encode_labels(dataset, label_column, label_names)
+    feature = Features({"label": ClassLabel(names=names)})
+    return DatasetDict(
+        {
+            # Side by side, so that changing the labels does not rewrite the images.
+            name: concatenate_datasets(
+                [
+                    prepare(name, split.select_columns([input_column]), input_column),
+                    Dataset.from_dict({"label": label_ids[name]}, features=feature),
+                ],
+                axis=1,
+            )
+            for name, split in dataset.items()
+        }
+    )
+
+
+def _check_columns(name: str, split: Dataset, input_column: str, label_column: str) -> None:
+    if len(split) == 0:
+        raise ValueError(expected(f"split {name!r}", "have rows", 0, "check the file or the split's name"))
+    for column in (input_column, label_column):
+        if column not in split.column_names:
+            raise ValueError(
+                expected(
+                    f"the column to read from split {name!r}",
+                    f"be one of {', '.join(split.column_names)}",
+                    repr(column),
+                    did_you_mean(column, split.column_names),
+                )
+            )
+        missing = read_column(split, column).null_count
+        if missing:
+            raise ValueError(
+                expected(
+                    f"column {column!r}",
+                    f"have a value in every row of split {name!r}",
+                    f"{missing} without",
+                    "remove these rows",
+                )
+            )
+
+
+def _texts(name: str, split: Dataset, column: str) -> Dataset:
+    feature = split.features[column]
+    if not _is_text(feature):
+        raise TypeError(
+            expected(
+                f"column {column!r}", f"hold texts in split {name!r}", feature, "choose another text_column"
+            )
+        )
+    return split if column == "text" else split.rename_column(column, "text")
+
+
+def _images(name: str, split: Dataset, column: str) -> Dataset:
+    feature = split.features[column]
+    encoded = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+    if not (isinstance(feature, Image) or encoded or _is_text(feature)):
+        raise TypeError(
+            expected(
+                f"column {column!r}", f"hold images in split {name!r}", feature, "choose another image_column"
+            )
+        )
+    renamed = split if column == "image" else split.rename_column(column, "image")
+    return renamed.cast_column("image", Image(decode=False))
+
+
+def _encode_labels(
+    dataset: DatasetDict, column: str, label_names: Sequence[str] | None
+) -> tuple[list[str], dict[str, list[int]]]:
+    """The classes' names, and every split's labels as ids."""
+    labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
+    trained = set(labels["train"])
+    names = list(label_names or _default_names(dataset["train"].features[column], trained))
+    _check_names(names, dataset, column)
+    are_texts = isinstance(labels["train"][0], str)
+    id_of = {name if are_texts else i: i for i, name in enumerate(names)}
+    for name, values in labels.items():
+        _check_labels(name, set(values), known=set(id_of), trained=trained)
+    return names, {name: [id_of[value] for value in values] for name, values in labels.items()}
+
+
+def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
+    """Texts or integers."""
+    feature = split.features[column]
+    dtype = str(getattr(feature, "dtype", ""))
+    values = read_column(split, column).to_pylist()
+    if dtype == "bool":
+        return [str(value) for value in values]
+    if not (_is_text(feature) or dtype.startswith(("int", "uint"))):
+        raise TypeError(
+            expected(
+                f"column {column!r}",
+                f"hold one class in each row, as a text or an integer, in split {name!r}",
+                feature,
+                "choose another label_column",
+            )
+        )
+    if -1 in values:  # how the Hub marks labels that are withheld
+        raise ValueError(
+            expected(f"split {name!r}", "be labelled", -1, 'use another, for example test_split="validation"')
+        )
+    return values
+
+
+def _default_names(feature: object, trained: set[Any]) -> list[str]:
+    if isinstance(feature, ClassLabel):
+        return feature.names
+    classes = sorted(trained)
+    if isinstance(classes[0], int) and classes != list(range(len(classes))):
+        raise ValueError(
+            expected(
+                "integer labels of train",
+                "count from 0 without gaps",
+                _few(classes),
+                "pass label_names for all classes from 0 on, or write the labels as texts",
+            )
+        )
+    return [str(value) for value in classes]
+
+
+def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ValueError(
+            expected("classes", "be at least two different ones", names, "check label_column and label_names")
+        )
+    features = {name: split.features[column] for name, split in dataset.items()}
+    declared = {name: feature.names for name, feature in features.items() if isinstance(feature, ClassLabel)}
+    first = next(iter(declared.values()), None)
+    for name, own in declared.items():
+        if own != first or len(own) != len(names):
+            raise ValueError(
+                expected(
+                    f"the classes of split {name!r}",
+                    f"be those of the other splits, and as many as label_names ({len(names)})",
+                    f"{len(own)}: {_few(own)}",
+                    "make them agree",
+                )
+            )
+
+
+def _check_labels(name: str, values: set[Any], *, known: set[Any], trained: set[Any]) -> None:
+    for requirement, allowed in (("occur in train as well", trained), ("be among label_names", known)):
+        others = sorted(values - allowed, key=str)
+        if others:
+            raise ValueError(
+                expected(
+                    f"labels of split {name!r}",
+                    requirement,
+                    _few(others),
+                    "check label_column, or remove these rows",
+                )
+            )
+
+
+def _few(values: list[Any]) -> str:
+    return f"{values[:5]}{' ...' if len(values) > 5 else ''}"
+
+
+def _is_text(feature: object) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")

@@ -1,0 +1,169 @@
+"""The built-in text set: which library does the first paragraph of this docstring come from?"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.util
+import inspect
+import re
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_calib._checks import expected
+from hf_calib.data.splits import draw_rows
+
+LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
+MASK = "library"
+
+_MIN_CHARACTERS, _MAX_CHARACTERS = 40, 400
+_CALIBRATION_SHARE, _TEST_SHARE = 0.15, 0.2
+# Test code says little about its library, and vendored code belongs to another one.
+_SKIPPED_PARTS = {"tests", "test", "testing", "conftest.py", "externals", "_vendor"}
+# Long names are masked inside identifiers too ("TorchScript"), the two abbreviations only as words.
+_LIBRARY_NAMES = re.compile(
+    r"(?:numpy|scipy|scikit[- ]?learn|sklearn|pandas|(?:py)?torch|transformers|hugging ?face)|\b(?:np|pd)\b",
+    re.IGNORECASE,
+)
+
+
+def docstring_dataset(
+    *, max_per_class: int = 1100, seed: int = 0, libraries: Sequence[str] = LIBRARIES
+) -> DatasetDict:
+    """Build a hard, real text classification set from the docstrings of installed libraries.
+
+    For trying things out with no network. The text is the first paragraph of a public docstring, of 40
+    to 400 characters, with the names of the libraries masked; the label is the library. Many paragraphs
+    fit several libraries, so no classifier can be sure of all of them. The rows depend on the installed
+    versions: use a published data set for numbers that others should reproduce.
+
+    Args:
+        max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
+        seed: draws the three splits and the order of the rows.
+        libraries: import names of the classes; one that is not installed is left out.
+
+    Returns:
+        DatasetDict of `train` (65%), `calibration` (15%) and `test` (20%), each with the same shares of
+        the classes and the columns `text` (str) and `label` (ClassLabel), held in memory.
+
+    Raises:
+        ValueError: if fewer than two of the libraries are installed.
+
+    Notes:
+        Files are read with `ast` and never imported, in an order that is fixed but scattered over the
+        library, so that a full class is not all from its first folder.
+
+    >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
+    >>> {split: len(rows) for split, rows in dataset.items()}
+    {'train': 26, 'calibration': 6, 'test': 8}
+    >>> dataset["train"].features["label"].names
+    ['numpy', 'scipy']
+    """
+    if max_per_class < 10:
+        raise ValueError(expected("max_per_class", "be at least 10", max_per_class, "the default is 1100"))
+    seen: set[str] = set()
+    with _garbage_collection_paused():
+        texts = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
+    texts = {library: found for library, found in texts.items() if found}
+    if len(texts) < 2:
+        raise ValueError(
+            expected(
+                "libraries",
+                "name at least two installed packages with docstrings",
+                f"{list(texts)} of {list(libraries)}",
+                "install another one, or load a data set with load_splits",
+            )
+        )
+    return _three_splits(texts, seed)
+
+
+def _three_splits(texts: dict[str, list[str]], seed: int) -> DatasetDict:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list(texts))})
+    rows = [text for found in texts.values() for text in found]
+    labels = np.repeat(np.arange(len(texts)), [len(found) for found in texts.values()])
+    rng = np.random.default_rng(seed)
+    test = draw_rows(labels, round(_TEST_SHARE * len(rows)), rng)
+    rest = np.setdiff1d(np.arange(len(rows)), test)
+    calibration = rest[draw_rows(labels[rest], round(_CALIBRATION_SHARE * len(rows)), rng)]
+    train = np.setdiff1d(rest, calibration)
+
+    def build(indices: np.ndarray) -> Dataset:
+        order = rng.permutation(indices)
+        return Dataset.from_dict(
+            {"text": [rows[i] for i in order], "label": labels[order]}, features=features
+        )
+
+    return DatasetDict({"train": build(train), "calibration": build(calibration), "test": build(test)})
+
+
+def _paragraphs(library: str, limit: int, seen: set[str]) -> list[str]:
+    """The first `limit` paragraphs of one library that are not in `seen`, which they join."""
+    found: list[str] = []
+    for path in _source_files(library):
+        for docstring in _public_docstrings(path):
+            text = _first_paragraph(docstring)
+            if not _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS or text in seen:
+                continue
+            seen.add(text)
+            found.append(text)
+            if len(found) == limit:
+                return found
+    return found
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Syntax trees are millions of small objects without cycles: half of the time went to the collector."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _source_files(library: str) -> list[Path]:
+    spec = importlib.util.find_spec(library)
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    root = Path(next(iter(spec.submodule_search_locations)))
+    files = (path.relative_to(root) for path in root.rglob("*.py"))
+    kept = [path for path in files if _SKIPPED_PARTS.isdisjoint(path.parts)]
+    scattered = sorted(kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix()))
+    return [root / path for path in scattered]
+
+
+def _public_docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escape sequences
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
+        return
+    for node in _public_nodes(tree):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring:
+            yield docstring
+
+
+def _public_nodes(
+    node: ast.Module | ast.ClassDef,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield from _public_nodes(child)
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not child.name.startswith("_"):
+            yield child
+
+
+def _first_paragraph(docstring: str) -> str:
+    paragraph = re.split(r"\n\s*\n", inspect.cleandoc(docstring), maxsplit=1)[0]
+    return _LIBRARY_NAMES.sub(MASK, " ".join(paragraph.split()))

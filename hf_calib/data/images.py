@@ -1,0 +1,164 @@
+"""Images from their stored form to `pixel_values`, with Pillow and a transformers image processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from transformers import BaseImageProcessor
+
+from hf_calib._checks import expected
+
+_DECODER = datasets.Image()
+_SMALLEST_AREA = 0.08  # of the image, as in Inception training
+_LARGEST_ASPECT = 4 / 3
+_PADDING = 1 / 8  # of the side: the usual 4 pixels at 32
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Turn stored images into `pixel_values`, for `dataset.with_transform`.
+
+    Use one with `crop` and `flip` for train, and a plain one for the other splits. It works without
+    torchvision. The Trainer needs `remove_unused_columns=False`, or it drops the images before this
+    transform sees them.
+
+    Args:
+        processor: an image processor on the PIL backend, such as
+            `AutoImageProcessor.from_pretrained(name, backend="pil")`; it resizes and normalises.
+        crop: "pad" shifts the image by up to an eighth of its side, over black (small images, CIFAR);
+            "resized" cuts a part of 8% to 100% of the area, whose width to height is changed by up to
+            4/3 (photographs); "none" for evaluation.
+        flip: mirror half of the images; not for digits or text.
+
+    Raises:
+        ValueError: for an unknown `crop`, and when called, for an image that cannot be read or has more
+            than 8 bits a channel.
+
+    Notes:
+        Every image draws from torch's global generator, so that the Trainer's seed and the seeds that a
+        DataLoader gives its workers make training reproducible (for one number of workers).
+
+    >>> from transformers import ViTImageProcessorPil
+    >>> processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    >>> batch = {"image": [Image.new("L", (20, 10))], "label": [1]}
+    >>> example = ImageTransform(processor, crop="pad", flip=True)(batch)
+    >>> example["pixel_values"][0].shape, example["labels"]
+    (torch.Size([3, 8, 8]), [1])
+    """
+
+    processor: BaseImageProcessor
+    crop: Literal["none", "pad", "resized"] = "none"
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.crop not in _CROPS:
+            raise ValueError(
+                expected("crop", f"be one of {', '.join(_CROPS)}", repr(self.crop), "use none for evaluation")
+            )
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        if "image" not in batch:
+            raise ValueError(
+                expected(
+                    "the data set",
+                    "have the column image",
+                    ", ".join(batch) or "no column",
+                    "use choose_columns, and remove_unused_columns=False in the training arguments",
+                )
+            )
+        images = [_decode(stored) for stored in batch["image"]]
+        images = [_CROPS[self.crop](image) for image in images]
+        if self.flip:
+            images = [ImageOps.mirror(image) if _draw() < 0.5 else image for image in images]
+        pixels = self.processor(images=images)["pixel_values"]
+        transformed: dict[str, list[Any]] = {"pixel_values": [torch.as_tensor(np.asarray(p)) for p in pixels]}
+        if "label" in batch:
+            transformed["labels"] = batch["label"]
+        return transformed
+
+
+def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Stack what `ImageTransform` returned: the Trainer's `data_collator`.
+
+    Returns:
+        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64.
+
+    Raises:
+        ValueError: if the images differ in shape.
+
+    >>> batch = collate_images([{"pixel_values": torch.zeros(3, 8, 8), "labels": 1}] * 2)
+    >>> batch["pixel_values"].shape, batch["labels"]
+    (torch.Size([2, 3, 8, 8]), tensor([1, 1]))
+    """
+    pixels = [example["pixel_values"] for example in examples]
+    shapes = sorted({tuple(image.shape) for image in pixels})
+    if len(shapes) > 1:
+        raise ValueError(
+            expected(
+                "images", "have one shape after the processor", shapes, "set its size, or do_center_crop=True"
+            )
+        )
+    batch = {"pixel_values": torch.stack(pixels)}
+    if "labels" in examples[0]:
+        batch["labels"] = torch.tensor([int(example["labels"]) for example in examples])
+    return batch
+
+
+def _decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
+    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` keeps them."""
+    try:
+        image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(dict(stored))
+    except OSError as error:
+        raise ValueError(
+            expected("image", "be readable", _describe(stored), f"{error}; remove or replace this row")
+        ) from error
+    if image.mode.startswith(("I", "F")):  # Pillow would cut these values off at 255
+        raise ValueError(
+            expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
+        )
+    if "transparency" in image.info:  # Pillow asks for this step
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _describe(stored: Any) -> str:
+    if stored.get("path"):
+        return str(stored["path"])
+    return f"{len(stored['bytes'] or b'')} bytes starting with {(stored['bytes'] or b'')[:16]!r}"
+
+
+def _draw(low: float = 0.0, high: float = 1.0) -> float:
+    return low + (high - low) * float(torch.rand(()))
+
+
+def _whole(image: Image.Image) -> Image.Image:
+    return image
+
+
+def _padded_crop(image: Image.Image) -> Image.Image:
+    width, height = image.size
+    borders = (max(1, round(width * _PADDING)), max(1, round(height * _PADDING)))
+    left, top = (int(torch.randint(2 * border + 1, ())) for border in borders)
+    return ImageOps.expand(image, border=borders).crop((left, top, left + width, top + height))
+
+
+def _resized_crop(image: Image.Image) -> Image.Image:
+    """A random part; the processor gives it its final size."""
+    width, height = image.size
+    area = width * height * _draw(_SMALLEST_AREA, 1.0)
+    aspect = math.exp(_draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT)))
+    crop_width = min(width, max(1, round(math.sqrt(area * aspect))))
+    crop_height = min(height, max(1, round(math.sqrt(area / aspect))))
+    left = int(torch.randint(width - crop_width + 1, ()))
+    top = int(torch.randint(height - crop_height + 1, ()))
+    return image.crop((left, top, left + crop_width, top + crop_height))
+
+
+_CROPS = {"none": _whole, "pad": _padded_crop, "resized": _resized_crop}

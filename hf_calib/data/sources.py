@@ -1,0 +1,128 @@
+"""Where data come from: the Hub by name, a local folder, or one file for each split."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from hf_calib._checks import did_you_mean, expected
+
+# `keep_default_na=False`: without it the texts "NA", "null" and "None", and empty ones, become missing.
+_CSV: dict[str, object] = {"keep_default_na": False}
+_READERS: dict[str, tuple[str, dict[str, object]]] = {
+    ".csv": ("csv", _CSV),
+    ".tsv": ("csv", {**_CSV, "sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
+_CALIBRATION_NAMES = ("calibration", "validation", "valid", "val", "dev")
+
+
+def load_splits(
+    source: str | None = None,
+    *,
+    config_name: str | None = None,
+    train_split: str = "train",
+    calibration_split: str | None = None,
+    test_split: str = "test",
+    train_file: str | PathLike[str] | None = None,
+    calibration_file: str | PathLike[str] | None = None,
+    test_file: str | PathLike[str] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+) -> DatasetDict:
+    """Load train, test and, where there is one, calibration data, with the columns as they are.
+
+    Either `source` or the files. Code that comes with a data set is never run.
+
+    Args:
+        source: name of a data set on the Hub, or a local folder: of images (`train/CLASS/x.png`,
+            `test/CLASS/y.png`), or of csv, json or parquet files named by split.
+        config_name: configuration of a Hub data set that has several.
+        train_split: the split that becomes `train`.
+        calibration_split: the split that becomes `calibration`; by default `calibration`, `validation`,
+            `valid`, `val` or `dev`, whichever is there. Without one, see `split_calibration`.
+        test_split: the split that becomes `test`. Give "validation" where the labels of "test" are
+            withheld, as in GLUE.
+        train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
+        cache_dir: where `datasets` keeps what it has read, if not in its own place.
+
+    Returns:
+        DatasetDict of `train`, `test` and perhaps `calibration`.
+
+    Raises:
+        ValueError: if neither or both ways are used, or a split or file is missing or unreadable.
+
+    >>> load_splits(train_file="missing.csv", test_file="missing.csv")
+    Traceback (most recent call last):
+    ...
+    ValueError: expected train_file to name an existing file, got missing.csv; check the path
+    """
+    files = {"train": train_file, "calibration": calibration_file, "test": test_file}
+    given = {split: Path(file) for split, file in files.items() if file is not None}
+    if (source is None) != bool(given):
+        got = "both" if given else "neither"
+        raise ValueError(expected("data", "come from source or from files", got, "give one of the two"))
+    cache = None if cache_dir is None else str(cache_dir)
+    if source is None:
+        return _load_files(given, cache)
+    loaded = load_dataset(source, config_name, cache_dir=cache)
+    if calibration_split is None:
+        candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
+        calibration_split = next(candidates, None)
+    roles = {"train": train_split, "calibration": calibration_split, "test": test_split}
+    return _assign_roles(loaded, {role: name for role, name in roles.items() if name is not None})
+
+
+def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
+    for role, name in roles.items():
+        if name not in loaded:
+            raise ValueError(
+                expected(
+                    f"{role}_split",
+                    f"name a split of the data set ({', '.join(loaded)})",
+                    repr(name),
+                    f"pass {role}_split=... with one of these",
+                )
+            )
+    if len(set(roles.values())) < len(roles):
+        raise ValueError(
+            expected("splits", "be different for each role", roles, "a split can be used for one role only")
+        )
+    return DatasetDict({role: loaded[name] for role, name in roles.items()})
+
+
+def _load_files(files: dict[str, Path], cache: str | None) -> DatasetDict:
+    for role in ("train", "test"):
+        if role not in files:
+            raise ValueError(
+                expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")
+            )
+    for role, path in files.items():  # before the first one is read
+        _reader(role, path)
+    return DatasetDict({role: _load_file(role, path, cache) for role, path in files.items()})
+
+
+def _load_file(role: str, path: Path, cache: str | None) -> Dataset:
+    kind, options = _reader(role, path)
+    try:
+        return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
+    except (DatasetGenerationError, OSError, ValueError) as error:
+        cause = error.__cause__ or error
+        raise ValueError(
+            expected(f"{role}_file", f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
+        ) from error
+
+
+def _reader(role: str, path: Path) -> tuple[str, dict[str, object]]:
+    if not path.is_file():
+        raise ValueError(expected(f"{role}_file", "name an existing file", path, "check the path"))
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if suffix.lower() not in _READERS:
+        raise ValueError(
+            expected(f"{role}_file", "end in a known format", path.name, did_you_mean(suffix, _READERS))
+        )
+    return _READERS[suffix.lower()]

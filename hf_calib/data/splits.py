@@ -1,0 +1,152 @@
+"""The three roles of data: train, calibration, test. Every draw is reproducible from a seed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+
+from hf_calib._checks import expected
+
+
+def split_calibration(
+    dataset: DatasetDict, *, size: float | int = 0.1, seed: int = 0, stratify: bool = True
+) -> DatasetDict:
+    """Give a data set a calibration split: the one that it has, or else a part of train.
+
+    Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
+
+    Args:
+        dataset: as `choose_columns` returns it, with the splits `train` and `test`. One that has a
+            `calibration` split comes back as it is.
+        size: a fraction of train in (0, 1), or a number of rows (int >= 1).
+        seed: the same seed draws the same rows.
+        stratify: keep train's shares of the classes, to the nearest row; no class is emptied.
+
+    Returns:
+        DatasetDict of `train`, `calibration` and `test`; the drawn rows keep their order.
+
+    Raises:
+        ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for train.
+
+    >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
+    >>> splits = split_calibration(DatasetDict({"train": rows, "test": rows}), size=0.25)
+    >>> {name: sorted(split["label"][:]) for name, split in splits.items()}
+    {'train': [0, 0, 0, 1, 1, 1], 'calibration': [0, 1], 'test': [0, 0, 0, 0, 1, 1, 1, 1]}
+    """
+    if "calibration" in dataset:
+        return dataset
+    train = dataset["train"]
+    n_rows = _row_count(size, len(train))
+    rng = np.random.default_rng(seed)
+    if stratify:
+        chosen = draw_rows(np.asarray(read_column(train, "label").to_pylist()), n_rows, rng)
+    else:
+        chosen = np.sort(rng.permutation(len(train))[:n_rows])
+    rest = np.setdiff1d(np.arange(len(train)), chosen)
+    others = {name: split for name, split in dataset.items() if name != "train"}
+    return DatasetDict({"train": train.select(rest), "calibration": train.select(chosen), **others})
+
+
+def limit_samples(
+    dataset: DatasetDict,
+    *,
+    max_train_samples: int | None = None,
+    max_calibration_samples: int | None = None,
+    max_test_samples: int | None = None,
+    seed: int = 0,
+) -> DatasetDict:
+    """Keep a random subset of each split, for a quick trial.
+
+    Args:
+        dataset: a DatasetDict with any of the splits `train`, `calibration`, `test`.
+        max_train_samples: int >= 1, or None for all rows; so are the other two.
+        seed: the same seed keeps the same rows, and a smaller subset lies within a larger one.
+
+    Returns:
+        DatasetDict of the same splits; the kept rows keep their order.
+
+    Raises:
+        ValueError: if a limit is below 1.
+
+    >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
+    >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
+    3
+    """
+    limits = {"train": max_train_samples, "calibration": max_calibration_samples, "test": max_test_samples}
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ValueError(expected(f"max_{name}_samples", "be at least 1", limit, "leave it out for all"))
+
+    def shorten(split: Dataset, limit: int | None) -> Dataset:
+        if limit is None or limit >= len(split):
+            return split
+        return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:limit]))
+
+    return DatasetDict({name: shorten(split, limits.get(name)) for name, split in dataset.items()})
+
+
+def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
+    """Warn of rows whose exact text is in train as well: a model looks better on them than it is.
+
+    Returns:
+        The number of such rows in each split but train.
+
+    >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+    >>> warn_shared_texts(DatasetDict({"train": rows.select([0]), "test": rows.select([1])}))
+    {'test': 0}
+    """
+    known = {hash(text) for text in read_column(dataset["train"], "text").to_pylist()}
+    shared = {
+        name: sum(hash(text) in known for text in read_column(split, "text").to_pylist())
+        for name, split in dataset.items()
+        if name != "train"
+    }
+    if any(shared.values()):
+        counts = ", ".join(f"{count} of {len(dataset[name])} in {name}" for name, count in shared.items())
+        warnings.warn(
+            f"texts that are in train as well: {counts}; their results are optimistic", stacklevel=2
+        )
+    return shared
+
+
+def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw rows in the classes' shares, leaving at least one row of every class; sorted indices."""
+    classes, counts = np.unique(labels, return_counts=True)
+    if not 1 <= n_rows <= len(labels) - len(classes):
+        raise ValueError(
+            expected(
+                "size",
+                f"leave at least one of {len(labels)} rows for each of {len(classes)} classes",
+                f"{n_rows} rows",
+                "ask for fewer rows, or pass stratify=False",
+            )
+        )
+    quotas = counts * n_rows / len(labels)
+    taken = np.floor(quotas).astype(int)
+    while taken.sum() < n_rows:  # largest remainders first
+        taken[np.argmax(np.where(taken < counts - 1, quotas - taken, -np.inf))] += 1
+    drawn = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, taken, strict=True)]
+    return np.sort(np.concatenate(drawn))
+
+
+def read_column(split: Dataset, column: str) -> Any:
+    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the split's selection."""
+    return split.select_columns([column]).with_format("arrow")[:].column(column)
+
+
+def _row_count(size: float | int, n_train: int) -> int:
+    is_fraction = isinstance(size, float) and 0 < size < 1
+    is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    if not (is_fraction or is_count):
+        raise ValueError(
+            expected("size", "be a fraction in (0, 1) or a number of rows", repr(size), "the default is 0.1")
+        )
+    n_rows = round(size * n_train) if is_fraction else int(size)
+    if not 1 <= n_rows < n_train:
+        raise ValueError(
+            expected("size", f"leave some of {n_train} rows on both sides", f"{n_rows} rows", "change it")
+        )
+    return n_rows

@@ -1,0 +1,326 @@
+"""`CalibrationLoss`: weight x cross entropy + penalties, over a batch, with the right scaling."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_calib._checks import expected
+from hf_calib.losses._door import softmax_statistics
+from hf_calib.losses._gammas import GammaSource, StepGamma
+from hf_calib.losses._penalties import BatchPenalty, Penalty, TopLabels
+from hf_calib.losses._statistics import (
+    IGNORE_INDEX,
+    NOTHING,
+    Statistics,
+    Wanted,
+    sigmoid_statistics,
+)
+from hf_calib.losses._weights import Weight
+
+REDUCTIONS = ("mean", "sum", "none")
+# (N,) vectors of this process -> those of all processes, differentiable; and how many processes there are.
+Gather = Callable[[list[Tensor]], tuple[list[Tensor], int]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a loss is made of: `scale * weight * CE + sum(coefficient * penalty)`."""
+
+    scale: float = 1.0
+    weight: Weight | None = None  # None: 1
+    gamma: GammaSource = 0.0
+    detach: bool = False  # the weight scales the gradient only (the `_gra` losses)
+    penalties: tuple[tuple[float, Penalty], ...] = ()
+    batch_penalties: tuple[tuple[float, BatchPenalty], ...] = ()
+
+    @property
+    def wanted(self) -> Wanted:
+        """All statistics that the parts read."""
+        wanted = [p.wanted for _, p in self.penalties] + [p.wanted for _, p in self.batch_penalties]
+        return reduce(operator.or_, wanted, NOTHING if self.weight is None else self.weight.wanted)
+
+
+class CalibrationLoss(nn.Module):
+    """A calibration loss over logits; make one with `make_loss`.
+
+    Use it in any PyTorch loop, or as `Trainer(compute_loss_func=loss)`; `CalibrationTrainer` does the latter
+    for you, and updates the losses that adapt. Whatever the dtype of the logits, the loss is computed in
+    float32 at least, and under autocast too.
+
+    Attributes:
+        name: the name in `LOSSES`.
+        hyperparameters: the values of all its hyperparameters.
+        couples_batch: whether it has a penalty on the batch as a whole.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hyperparameters: Mapping[str, Any],
+        parts: Parts,
+        *,
+        class_weights: Tensor | None = None,
+        multi_label: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.hyperparameters = dict(hyperparameters)
+        self.parts = parts
+        self.wanted = parts.wanted
+        self.multi_label = multi_label
+        self.gather: Gather | None = None
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    @property
+    def couples_batch(self) -> bool:
+        return bool(self.parts.batch_penalties)
+
+    def extra_repr(self) -> str:
+        return ", ".join([repr(self.name), *(f"{k}={v!r}" for k, v in self.hyperparameters.items())])
+
+    def forward(
+        self,
+        logits: Any,
+        labels: Tensor,
+        *,
+        reduction: str = "mean",
+        num_items_in_batch: Tensor | float | None = None,
+    ) -> Tensor:
+        """Compute the loss.
+
+        Args:
+            logits: (N, C), or (N, L, C) for token-level labels; any float dtype. A model's output (with
+                `.logits`, or a tuple whose first entry they are) is taken too, which is what the Trainer
+                passes to a `compute_loss_func`.
+            labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; or, for multi-label problems,
+                (N, C) floats in [0, 1], -100 to ignore a decision.
+            reduction: "mean" over the rows that count (weighted, if there are class weights), "sum", or
+                "none" for a value per row, 0 where ignored. Losses that couple the batch refuse "none".
+            num_items_in_batch: divide the sum by this instead: how many rows the whole accumulated batch
+                has, over all micro-batches (and, as the Trainer counts, all processes).
+
+        Returns:
+            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64.
+
+        Raises:
+            ValueError: for shapes, dtypes, labels or reductions that do not fit.
+        """
+        logits = logits_of(logits)
+        multi_label = self._check(logits, labels, reduction)
+        labels = labels if multi_label else labels.long()
+        with _without_autocast(logits):
+            loss, stats, weights = self._rows(logits, labels, multi_label)
+            if reduction == "none":
+                return loss.view(labels.shape)
+            return self._reduce(loss, stats, weights, labels, reduction, num_items_in_batch)
+
+    def normalizer(self, labels: Tensor) -> Tensor:
+        """What the mean divides by: the number of rows that count, or the sum of their class weights."""
+        if self.class_weights is None:
+            return (labels != IGNORE_INDEX).sum()
+        return self._row_weights(labels).sum()
+
+    def _row_weights(self, labels: Tensor) -> Tensor:
+        """The class weight of each row (of each decision, if multi-label); 0 where it is ignored."""
+        assert self.class_weights is not None
+        weights, counts = self.class_weights.to(labels.device), labels != IGNORE_INDEX
+        if labels.is_floating_point():
+            return counts * weights
+        try:
+            return weights[labels.long().where(counts, 0)] * counts
+        except IndexError as error:
+            _explain_label_error(labels.reshape(-1), len(weights), error)
+            raise
+
+    def _check(self, logits: Tensor, labels: Tensor, reduction: str) -> bool:
+        """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
+        if reduction not in REDUCTIONS:
+            raise ValueError(
+                expected("reduction", f"be one of {REDUCTIONS}", repr(reduction), "see the docstring")
+            )
+        if reduction == "none" and self.couples_batch:
+            raise ValueError(
+                expected("reduction", "be 'mean' or 'sum'", "'none'", f"{self.name} has no loss per example")
+            )
+        if not logits.is_floating_point():
+            raise ValueError(
+                expected("logits", "be floating point", logits.dtype, "pass the model's raw scores")
+            )
+        if logits.dim() < 2:
+            raise ValueError(
+                expected(
+                    "logits", "have shape (N, C) or (N, L, C)", tuple(logits.shape), "add the batch axis"
+                )
+            )
+        multi_label = labels.is_floating_point() if self.multi_label is None else self.multi_label
+        wanted = logits.shape if multi_label else logits.shape[:-1]
+        if labels.shape != wanted:
+            raise ValueError(
+                expected(
+                    "labels",
+                    f"have shape {tuple(wanted)} for logits {tuple(logits.shape)}",
+                    f"{tuple(labels.shape)} {labels.dtype}",
+                    "integer class indices per row, or for multi-label problems one float per class",
+                )
+            )
+        if multi_label != labels.is_floating_point():
+            kind = "float (multi-label)" if multi_label else "integer (single label)"
+            raise ValueError(
+                expected("labels", f"be {kind}", labels.dtype, "convert them, or set problem_type")
+            )
+        if multi_label:
+            self.check_multi_label()
+        return multi_label
+
+    def check_multi_label(self) -> None:
+        """Raise ValueError if this loss has no multi-label counterpart."""
+        from hf_calib.losses import LOSSES
+
+        if not LOSSES[self.name].multi_label:
+            able = ", ".join(sorted(name for name, entry in LOSSES.items() if entry.multi_label))
+            raise ValueError(
+                expected(
+                    "loss",
+                    "have a multi-label form",
+                    f"{self.name!r}, which is single-label",
+                    f"use one of {able}",
+                )
+            )
+
+    def _rows(
+        self, logits: Tensor, labels: Tensor, multi_label: bool
+    ) -> tuple[Tensor, Statistics, Tensor | None]:
+        """Loss per row, with the class weights applied; the statistics; the weight of each row."""
+        n_classes = logits.shape[-1]
+        self._check_class_weights(n_classes)
+        if multi_label:
+            stats, share = sigmoid_statistics(logits, labels, self.wanted)
+            loss = (self._per_example(stats) * share).view(2, -1).sum(0)
+        else:
+            labels = labels.flatten()
+            try:
+                stats = softmax_statistics(logits.flatten(0, -2), labels, self.wanted)
+            except (IndexError, RuntimeError) as error:
+                _explain_label_error(labels, n_classes, error)
+                raise
+            loss = self._per_example(stats)
+        if self.class_weights is None:
+            return loss, stats, None
+        weights = self._row_weights(labels).to(loss).flatten()
+        return loss * weights, stats, weights
+
+    def _per_example(self, stats: Statistics) -> Tensor:
+        parts = self.parts
+        loss = stats.cross_entropy
+        if parts.weight is not None:
+            weight = parts.weight.value(stats, self._gamma(stats))
+            loss = loss * (weight.detach() if parts.detach else weight)
+        terms = [(parts.scale, loss)] + [(c, penalty.value(stats)) for c, penalty in parts.penalties]
+        # A term with coefficient 0 is left out, because 0 * infinity is NaN.
+        return reduce(operator.add, [value if c == 1 else c * value for c, value in terms if c])
+
+    def _gamma(self, stats: Statistics) -> float | Tensor:
+        gamma = self.parts.gamma
+        return gamma(stats.p) if isinstance(gamma, StepGamma) else gamma  # type: ignore[return-value]
+
+    def _reduce(
+        self,
+        loss: Tensor,
+        stats: Statistics,
+        weights: Tensor | None,
+        labels: Tensor,
+        reduction: str,
+        num_items_in_batch: Tensor | float | None,
+    ) -> Tensor:
+        total = loss.sum()
+        if reduction == "sum" and num_items_in_batch is None and not self.couples_batch:
+            return total
+        # Of the loss's dtype: dividing by an integer tensor would convert it, and again in the backward.
+        rows = ((labels != IGNORE_INDEX).count_nonzero() if weights is None else weights.sum()).to(total)
+        for coefficient, penalty in self.parts.batch_penalties:
+            value, share = self._batch_penalty(penalty, stats, labels, rows)
+            total = total + coefficient * value * share
+        if num_items_in_batch is not None:
+            return total / num_items_in_batch
+        if reduction == "sum":
+            return total
+        return total / (rows.clamp_min(1) if weights is None else rows.where(rows > 0, 1))
+
+    def _batch_penalty(
+        self, penalty: BatchPenalty, stats: Statistics, labels: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The penalty, and how many rows it stands for: it is a mean, and is added to a sum."""
+        assert stats.log_max is not None
+        assert stats.correct is not None
+        valid = (labels.reshape(-1) != IGNORE_INDEX).to(stats.cross_entropy)
+        batch = TopLabels(stats.log_max, stats.correct.to(stats.cross_entropy), stats.soft_rank, valid)
+        if self.gather is None:
+            return penalty.value(batch), rows
+        present = [f.name for f in fields(batch) if getattr(batch, f.name) is not None]
+        own_rows = rows.expand_as(valid) / max(len(valid), 1)
+        (*gathered, all_rows), processes = self.gather(
+            [*(getattr(batch, name) for name in present), own_rows]
+        )
+        everyone = replace(batch, **dict(zip(present, gathered, strict=True)))
+        return penalty.value(everyone), all_rows.sum() / processes
+
+    def _check_class_weights(self, n_classes: int) -> None:
+        if self.class_weights is not None and len(self.class_weights) != n_classes:
+            raise ValueError(
+                expected(
+                    "class_weights",
+                    f"have one entry for each of the {n_classes} classes",
+                    len(self.class_weights),
+                    "give them in the order of the model's labels",
+                )
+            )
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits of a model's output: a tensor, an object or mapping with `logits`, or a tuple.
+
+    >>> logits_of((torch.zeros(2, 3), None)).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if logits is None and isinstance(outputs, tuple) and outputs:
+        logits = outputs[0]
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            expected(
+                "the model's output", "have `logits`", type(outputs).__name__, "use a classification model"
+            )
+        )
+    return logits
+
+
+def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would run the kernel products of the batch penalties in 16 bits."""
+    device = logits.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _explain_label_error(labels: Tensor, n_classes: int, error: Exception) -> None:
+    """Turn PyTorch's indexing error into one that names the label (on the CPU; a GPU only asserts)."""
+    wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            expected(
+                "labels",
+                f"be in [0, {n_classes}) or {IGNORE_INDEX}",
+                f"{int(labels[row])} in row {row}",
+                "set the model's num_labels, or relabel",
+            )
+        ) from error

@@ -1,0 +1,74 @@
+"""What a batch of logits says, in the form that calibration counts: predictions with a confidence.
+
+Needs torch, so only `streaming` imports it. Nothing here waits for the device: what is left out stays in
+place and is marked in `used`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+IGNORED_LABEL = -100
+
+
+class Events(NamedTuple):
+    """R rows of logits over C classes as E predictions: one per row (softmax) or one per logit (sigmoid)."""
+
+    confidence: torch.Tensor  # (E,) probability of what was predicted
+    correct: torch.Tensor  # (E,) bool
+    used: torch.Tensor  # (E,) bool, False where the label is ignored or invalid
+    invalid: torch.Tensor  # (E,) bool, True where the label is neither a class nor ignored
+    nll: torch.Tensor  # (E,) nats
+    brier: torch.Tensor  # (E,)
+    probs: torch.Tensor  # (R, C)
+    hits: torch.Tensor  # (R, C) bool, where the class is true
+    probs_used: torch.Tensor  # (R, C) bool
+
+
+def softmax_events(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> Events:
+    """One prediction per row: logits (R, C), labels (R,) class indices."""
+    n_classes = logits.shape[1]
+    used = (labels >= 0) & (labels < n_classes)
+    targets = labels.long().clamp(0, n_classes - 1).unsqueeze(1)
+    # Before the division, whose rounding could make a tie: accuracy must not depend on the temperature.
+    predicted = logits.argmax(dim=1)
+    shifted = logits / temperature
+    shifted -= shifted.amax(dim=1, keepdim=True)
+    probs = shifted.exp()
+    total = probs.sum(dim=1, keepdim=True)
+    probs /= total
+    hits = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, targets, True)
+    return Events(
+        confidence=probs.amax(dim=1),
+        correct=predicted == labels,
+        used=used,
+        invalid=~used & (labels != IGNORED_LABEL),
+        nll=(total.log() - shifted.gather(1, targets)).squeeze(1),
+        brier=(probs - hits.to(probs.dtype)).square_().sum(dim=1, dtype=torch.float64),
+        probs=probs,
+        hits=hits,
+        probs_used=used.unsqueeze(1).expand_as(probs),
+    )
+
+
+def sigmoid_events(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> Events:
+    """One prediction per logit: logits (R, C), labels (R, C) of 0 and 1."""
+    positive = labels == 1
+    used = positive | (labels == 0)
+    scaled = logits / temperature
+    probs = scaled.sigmoid()
+    return Events(
+        confidence=scaled.abs().sigmoid().flatten(),
+        correct=((logits > 0) == positive).flatten(),
+        used=used.flatten(),
+        invalid=(~used & (labels != IGNORED_LABEL)).flatten(),
+        # Not binary_cross_entropy_with_logits, which is NaN for an infinite (masked) logit.
+        nll=-F.logsigmoid(torch.where(positive, scaled, -scaled)).flatten(),
+        brier=(probs - positive.to(probs.dtype)).square_().flatten(),
+        probs=probs,
+        hits=positive,
+        probs_used=used,
+    )

@@ -1,0 +1,184 @@
+"""The small text network of the calibration papers: word vectors, convolutions, global max pooling."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from hf_calib._checks import expected
+
+
+class GlobalPoolingCNNConfig(PreTrainedConfig):
+    """Sizes of a `GlobalPoolingCNNForSequenceClassification`; the defaults are those of the papers' code.
+
+    Args:
+        vocab_size: number of word vectors, `len(tokenizer)`.
+        embedding_size: length of a word vector; that of the GloVe file where one is used.
+        hidden_size: channels of the convolutions and width of the dense layer.
+        num_conv_layers: convolutions, each but the last followed by a pooling of stride 1.
+        kernel_size: words that a convolution sees; odd.
+        pool_size: positions that a pooling takes the maximum of; odd.
+        dropout: share of the dense layer's outputs that is dropped in training, in [0, 1).
+        pad_token_id: the word that fills a batch up; its vector is zero.
+        initializer_range: standard deviation of word vectors that are learned from nothing.
+
+    Raises:
+        ValueError: if a size is out of range.
+
+    >>> GlobalPoolingCNNConfig(num_labels=20).hidden_size
+    128
+    """
+
+    model_type = "global_pooling_cnn"
+
+    vocab_size: int = 20_000
+    embedding_size: int = 100
+    hidden_size: int = 128
+    num_conv_layers: int = 3
+    kernel_size: int = 5
+    pool_size: int = 5
+    dropout: float = 0.3
+    pad_token_id: int | None = 0
+    initializer_range: float = 0.05
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        for name in ("vocab_size", "embedding_size", "hidden_size", "num_conv_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(expected(name, "be at least 1", getattr(self, name), "see the defaults"))
+        for name in ("kernel_size", "pool_size"):
+            size = getattr(self, name)
+            if size < 1 or size % 2 == 0:
+                raise ValueError(
+                    expected(name, "be odd, to keep the text's length", size, "the default is 5")
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(expected("dropout", "be in [0, 1)", self.dropout, "the default is 0.3"))
+
+
+class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
+    """Classify a text by convolutions over its words and the maximum of each channel over the text.
+
+    For reproducing the papers' 20 Newsgroups and AG News results, and for training from scratch in
+    minutes on a CPU. A pretrained transformer is more accurate.
+
+        word vectors -> [conv, ReLU, max pool] x 2 -> conv, ReLU -> max over the text
+                     -> dense, ReLU, dropout -> classifier
+
+    Args:
+        config: a `GlobalPoolingCNNConfig`, with `num_labels` or `id2label`.
+
+    Notes:
+        The authors' code fills every text up to 1,000 words and lets that filling take part in the
+        maximum. Here padded positions are zero before each layer and every layer but the first reads
+        outputs of a ReLU, so that they never win: a text's logits do not depend on the batch it is in.
+        Texts keep their length ("same" convolutions), so that one of a single word works too.
+
+    References:
+        Lin, Chen, Yan, Network In Network, 2014 (global pooling); Kumar, Sarawagi, Jain, Trainable
+        Calibration Measures, 2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal
+        Loss, 2020, whose code has this network.
+
+    >>> model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(vocab_size=50, num_labels=4))
+    >>> model(input_ids=torch.tensor([[7, 3, 9], [5, 0, 0]])).logits.shape
+    torch.Size([2, 4])
+    """
+
+    config_class = GlobalPoolingCNNConfig
+    base_model_prefix = "global_pooling_cnn"
+    _input_embed_layer = "embeddings"
+
+    def __init__(self, config: GlobalPoolingCNNConfig) -> None:
+        super().__init__(config)
+        num_labels: int = len(config.id2label or {})
+        self.num_labels = num_labels
+        self.embeddings = nn.Embedding(
+            config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
+        )
+        channels = [config.embedding_size] + [config.hidden_size] * config.num_conv_layers
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(n_in, n_out, config.kernel_size, padding=config.kernel_size // 2)
+            for n_in, n_out in pairwise(channels)
+        )
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple[torch.Tensor, ...]:
+        """Compute the logits, and the loss where labels are given.
+
+        Args:
+            input_ids: (N, L) int64, padded on either side; L may be 0.
+            attention_mask: (N, L), 1 for words and 0 for padding; by default all but `pad_token_id`.
+            labels: (N,) int64; -100 is ignored.
+            return_dict: False for a tuple.
+
+        Returns:
+            SequenceClassifierOutput of `logits` (N, C) and `loss` (mean cross entropy, nats).
+        """
+        pooled = self._pool_words(input_ids, attention_mask)
+        logits = self.classifier(self.dropout(F.relu(self.dense(pooled))))
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        output = SequenceClassifierOutput(loss=loss, logits=logits)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    @torch.no_grad()
+    def set_word_vectors(self, vectors: torch.Tensor, *, trainable: bool = False) -> None:
+        """Take word vectors from elsewhere, such as `load_glove`; the papers do not train them further.
+
+        Args:
+            vectors: (vocab_size, embedding_size).
+            trainable: whether training may change them.
+
+        Raises:
+            ValueError: if the shape differs.
+        """
+        if vectors.shape != self.embeddings.weight.shape:
+            raise ValueError(
+                expected(
+                    "vectors",
+                    f"have the shape {tuple(self.embeddings.weight.shape)}",
+                    tuple(vectors.shape),
+                    "set vocab_size=len(tokenizer) and embedding_size to the vectors' length",
+                )
+            )
+        self.embeddings.weight.copy_(vectors)
+        self.embeddings.requires_grad_(trainable)
+
+    def _pool_words(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """(N, hidden_size), all zero for an empty text."""
+        if input_ids.shape[1] == 0:
+            return self.dense.weight.new_zeros(len(input_ids), self.config.hidden_size)
+        if attention_mask is None:
+            pad = self.config.pad_token_id
+            attention_mask = torch.ones_like(input_ids) if pad is None else input_ids != pad
+        hidden = self.embeddings(input_ids).transpose(1, 2)
+        mask = attention_mask.unsqueeze(1).to(hidden.dtype)
+        half = self.config.pool_size // 2
+        for number, convolution in enumerate(self.convolutions):
+            if number > 0:
+                hidden = F.max_pool1d(hidden, self.config.pool_size, stride=1, padding=half)
+            # Zero cannot win a maximum over outputs of a ReLU, and adds nothing to a convolution.
+            hidden = F.relu(convolution(hidden * mask)) * mask
+        return hidden.amax(dim=2)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # He's scale keeps the signal alive through the ReLUs: with torch's own, three epochs on 4,000
+        # news texts gave an accuracy of 0.6 instead of 0.85.
+        if isinstance(module, (nn.Conv1d, nn.Linear)):
+            init.kaiming_normal_(module.weight, nonlinearity="relu")

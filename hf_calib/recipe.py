@@ -1,0 +1,153 @@
+"""What the recipes share: which data to load, and what a finished run reports and leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_calib.data import choose_columns, docstring_dataset, limit_samples, load_splits, split_calibration
+from hf_calib.model_card import METRICS
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+    from hf_calib.trainer import CalibrationTrainer
+
+BUILT_IN = "docstrings"
+
+
+@dataclass
+class DataArguments:
+    """Where the data come from, and which rows and columns are used."""
+
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": f"A data set on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub data set."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "csv, json, jsonl (also .gz) or parquet; goes before dataset."}
+    )
+    calibration_file: str | None = field(default=None, metadata={"help": "Drawn from train where not given."})
+    test_file: str | None = field(
+        default=None, metadata={"help": "Reported at the end, used for nothing else."}
+    )
+    test_split: str = field(default="test", metadata={"help": "'validation' where test labels are withheld."})
+    text_column: str = field(default="text", metadata={"help": "Column of texts."})
+    image_column: str = field(default="image", metadata={"help": "Column of images."})
+    label_column: str = field(default="label", metadata={"help": "Column of classes."})
+    class_names: list[str] | None = field(default=None, metadata={"help": "Names of the classes, in order."})
+    calibration_size: float = field(
+        default=0.1, metadata={"help": "Share of train, or (from 1 on) number of its rows, to hold out."}
+    )
+    split_seed: int = field(
+        default=0, metadata={"help": "Seed of the splits; the same for all compared runs."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+    max_calibration_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+    max_test_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+
+
+def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
+    """The splits train, calibration and test, with columns `text` (or `image`) and `label`."""
+    if args.dataset == BUILT_IN and not images:
+        dataset = docstring_dataset(seed=args.split_seed)
+    else:
+        dataset = load_splits(
+            None if args.train_file else args.dataset,  # a file on the command line, a name in the config
+            config_name=args.dataset_config,
+            test_split=args.test_split,
+            train_file=args.train_file,
+            calibration_file=args.calibration_file,
+            test_file=args.test_file,
+        )
+        column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
+        names = args.class_names
+        dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
+    size = args.calibration_size
+    dataset = split_calibration(dataset, size=int(size) if size >= 1 else size, seed=args.split_seed)
+    return limit_samples(
+        dataset,
+        max_train_samples=args.max_train_samples,
+        max_calibration_samples=args.max_calibration_samples,
+        max_test_samples=args.max_test_samples,
+        seed=args.split_seed,
+    )
+
+
+def label_maps(dataset: DatasetDict) -> dict[str, Any]:
+    """`num_labels`, `id2label` and `label2id` for `from_pretrained`."""
+    names = dataset["train"].features["label"].names
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def run(
+    trainer: CalibrationTrainer, test_dataset: Any, *, resume: bool | str | None = None
+) -> dict[str, float]:
+    """Train, report the test set before and after the temperature, and save the calibrated model.
+
+    In `output_dir`: `calibrated/`, the model for a plain pipeline; `results.json`, all numbers; and
+    `reliability.png`; for a loss with gammas, `gammas.png`.
+
+    Returns:
+        The test metrics, keys `test_...`.
+    """
+    # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
+    warnings.filterwarnings("ignore", message="the evaluation split is also the calibration split")
+    trainer.train(resume_from_checkpoint=resume)
+    metrics = trainer.evaluate(test_dataset, metric_key_prefix="test")
+    folder = Path(str(trainer.args.output_dir))
+    if trainer.temperature is not None:
+        trainer.save_calibrated_model(folder / "calibrated")
+    if trainer.is_world_process_zero():
+        _write_results(trainer, metrics, folder)
+        print(results_table(metrics))
+        print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    return metrics
+
+
+def results_table(metrics: Mapping[str, float], prefix: str = "test") -> str:
+    """Test metrics before and after the temperature, as plain text.
+
+    >>> print(results_table({"test_ece": 0.21, "test_ece_calibrated": 0.02, "temperature": 0.5}))
+                                   before    after T = 0.500
+    Expected calibration error     0.2100    0.0200
+    """
+    after = f"after T = {metrics['temperature']:.3f}" if "temperature" in metrics else ""
+    lines = [f"{'':<31}{'before':<10}{after}".rstrip()]
+    for name, title in METRICS.items():
+        if f"{prefix}_{name}" in metrics:
+            values = [
+                metrics[key] for key in (f"{prefix}_{name}", f"{prefix}_{name}_calibrated") if key in metrics
+            ]
+            lines.append(f"{title:<31}" + "".join(f"{value:<10.4f}" for value in values).rstrip())
+    return "\n".join(lines)
+
+
+def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], folder: Path) -> None:
+    from hf_calib.plots import gamma_dynamics, reliability_diagram, save_figure
+
+    args = trainer.args
+    results = {
+        "loss": trainer.calibration_loss.name,
+        "hyperparameters": trainer.calibration_loss.hyperparameters,
+        "seed": args.seed,
+        "metrics": dict(metrics),
+    }
+    partial = folder / "results.json.partial"
+    partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / "results.json")
+    if trainer.last_evaluation is not None:
+        panels = trainer.last_evaluation.panels()
+        save_figure(reliability_diagram(panels, n_bins=args.n_bins), folder / "reliability.png")
+    if any("gamma_00" in entry for entry in trainer.state.log_history):
+        save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

@@ -1,0 +1,99 @@
+"""What every scaler accepts: the checks of logits and labels, and the walk over rows block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hf_calib._checks import expected
+
+# 64 Ki float64 values: two such buffers stay in the second-level cache.
+BLOCK_VALUES = 2**16
+
+
+def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Walk over the rows of an (N, C) array, widened to float64 block by block, never as a whole."""
+    height = max(1, BLOCK_VALUES // logits.shape[1])
+    for first in range(0, len(logits), height):
+        rows = slice(first, first + height)
+        yield rows, logits[rows].astype(np.float64)
+
+
+def as_logits(logits: ArrayLike) -> NDArray[Any]:
+    """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
+    logits = np.asarray(logits)
+    if logits.dtype.kind not in "fiu":
+        raise TypeError(
+            expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")
+        )
+    if logits.ndim == 0 or logits.size == 0:
+        raise ValueError(
+            expected("logits", "hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
+        )
+    _check_finite(logits.reshape(-1, logits.shape[-1]))
+    return logits
+
+
+def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
+    """Check (N, C) logits to fit on."""
+    logits = as_logits(logits)
+    if logits.ndim != 2:
+        raise ValueError(
+            expected(
+                "logits", "have shape (N, C)", f"shape {logits.shape}", "use logits.reshape(-1, num_labels)"
+            )
+        )
+    if logits.shape[1] < least_columns:
+        way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
+        raise ValueError(expected("logits", "have at least 2 classes", f"shape {logits.shape}", way_out))
+    return logits
+
+
+def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
+    """Check one class number per row of the logits."""
+    labels = np.asarray(labels)
+    n, c = logits.shape
+    if labels.shape != (n,):
+        way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
+        raise ValueError(expected("labels", f"have shape ({n},)", f"shape {labels.shape}", way_out))
+    if labels.dtype.kind not in "iu":
+        way_out = "convert them with labels.astype(int)"
+        raise TypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
+    if (labels == -100).any():
+        got = f"{np.count_nonzero(labels == -100)} labels of -100"
+        way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
+        raise ValueError(expected("labels", f"lie in 0..{c - 1}", got, way_out))
+    if labels.min() < 0 or labels.max() >= c:
+        got = f"labels from {labels.min()} to {labels.max()}"
+        raise ValueError(
+            expected("labels", f"lie in 0..{c - 1}", got, "number the classes by the columns of logits")
+        )
+    return labels.astype(np.int64, copy=False)
+
+
+def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.bool_]:
+    """Check a 0/1 label for every logit."""
+    labels = np.asarray(labels)
+    if labels.shape != logits.shape:
+        way_out = "multi_label=True takes a 0/1 label for every logit"
+        raise ValueError(
+            expected("labels", f"have the logits' shape {logits.shape}", f"shape {labels.shape}", way_out)
+        )
+    if not ((labels == 0) | (labels == 1)).all():
+        got = f"values such as {labels[(labels != 0) & (labels != 1)][0]}"
+        way_out = "drop rows that hold -100, and pass hard labels"
+        raise ValueError(expected("labels", "be 0 or 1", got, way_out))
+    return labels == 1
+
+
+def _check_finite(rows: NDArray[Any]) -> None:
+    for _, block in blocks(rows):
+        if not block.max() < np.inf:  # also true of NaN
+            bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
+            got = f"NaN or +inf in {bad} of {len(rows)} rows"
+            raise ValueError(
+                expected("logits", "be finite (or -inf for a masked class)", got, "check the model's output")
+            )

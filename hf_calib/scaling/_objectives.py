@@ -1,0 +1,157 @@
+"""The negative log-likelihood as a function of one scale of the logits, and what a grid search needs.
+
+Both objectives answer the same questions, read the logits block by block, and keep O(N) numbers beside
+them. `beta` is 1 / T throughout; means are over the examples, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from hf_calib._checks import expected
+from hf_calib.scaling._inputs import blocks
+
+FloatArray = NDArray[np.float64]
+
+# Stands for -inf, whose product with a weight of 0 would be NaN.
+_MASKED = -1e150
+
+
+class Curve(NamedTuple):
+    """The negative log-likelihood at one beta, with its first and second derivative in beta."""
+
+    value: float
+    slope: float
+    curvature: float
+
+
+class _Objective:
+    """What the two slopes at the ends, beta -> 0 (`drift`) and beta -> inf (`shortfall`), tell."""
+
+    size: int  # examples
+    drift: float  # mean over examples of (mean logit - label's logit)
+    shortfall: float  # mean over examples of (largest logit - label's logit)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.drift == 0 == self.shortfall
+
+    @property
+    def is_separable(self) -> bool:
+        return self.shortfall == 0
+
+    @property
+    def is_no_better_than_chance(self) -> bool:
+        return self.drift >= 0
+
+
+class SoftmaxObjective(_Objective):
+    """One label (N,) per row of logits (N, C)."""
+
+    def __init__(self, logits: NDArray[Any], labels: NDArray[np.int64]) -> None:
+        self.logits, self.labels, self.size = logits, labels, len(labels)
+        self.largest, self.correct = np.empty(self.size), np.empty(self.size)
+        own, mean = np.empty(self.size), np.empty(self.size)
+        for rows, block in blocks(logits):
+            each, truth = np.arange(len(block)), labels[rows]
+            predicted = block.argmax(axis=1)
+            self.correct[rows] = predicted == truth
+            self.largest[rows] = block[each, predicted]
+            own[rows] = block[each, truth]
+            if not np.isneginf(own[rows]).any():  # else it is refused below
+                block -= self.largest[rows, None]
+                mean[rows] = _mean_of_allowed(block)
+        _refuse_masked_labels(np.count_nonzero(np.isneginf(own)))
+        own -= self.largest
+        self.drift = float(np.mean(mean - own))
+        self.shortfall = float(np.mean(-own))
+
+    def nll(self, beta: float) -> Curve:
+        log_mass = moment = variance = 0.0
+        for gaps, weights in self._weighted(beta):
+            ones = np.ones(gaps.shape[1])
+            mass = weights @ ones
+            weights *= gaps
+            mean = (weights @ ones) / mass
+            weights *= gaps
+            log_mass += np.log(mass).sum()
+            moment += mean.sum()
+            variance += ((weights @ ones) / mass - mean**2).sum()
+        value, slope, curvature = (float(total) / self.size for total in (log_mass, moment, variance))
+        return Curve(value + beta * self.shortfall, slope + self.shortfall, curvature)
+
+    def confidences(self, beta: float) -> FloatArray:
+        """The largest probability of each row (N,), for which no other is needed."""
+        masses = [weights @ np.ones(weights.shape[1]) for _, weights in self._weighted(beta)]
+        return 1 / np.concatenate(masses)
+
+    def every(self, step: int) -> SoftmaxObjective:
+        return SoftmaxObjective(self.logits[::step], self.labels[::step])
+
+    def _weighted(self, beta: float) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Yield z - max(z), and exp(beta (z - max(z))), which the caller may overwrite."""
+        for rows, gaps in blocks(self.logits):
+            gaps -= self.largest[rows, None]
+            np.maximum(gaps, _MASKED, out=gaps)
+            weights = gaps * beta
+            yield gaps, np.exp(weights, out=weights)
+
+
+class SigmoidObjective(_Objective):
+    """A 0/1 label for each logit, both (N, C): every logit z is an example of two classes, (z, 0)."""
+
+    def __init__(self, logits: NDArray[Any], labels: NDArray[np.bool_]) -> None:
+        self.logits, self.labels, self.size = logits, labels, labels.size
+        self.correct = ((logits > 0) == labels).ravel().astype(np.float64)
+        _refuse_masked_labels(np.count_nonzero(np.isneginf(logits) & labels))
+        margin = shortfall = 0.0
+        for margins in self._margins():
+            margin += margins.sum()
+            shortfall += np.maximum(-margins, 0).sum()
+        self.drift = -margin / 2 / self.size
+        self.shortfall = shortfall / self.size
+
+    def nll(self, beta: float) -> Curve:
+        total = np.zeros(3)
+        for margins in self._margins():
+            wrong = expit(-beta * margins)
+            slopes = wrong * margins
+            value = np.logaddexp(0, -beta * margins)
+            total += value.sum(), -slopes.sum(), (slopes * (1 - wrong) * margins).sum()
+        return Curve(*(total / self.size).tolist())
+
+    def confidences(self, beta: float) -> FloatArray:
+        """The larger of the two probabilities of each logit (N * C,)."""
+        return np.concatenate([expit(beta * np.abs(block)).ravel() for _, block in blocks(self.logits)])
+
+    def every(self, step: int) -> SigmoidObjective:
+        return SigmoidObjective(self.logits[::step], self.labels[::step])
+
+    def _margins(self) -> Iterator[FloatArray]:
+        """Yield how far logits are on their labels' side; a masked one is right whatever beta is."""
+        for rows, block in blocks(self.logits):
+            np.negative(block, out=block, where=~self.labels[rows])
+            allowed = np.isfinite(block)
+            yield block if allowed.all() else block[allowed]
+
+
+def _mean_of_allowed(block: FloatArray) -> FloatArray:
+    if block.min() > -np.inf:
+        return block @ np.full(block.shape[1], 1 / block.shape[1])
+    allowed = np.isfinite(block)
+    return np.where(allowed, block, 0).sum(axis=1) / allowed.sum(axis=1)
+
+
+def _refuse_masked_labels(count: np.integer[Any]) -> None:
+    if count:
+        got = f"-inf for the label of {count} examples"
+        way_out = "mask only classes that cannot be the label"
+        raise ValueError(expected("logits", "be finite for every label", got, way_out))
+
+
+Objective = SoftmaxObjective | SigmoidObjective

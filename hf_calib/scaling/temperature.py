@@ -1,0 +1,179 @@
+"""Temperature scaling: one number that makes a classifier's confidence match its accuracy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from hf_calib._checks import expected
+from hf_calib.metrics._inputs import check_choice, check_n_bins
+from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
+from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
+from hf_calib.scaling._solver import BOUNDS, best_temperature
+
+Criterion = Literal["nll", "ece", "adaptive_ece"]
+
+PAPERS_GRID = np.arange(1, 101) / 10
+
+
+class TemperatureScaling(BaseEstimator):
+    r"""Divide the logits by one temperature, fitted on held-out predictions.
+
+    The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking
+    of the classes, hence the accuracy, as it is. The temperature can be folded into the model with
+    `hf_calib.fold_temperature`.
+
+    $$\hat p = \mathrm{softmax}(z / T)$$
+
+    T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
+
+    Args:
+        criterion: what T minimises on the data it is fitted on.
+            "nll": negative log-likelihood, a proper score: solved exactly, and the least noisy choice.
+            "ece": expected calibration error with equal-width bins, searched on a grid as in the papers.
+            "adaptive_ece": the same with equal-mass bins.
+        grid: temperatures to choose from, (G,) > 0; the first of equally good ones is taken. None means
+            0.1, 0.2, ..., 10 for the calibration errors, and no grid at all for "nll".
+        n_bins: bins of the calibration errors.
+        multi_label: True for sigmoid outputs with a 0/1 label per logit. The calibration errors then treat
+            every logit as a two-class example.
+
+    Attributes:
+        temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
+
+    Notes:
+        With \beta = 1/T the negative log-likelihood is convex (a log-sum-exp of linear functions), so a
+        safeguarded Newton iteration in float64 finds its one minimum. It reads the rows block by block: no
+        second (N, C) array is made.
+
+        Some data do not determine T, and `fit` warns of them. Where every label is ranked first, a smaller T
+        always looks better: "nll" then counts the labels as 1 / (N + 1) uncertain, as if one more example had
+        an unknown label, so that N limits the sharpness. Where labels score no better than the average class,
+        "nll" takes the upper bound, which gives uniform probabilities. Where each row's logits are equal, T
+        is 1 whatever the criterion.
+
+        A calibration error jumps as T moves examples between bins, so its best T depends on few examples.
+        The papers choose by "ece"; "nll" is the default here because it does not have this noise.
+
+    References:
+        Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
+
+    >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> labels = np.array([0, 0, 0, 0])
+    >>> scaler = TemperatureScaling().fit(logits, labels)
+    >>> round(scaler.temperature_, 4)  # right three times in four: p = 3/4 needs z / T = log 3
+    3.641
+    >>> scaler.predict_proba(logits[:1]).round(4)
+    array([[0.75, 0.25]])
+    """
+
+    def __init__(
+        self,
+        criterion: Criterion = "nll",
+        *,
+        grid: ArrayLike | None = None,
+        n_bins: int = 15,
+        multi_label: bool = False,
+    ) -> None:
+        self.criterion = criterion
+        self.grid = grid
+        self.n_bins = n_bins
+        self.multi_label = multi_label
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> TemperatureScaling:
+        """Choose the temperature.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
+            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1.
+
+        Returns:
+            self, with `temperature_`.
+
+        Raises:
+            TypeError: if a dtype is wrong.
+            ValueError: if a parameter, a shape or a value is wrong.
+        """
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        check_n_bins(self.n_bins)
+        grid = self._checked_grid()
+        objective = self._objective(logits, labels)
+        if objective.is_constant:
+            self.temperature_ = 1.0
+        elif grid is None:
+            self.temperature_ = best_temperature(objective)
+        else:
+            self.temperature_ = float(grid[np.argmin([self._score(objective, t) for t in grid])])
+        problem = _problem(objective, self.temperature_)
+        if problem:
+            warnings.warn(problem, UserWarning, stacklevel=2)
+        return self
+
+    def transform(self, logits: ArrayLike) -> NDArray[np.float64]:
+        """Return logits / T in float64; logits of any shape that ends in C."""
+        check_is_fitted(self, "temperature_")
+        return as_logits(logits).astype(np.float64) / self.temperature_
+
+    def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
+        """Return the calibrated probabilities, softmax(logits / T), or the sigmoid with multi_label."""
+        scaled = self.transform(logits)
+        if self.multi_label:
+            return expit(scaled, out=scaled)
+        scaled -= scaled.max(axis=-1, keepdims=True)
+        np.exp(scaled, out=scaled)
+        scaled /= scaled.sum(axis=-1, keepdims=True)
+        return scaled
+
+    def _checked_grid(self) -> NDArray[np.float64] | None:
+        if self.grid is None:
+            return None if self.criterion == "nll" else PAPERS_GRID
+        grid = np.asarray(self.grid, dtype=np.float64)
+        if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid > 0)).all():
+            way_out = "use for example numpy.arange(1, 101) / 10"
+            raise ValueError(expected("grid", "be a sequence of finite temperatures > 0", self.grid, way_out))
+        return grid
+
+    def _objective(self, logits: ArrayLike, labels: ArrayLike) -> Objective:
+        matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
+        if self.multi_label:
+            return SigmoidObjective(matrix, as_binary_labels(labels, matrix))
+        return SoftmaxObjective(matrix, as_class_labels(labels, matrix))
+
+    def _score(self, objective: Objective, temperature: float) -> float:
+        if self.criterion == "nll":
+            return objective.nll(1 / temperature).value
+        return top_label_calibration_error(
+            objective.confidences(1 / temperature),
+            objective.correct,
+            n_bins=self.n_bins,
+            binning="uniform" if self.criterion == "ece" else "quantile",
+        )
+
+
+def _problem(objective: Objective, temperature: float) -> str | None:
+    """Say why the data do not determine a temperature, if they don't."""
+    if objective.is_constant:
+        way_out = "no temperature changes their probabilities, so it is set to 1"
+        return expected("logits", "differ between classes", "equal logits in every row", way_out)
+    if objective.is_separable:
+        got = f"all {objective.size} ranked first"
+        way_out = "fit on more or harder examples: these only show that a smaller temperature is better"
+        return expected("labels", "include some that the model does not rank first", got, way_out)
+    if objective.is_no_better_than_chance:
+        got = f"a mean of {0 - objective.drift:.3g} above it"
+        way_out = (
+            "check that labels number the columns of logits: as they are, uniform probabilities fit best"
+        )
+        return expected("the labels' logits", "be above the average logit", got, way_out)
+    if any(math.isclose(temperature, bound) for bound in BOUNDS):
+        way_out = "check the scale of the logits"
+        return expected("the best temperature", f"lie within {BOUNDS}", temperature, way_out)
+    return None

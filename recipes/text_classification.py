@@ -1,0 +1,100 @@
+"""Fine-tune a text classifier with a calibration loss, and save it calibrated.
+
+    python recipes/text_classification.py --config recipes/configs/20newsgroups_bert.yaml \
+        --config recipes/configs/losses/adafocal_every_10_steps.yaml --output_dir outputs/20newsgroups
+
+On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
+`torchrun --nproc_per_node 8` in the place of `python`.
+"""
+
+from dataclasses import dataclass, field
+
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
+
+from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
+from hf_calib.config_file import parse_arguments
+from hf_calib.models import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+    load_glove,
+    train_word_tokenizer,
+)
+from hf_calib.recipe import DataArguments, label_maps, load_data, run
+
+
+@dataclass
+class ModelArguments:
+    model: str = field(
+        default="bert-base-uncased",
+        metadata={
+            "help": "A model on the Hub or disk, or 'global_pooling_cnn', which is trained from scratch."
+        },
+    )
+    max_length: int = field(default=128, metadata={"help": "Tokens of a text in training."})
+    eval_max_length: int | None = field(default=None, metadata={"help": "Tokens in evaluation, if other."})
+    vocab_size: int = field(default=20000, metadata={"help": "Words that the CNN knows."})
+    glove_file: str | None = field(
+        default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
+    )
+    resume: bool = field(default=False, metadata={"help": "Go on from the last checkpoint in output_dir."})
+
+
+model_args, data_args, training_args = parse_arguments(
+    (ModelArguments, DataArguments, CalibrationTrainingArguments)
+)
+set_seed(training_args.seed)
+
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+with training_args.main_process_first():
+    dataset = load_data(data_args)
+labels = label_maps(dataset)
+
+# Model and tokenizer.
+if model_args.model == "global_pooling_cnn":
+    tokenizer = train_word_tokenizer(
+        dataset["train"]["text"], vocab_size=model_args.vocab_size, max_length=model_args.max_length
+    )
+    config = GlobalPoolingCNNConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels)
+    if model_args.glove_file is not None:
+        vectors, coverage = load_glove(model_args.glove_file, tokenizer)
+        config.embedding_size = vectors.shape[1]
+        print(f"{coverage:.1%} of the words have a GloVe vector")
+    model = GlobalPoolingCNNForSequenceClassification(config)
+    if model_args.glove_file is not None:
+        model.set_word_vectors(vectors)  # frozen, as in the papers
+else:
+    tokenizer = AutoTokenizer.from_pretrained(model_args.model)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        model_args.model, ignore_mismatched_sizes=True, **labels
+    )  # a head for other classes than ours is replaced
+    if tokenizer.pad_token is None:  # GPT-2, Llama: models that were never trained on padded batches
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def tokenize(split, max_length):
+    return dataset[split].map(
+        lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
+        batched=True,
+        remove_columns="text",
+    )
+
+
+with training_args.main_process_first():
+    eval_length = model_args.eval_max_length or model_args.max_length
+    train = tokenize("train", model_args.max_length)
+    calibration = tokenize("calibration", eval_length)
+    test = tokenize("test", eval_length)
+
+# Train, report, save.
+trainer = CalibrationTrainer(
+    model,
+    training_args,
+    train_dataset=train,
+    eval_dataset=calibration,
+    calibration_dataset=calibration,
+    processing_class=tokenizer,
+    data_collator=DataCollatorWithPadding(tokenizer),
+)
+run(trainer, test, resume=model_args.resume)
+trainer.accelerator.end_training()
