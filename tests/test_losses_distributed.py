@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_pair import run_on_two
 from loss_cases import random_batch, value_and_gradient
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,25 +74,20 @@ def gathered_vectors(rank: int) -> tuple[list[Tensor], int]:
     return all_gather_rows([numbers, -numbers])
 
 
-def work(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
-    try:
-        results = {
-            "losses": shared_results(rank),
-            "model": model_gradient(rank),
-            "vectors": gathered_vectors(rank),
-        }
-        torch.save(results, Path(directory) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def work(rank: int, folder: Path) -> None:
+    results = {
+        "losses": shared_results(rank),
+        "model": model_gradient(rank),
+        "vectors": gathered_vectors(rank),
+    }
+    torch.save(results, folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process, from one run of the two."""
     directory = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, args=(str(directory),), nprocs=2)
+    run_on_two(work, directory)
     return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from gloo_pair import run_on_two
 from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
@@ -392,10 +392,8 @@ def test_all_reduce_does_nothing_in_one_process() -> None:
 UNEVEN, ONE_WITHOUT_ROWS = [150, 90], [0, 120]
 
 
-def reduce_in_process(rank: int, folder: str) -> None:
+def reduce_in_process(rank: int, folder: Path) -> None:
     """Take this rank's share of the rows, reduce, and write down what it then holds."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     held: dict[str, object] = {}
     for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
         logits, labels = (part.split(sizes)[rank] for part in spread_batch(sizes))
@@ -414,8 +412,7 @@ def reduce_in_process(rank: int, folder: str) -> None:
         streamed(*random_batch(10, 3 + rank)).all_reduce()
     except ValueError as error:
         held["error"] = str(error)
-    Path(folder, f"{rank}.json").write_text(json.dumps(held))
-    dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(held))
 
 
 def spread_batch(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -425,7 +422,7 @@ def spread_batch(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(reduce_in_process, (str(tmp_path),), nprocs=2)
+    run_on_two(reduce_in_process, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
