@@ -16,6 +16,11 @@ from hf_calib._checks import did_you_mean, expected
 ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
 
+_OUT_OF_RANGE = (
+    "these look like logits: pass scipy.special.softmax(logits, axis=1)",
+    "soft labels are shares of 1: divide counts by their row sums",
+)
+
 
 def check_n_bins(n_bins: int) -> int:
     """Return the number of bins as an int, or say why it is none."""
@@ -41,58 +46,97 @@ def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray
 
     The matrix is not copied: whoever reduces it does so in float64.
     """
-    checked = _check_probs(np.asarray(probs))
+    checked = _check_distributions("probs", np.asarray(probs))
     return checked, _check_labels(np.asarray(labels), *checked.shape)
 
 
-def _check_probs(probs: NDArray[Any]) -> NDArray[Any]:
-    if not np.issubdtype(probs.dtype, np.floating):
-        way_out = "pass probs.astype(float)"
-        raise TypeError(expected("probs", "be a float array", f"dtype {probs.dtype}", way_out))
-    if probs.ndim != 2:
+def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return probs (N, C) and labels: (N,) int64, or where a float matrix came, soft labels (N, C) float64.
+
+    A metric tells the two apart by ``labels.ndim``.
+    """
+    targets = np.asarray(labels)
+    if targets.ndim != 2 or not np.issubdtype(targets.dtype, np.floating):
+        return check_probs_and_labels(probs, targets)
+    checked = _check_distributions("probs", np.asarray(probs))
+    return checked, _check_soft_labels(targets, checked.shape)
+
+
+def check_probs_and_soft_labels(
+    probs: ArrayLike, labels: ArrayLike
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return probs (N, C) and soft labels (N, C) float64; class indices are refused."""
+    checked = _check_distributions("probs", np.asarray(probs))
+    targets = np.asarray(labels)
+    if targets.ndim != 2 or not np.issubdtype(targets.dtype, np.floating):
+        got = f"shape {targets.shape} and dtype {targets.dtype}"
+        way_out = "this compares with label distributions; brier_score takes class indices"
+        raise ValueError(expected("labels", "be a float (N, C) matrix", got, way_out))
+    return checked, _check_soft_labels(targets, checked.shape)
+
+
+def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
+    """Return probs (N, C) in their own float dtype, for what needs no labels."""
+    return _check_distributions(argument, np.asarray(probs))
+
+
+def _check_soft_labels(labels: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    if labels.shape != shape:
+        way_out = "give each class of probs its share of the label"
+        raise ValueError(expected("soft labels", f"have shape {shape}", f"shape {labels.shape}", way_out))
+    return _check_distributions("labels", labels).astype(np.float64, copy=False)
+
+
+def _check_distributions(argument: str, rows: NDArray[Any]) -> NDArray[Any]:
+    """Refuse what is not a matrix whose rows are distributions; one pass, chunk by chunk."""
+    if not np.issubdtype(rows.dtype, np.floating):
+        way_out = f"pass {argument}.astype(float)"
+        raise TypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
+    if rows.ndim != 2:
         way_out = "flatten leading axes; for a positive-class probability p pass np.stack([1 - p, p], axis=1)"
-        raise ValueError(expected("probs", "have shape (N, C)", f"shape {probs.shape}", way_out))
-    if probs.size == 0:
+        raise ValueError(expected(argument, "have shape (N, C)", f"shape {rows.shape}", way_out))
+    if rows.size == 0:
         way_out = "metrics are undefined without examples"
-        raise ValueError(expected("probs", "hold at least one value", f"shape {probs.shape}", way_out))
+        raise ValueError(expected(argument, "hold at least one value", f"shape {rows.shape}", way_out))
     with np.errstate(over="ignore", invalid="ignore"):
-        row_sums = probs.sum(axis=1, dtype=np.float64)
+        row_sums = rows.sum(axis=1, dtype=np.float64)
     # A finite sum needs finite terms, so good input is not read once more.
-    if not np.isfinite(row_sums).all() and not np.isfinite(probs).all():
-        raise ValueError(_not_finite(probs))
-    lowest, highest = probs.min(), probs.max()
+    if not np.isfinite(row_sums).all() and not np.isfinite(rows).all():
+        raise ValueError(_not_finite(argument, rows))
+    lowest, highest = rows.min(), rows.max()
     if lowest < -RANGE_TOLERANCE or highest > 1 + RANGE_TOLERANCE:
         got = f"values from {lowest:.6g} to {highest:.6g}"
-        way_out = "these look like logits: pass scipy.special.softmax(logits, axis=1)"
-        raise ValueError(expected("probs", "lie in [0, 1]", got, way_out))
-    _check_row_sums(row_sums, probs.shape[1])
-    return probs
+        raise ValueError(expected(argument, "lie in [0, 1]", got, _OUT_OF_RANGE[argument == "labels"]))
+    _check_row_sums(argument, row_sums, rows.shape[1])
+    return rows
 
 
-def _not_finite(probs: NDArray[Any]) -> str:
-    bad = ~np.isfinite(probs)
+def _not_finite(argument: str, values: NDArray[Any]) -> str:
+    bad = ~np.isfinite(values)
     rows = np.flatnonzero(bad.any(axis=1))
-    got = f"{bad.sum()} NaN or infinite values in {len(rows)} of {len(probs)} rows (first in row {rows[0]})"
-    return expected("probs", "be finite", got, "look for overflow in the model's logits")
+    got = f"{bad.sum()} NaN or infinite values in {len(rows)} of {len(values)} rows (first in row {rows[0]})"
+    way_out = "drop these rows" if argument == "labels" else "look for overflow in the model's logits"
+    return expected(argument, "be finite", got, way_out)
 
 
-def _check_row_sums(row_sums: NDArray[np.float64], n_classes: int) -> None:
+def _check_row_sums(argument: str, row_sums: NDArray[np.float64], n_classes: int) -> None:
     distance = np.abs(row_sums - 1)
     worst = int(distance.argmax())
     if distance[worst] <= ROW_SUM_TOLERANCE:
         return
-    way_out = (
-        "for one sigmoid output p pass np.hstack([1 - p, p])"
-        if n_classes == 1
-        else "pass softmax probabilities; several independent labels are not one distribution"
-    )
+    if argument == "labels":
+        way_out = "divide each row by its sum"
+    elif n_classes == 1:
+        way_out = "for one sigmoid output p pass np.hstack([1 - p, p])"
+    else:
+        way_out = "pass softmax probabilities; several independent labels are not one distribution"
     got = f"{row_sums[worst]:.6g} in row {worst}"
-    raise ValueError(expected("each row of probs", "sum to 1", got, way_out))
+    raise ValueError(expected(f"each row of {argument}", "sum to 1", got, way_out))
 
 
 def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
     if labels.shape != (n_examples,):
-        way_out = "pass one class index per row of probs"
+        way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
         raise ValueError(expected("labels", f"have shape ({n_examples},)", f"shape {labels.shape}", way_out))
     if not np.issubdtype(labels.dtype, np.integer):
         way_out = "pass class indices, labels.astype(int)"
