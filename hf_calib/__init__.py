@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_calib.callbacks import AdaFocalCallback, TemperatureScalingCallback
-    from hf_calib.folding import fold_temperature
+    from hf_calib.folding import fold, fold_temperature
     from hf_calib.trainer import CalibrationTrainer
     from hf_calib.training_args import CalibrationTrainingArguments
 
@@ -21,6 +21,7 @@ __all__ = [
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
     "TemperatureScalingCallback",
+    "fold",
     "fold_temperature",
 ]
 
@@ -29,6 +30,7 @@ _HOMES = {
     "CalibrationTrainer": "hf_calib.trainer",
     "CalibrationTrainingArguments": "hf_calib.training_args",
     "TemperatureScalingCallback": "hf_calib.callbacks",
+    "fold": "hf_calib.folding",
     "fold_temperature": "hf_calib.folding",
 }
 

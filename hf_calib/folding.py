@@ -1,27 +1,115 @@
-"""Writes a temperature into a model's classification head, so that no code of ours is needed to use it."""
+"""Writes a fitted scaler into a model's classification head, so that no code of ours is needed to use it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from hf_calib._checks import expected
+from hf_calib._heads import (
+    LinearMap,
+    change,
+    changed,
+    equal,
+    find_heads,
+    linear_layers,
+    logits_of,
+    made_up_batch,
+    reloads_with_bias,
+    undisturbed,
+)
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-TOLERANCE = 1e-5  # of the largest logit
+    from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
 
-_PROBE = (
-    2.0  # a power of two: dividing by it rounds nothing, and T itself may be too near 1 to tell heads apart
-)
-_ROWS, _TOKENS = 4, 8  # of a made-up batch
+_FITTED = ("temperature", "temperatures", "weight", "bias")  # what a record may hold of a scaler
+
+
+class _Change(NamedTuple):
+    """What is done to the logits, and what is written down of it."""
+
+    method: str
+    linear_map: LinearMap
+    fitted: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.replace('_', ' ')} scaling"
+
+    def no_head(self, got: str) -> str:
+        if self.method == "temperature":
+            requirement = "have a linear head whose division divides the logits"
+            way_out = "divide the logits outside the model instead, with TemperatureScaling.transform"
+        else:
+            requirement = f"have a linear head that {self.name} can be folded into"
+            way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
+        return expected("model", requirement, got, way_out)
+
+
+def fold(
+    model: PreTrainedModel,
+    scaler: TemperatureScaling | VectorScaling | MatrixScaling | PerLabelTemperatureScaling,
+    *,
+    batch: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
+
+    Use it before saving, pushing or exporting: pipelines, inference servers and ONNX exports of the model are
+    then calibrated. `fold_temperature` does the same with a bare number. Scalers that are no linear function
+    of the logits (Dirichlet, ensemble, spline, isotonic, histogram) have no place in a linear layer.
+
+    $$(A W) h + (A b + c) = A (W h + b) + c$$
+
+    with A = 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole matrix.
+
+    The head is found by what it does, not by its name: of the linear layers with one output per label, the
+    one whose change changes the logits alike. Where logits are an average of several heads, each gets the
+    same change. On any failure the weights are as they were, bit for bit.
+
+    Args:
+        model: a transformers classifier of sequences, tokens or images, in float32 or 64; its problem_type
+            says softmax or sigmoid, and must be the scaler's.
+        scaler: fitted on this model's logits.
+        batch: inputs of the model, to find and check the head on; a few rows do. None makes up token ids or
+            pixels from the model's config.
+
+    Returns:
+        The same model. `model.config.calibration`, a dict that is saved with it, says so: "method"
+        ("temperature", "per_label_temperature", "vector" or "matrix"), "folded", "head" (names of the layers)
+        and the scaler's numbers, but for a matrix; beside what it already held.
+
+    Raises:
+        TypeError: if the scaler cannot be folded; if model or batch are of another kind.
+        ValueError: if the scaler is not fitted, or for other classes or another problem type; if the model was
+            folded before, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of the
+            logits); if no head is found; if the head would need a bias that loading would drop.
+
+    Notes:
+        New logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients and
+        the random state are left as they were.
+
+    References:
+        Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
+
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> from hf_calib.scaling import TemperatureScaling
+    >>> config = BertConfig(
+    ...     vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    ... )
+    >>> scaler = TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1])
+    >>> model = fold(BertForSequenceClassification(config), scaler)
+    >>> model.config.calibration["method"], model.config.calibration["head"]
+    ('temperature', ['classifier'])
+    """
+    return _fold(model, _change_of(model, scaler), batch)
 
 
 def fold_temperature(
@@ -68,41 +156,32 @@ def fold_temperature(
     >>> model.config.calibration
     {'method': 'temperature', 'temperature': 1.5, 'folded': True, 'head': ['classifier']}
     """
-    temperature = _checked_temperature(temperature)
-    recorded = _checked_model(model)
-    inputs = _made_up_batch(model) if batch is None else _checked_batch(model, batch)
-    with _undisturbed(model):
-        logits = _logits(model, inputs)
-        heads = _find_heads(model, inputs, logits)
-        with _divided(heads, temperature):
-            if not _equal(_logits(model, inputs), logits / temperature):
-                raise ValueError(_no_head(f"{sorted(heads)}, which lose precision at {temperature}"))
-        _divide(heads, temperature)
-    record = {"method": "temperature", "temperature": temperature, "folded": True, "head": sorted(heads)}
-    model.config.calibration = {**recorded, **record}
-    return model
+    return _fold(model, _temperature_change(_checked_temperature(temperature)), batch)
 
 
-def _checked_temperature(temperature: float) -> float:
-    if not isinstance(temperature, Real) or isinstance(temperature, bool):
-        way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
-        raise TypeError(expected("temperature", "be a number", type(temperature).__name__, way_out))
-    if not (math.isfinite(temperature) and temperature > 0):
-        way_out = "1.0 leaves the logits as they are"
-        raise ValueError(expected("temperature", "be finite and above 0", temperature, way_out))
-    return float(temperature)
+def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
+    """Refuse a model that `fold` would refuse whatever the scaler; cheap, so to be done before any fitting.
 
+    Returns:
+        What `model.config.calibration` holds already.
 
-def _checked_model(model: PreTrainedModel) -> dict[str, Any]:
-    """Refuse what cannot be folded; return what `config.calibration` holds already."""
+    Raises:
+        TypeError: if it is no transformers model.
+        ValueError: if it was folded before, holds PEFT layers, or has 16-bit weights.
+    """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
         raise TypeError(expected("model", "be a transformers model", type(model).__name__, way_out))
     recorded = dict(getattr(model.config, "calibration", None) or {})
     if recorded.get("folded"):
-        got = f"a model with temperature {recorded.get('temperature')} in its head"
+        method = recorded.get("method", "temperature")
+        what = (
+            f"temperature {recorded.get('temperature')}" if method == "temperature" else f"{method} scaling"
+        )
         way_out = "load the model from before; if it was trained since, set model.config.calibration = None"
-        raise ValueError(expected("model", "be folded only once", got, way_out))
+        raise ValueError(
+            expected("model", "be folded only once", f"a model with {what} in its head", way_out)
+        )
     wrapped = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.")]
     if wrapped:
         got = f"PEFT layers ({wrapped[0] or type(model).__name__})"
@@ -116,6 +195,118 @@ def _checked_model(model: PreTrainedModel) -> dict[str, Any]:
     return recorded
 
 
+def _fold(model: PreTrainedModel, wanted: _Change, batch: Mapping[str, Any] | None) -> PreTrainedModel:
+    recorded = check_can_be_folded(model)
+    inputs = made_up_batch(model) if batch is None else _checked_batch(model, batch)
+    linear_map = wanted.linear_map
+    with undisturbed(model):
+        logits = _telling_logits(model, inputs, linear_map)
+        heads = find_heads(model, inputs, logits, linear_map.probe())
+        if heads is None:
+            layers = list(linear_layers(model, logits.shape[-1]))
+            raise ValueError(wanted.no_head(f"{layers or 'no such layers'}"))
+        _check_biases(model, heads, wanted)
+        with changed(heads, linear_map):
+            if not equal(logits_of(model, inputs), linear_map(logits)):
+                at = f"at {wanted.fitted['temperature']}" if wanted.method == "temperature" else "with it"
+                raise ValueError(wanted.no_head(f"{sorted(heads)}, which lose precision {at}"))
+        change(heads, linear_map)
+    kept = {key: value for key, value in recorded.items() if key not in _FITTED}
+    record = {"method": wanted.method, **wanted.fitted, "folded": True, "head": sorted(heads)}
+    model.config.calibration = {**kept, **record}
+    return model
+
+
+def _change_of(model: PreTrainedModel, scaler: Any) -> _Change:
+    """What a scaler does to the logits."""
+    from sklearn.utils.validation import check_is_fitted
+
+    from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
+
+    foldable = (TemperatureScaling, VectorScaling, MatrixScaling, PerLabelTemperatureScaling)
+    if not isinstance(scaler, foldable):
+        names = ", ".join(kind.__name__ for kind in foldable)
+        way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
+        raise TypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    check_is_fitted(scaler)
+    per_label = isinstance(scaler, PerLabelTemperatureScaling)
+    _check_problem_type(model, per_label or getattr(scaler, "multi_label", False))
+    if isinstance(scaler, TemperatureScaling):
+        return _temperature_change(scaler.temperature_)
+    if per_label:
+        temperatures = _checked_numbers("temperatures_", scaler.temperatures_)
+        return _Change(
+            "per_label_temperature", LinearMap(1 / temperatures), {"temperatures": temperatures.tolist()}
+        )
+    weight, bias = (_checked_numbers(name, getattr(scaler, name)) for name in ("weight_", "bias_"))
+    linear_map = LinearMap(weight, bias if bias.any() else None)
+    if isinstance(scaler, MatrixScaling):  # C x C numbers have no place in a config file
+        return _Change("matrix", linear_map, {})
+    return _Change("vector", linear_map, {"weight": weight.tolist(), "bias": bias.tolist()})
+
+
+def _temperature_change(temperature: float) -> _Change:
+    weight = torch.tensor(1 / temperature, dtype=torch.float64)
+    return _Change("temperature", LinearMap(weight), {"temperature": temperature})
+
+
+def _check_problem_type(model: PreTrainedModel, multi_label: bool) -> None:
+    """Refuse a scaler for the sigmoid in a model whose pipelines apply the softmax, and the reverse."""
+    problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+    if multi_label == (problem_type == "multi_label_classification"):
+        return
+    kind = "a multi-label" if multi_label else "a single-label"
+    way_out = (
+        "pipelines choose sigmoid or softmax by model.config.problem_type: set it, or fit the other scaler"
+    )
+    got = f"problem_type={problem_type!r}"
+    raise ValueError(expected("model", f"be {kind} classifier, as the scaler is", got, way_out))
+
+
+def _checked_numbers(name: str, values: Any) -> torch.Tensor:
+    numbers = np.array(values, dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        way_out = "fit it again, on finite logits"
+        raise ValueError(expected(f"scaler.{name}", "be finite", "NaN or infinity", way_out))
+    return torch.from_numpy(numbers)
+
+
+def _telling_logits(model: PreTrainedModel, inputs: Mapping[str, Any], linear_map: LinearMap) -> torch.Tensor:
+    """The logits, refused where they tell nothing about heads or have other classes than the scaler."""
+    logits = logits_of(model, inputs)
+    n_fitted = len(linear_map.weight) if linear_map.weight.ndim else logits.shape[-1]
+    if logits.shape[-1] != n_fitted:
+        way_out = "fit it on this model's logits"
+        requirement = f"be fitted on {logits.shape[-1]} classes, as the model has"
+        raise ValueError(expected("scaler", requirement, n_fitted, way_out))
+    if not (logits.isfinite().all() and logits.any()):
+        got = "all 0" if not logits.any() else "NaN or infinity"
+        way_out = "pass a batch of real inputs, or check the model's weights"
+        raise ValueError(expected("the model's logits", "be finite and not all 0", got, way_out))
+    return logits
+
+
+def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Linear], wanted: _Change) -> None:
+    """Refuse to give a head a bias that is lost as soon as the model is saved and loaded."""
+    if wanted.linear_map.bias is None:
+        return
+    for name, head in heads.items():
+        if head.bias is None and not reloads_with_bias(model, name):
+            got = f"{name} without one, and {type(model).__name__} makes none when it is loaded"
+            way_out = "fit TemperatureScaling, which needs none, or keep the scaler beside the model"
+            raise ValueError(expected("model", f"have a bias in its head for {wanted.name}", got, way_out))
+
+
+def _checked_temperature(temperature: float) -> float:
+    if not isinstance(temperature, Real) or isinstance(temperature, bool):
+        way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
+        raise TypeError(expected("temperature", "be a number", type(temperature).__name__, way_out))
+    if not (math.isfinite(temperature) and temperature > 0):
+        way_out = "1.0 leaves the logits as they are"
+        raise ValueError(expected("temperature", "be finite and above 0", temperature, way_out))
+    return float(temperature)
+
+
 def _checked_batch(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(batch, Mapping):
         way_out = 'pass the model\'s inputs, such as {"input_ids": ids, "attention_mask": mask}'
@@ -125,146 +316,3 @@ def _checked_batch(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str
         for name, value in batch.items()
         if name != "labels"
     }
-
-
-def _made_up_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    config, name = model.config, model.main_input_name
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    if name == "input_ids" and vocabulary:
-        values = _token_ids(config.get_text_config(), generator)
-    elif name == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        channels = getattr(vision, "num_channels", 3)
-        values = torch.randn(_ROWS, channels, height, width, generator=generator, dtype=model.dtype)
-    else:
-        way_out = "pass batch, a few rows of the model's inputs"
-        raise ValueError(expected("model", "take input_ids or pixel_values", f"{name!r}", way_out))
-    return {name: values.to(model.device)}
-
-
-def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Tensor:
-    """Draw ordinary tokens, with one end token last, which sequence-to-sequence classifiers look for."""
-    roles = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
-    special = {role: getattr(config, f"{role}_token_id", None) for role in roles}
-    reserved = {token for ids in special.values() for token in (ids if isinstance(ids, list) else [ids])}
-    ordinary = torch.tensor([token for token in range(config.vocab_size) if token not in reserved])
-    rows = 1 if special["pad"] is None else _ROWS  # decoders take no second row without a padding token
-    ids = ordinary[torch.randint(len(ordinary), (rows, _TOKENS), generator=generator)]
-    end = special["eos"]
-    if end is not None:
-        ids[:, -1] = end[0] if isinstance(end, list) else end
-    return ids
-
-
-@contextmanager
-def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model for inference in full precision, and leave every mode and random state as it was."""
-    training = {module: module.training for module in model.modules()}
-    cuda = [model.device] if model.device.type == "cuda" else []
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=cuda),
-        torch.autocast(model.device.type, enabled=False),
-        _full_float32(),
-    ):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in training.items():
-                module.training = mode
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Switch TF32 and bfloat16 products off, which would round the divided weights unlike the undivided."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except (
-        RuntimeError
-    ):  # set through the interface of torch 2.9, after which the older one refuses to answer
-        matmul = torch.backends.cuda.matmul
-        newer, matmul.fp32_precision = matmul.fp32_precision, "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = newer
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
-    # The class's forward: mixed-precision training leaves one on the instance that rounds to 16 bits.
-    try:
-        outputs = type(model).forward(model, **inputs)
-    except Exception as error:
-        way_out = "pass batch, a few rows of the model's inputs"
-        raise ValueError(expected("batch", "be what the model takes", repr(error), way_out)) from error
-    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
-    if not isinstance(logits, torch.Tensor):
-        way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
-        raise TypeError(expected("model", "return logits", type(outputs).__name__, way_out))
-    return logits.double()
-
-
-def _find_heads(
-    model: PreTrainedModel, inputs: Mapping[str, Any], logits: torch.Tensor
-) -> dict[str, nn.Linear]:
-    """Return the layers, by name, whose division divides the logits."""
-    if not (logits.isfinite().all() and logits.any()):
-        got = "all 0" if not logits.any() else "NaN or infinity"
-        way_out = "pass a batch of real inputs, or check the model's weights"
-        raise ValueError(expected("the model's logits", "be finite and not all 0", got, way_out))
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == logits.shape[-1]
-    }
-    # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
-    candidates = [{name: layers[name]} for name in reversed(layers)]
-    body = f"{model.base_model_prefix}."
-    candidates.append({name: layer for name, layer in layers.items() if not name.startswith(body)})
-    for heads in candidates:
-        with _divided(heads, _PROBE):
-            if _equal(_logits(model, inputs), logits / _PROBE):
-                return heads
-    raise ValueError(_no_head(f"{list(layers) or 'no such layers'}"))
-
-
-def _no_head(got: str) -> str:
-    way_out = "divide the logits outside the model instead, with TemperatureScaling.transform"
-    return expected("model", "have a linear head whose division divides the logits", got, way_out)
-
-
-def _equal(logits: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return bool((logits - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
-
-
-@contextmanager
-def _divided(heads: Mapping[str, nn.Linear], divisor: float) -> Iterator[None]:
-    """Divide for the length of a with block; the weights come back bit for bit."""
-    parameters = _parameters(heads)
-    saved = [parameter.clone() for parameter in parameters]
-    try:
-        _divide(heads, divisor)
-        yield
-    finally:
-        for parameter, value in zip(parameters, saved, strict=True):
-            parameter.copy_(value)
-
-
-def _divide(heads: Mapping[str, nn.Linear], divisor: float) -> None:
-    for parameter in _parameters(heads):
-        parameter.div_(divisor)
-
-
-def _parameters(heads: Mapping[str, nn.Linear]) -> list[nn.Parameter]:
-    """List each weight and bias once, also where heads share them."""
-    return list({id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values())
