@@ -119,6 +119,41 @@ def test_merging_leaves_the_other_state_alone() -> None:
     assert right.compute() == before
 
 
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_a_saved_state_goes_on(multi_label: bool, tmp_path: Path) -> None:
+    logits, labels = (random_multi_label if multi_label else random_batch)(200, 5)
+    settings = {"n_bins": 10, "temperature": 1.7, "multi_label": multi_label}
+    torch.save(streamed(logits[:90], labels[:90], **settings).state_dict(), tmp_path / "half.pt")
+    state = StreamingCalibration.from_state_dict(torch.load(tmp_path / "half.pt", weights_only=True))
+    state.update(logits[90:], labels[90:])
+    assert_same(state, streamed(logits, labels, **settings).compute())
+    assert state.confidences.tolist() == streamed(logits, labels, **settings).confidences.tolist()
+
+
+def test_a_saved_empty_state_is_empty() -> None:
+    state = StreamingCalibration.from_state_dict(StreamingCalibration(n_bins=7).state_dict())
+    assert state.n_bins == 7
+    with pytest.raises(ValueError, match="have seen at least one label"):
+        state.compute()
+
+
+def test_a_saved_state_owes_nothing_to_the_first() -> None:
+    logits, labels = random_batch(60, 3)
+    first = streamed(logits, labels)
+    expected, saved = first.compute(), first.state_dict()
+    first.update(logits, labels.flip(0))
+    assert_same(StreamingCalibration.from_state_dict(saved), expected)
+
+
+@pytest.mark.parametrize("name", ["settings", "sums", "confidences", "correct"])
+def test_a_damaged_saved_state_is_refused(name: str) -> None:
+    saved = streamed(*random_batch(20, 3)).state_dict()
+    with pytest.raises(ValueError, match="expected saved to hold"):
+        StreamingCalibration.from_state_dict({k: v for k, v in saved.items() if k != name})
+    with pytest.raises(ValueError, match="expected saved to hold"):
+        StreamingCalibration.from_state_dict({**saved, name: saved[name][:-1]})
+
+
 def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
     logits, labels = random_batch(240, 7)
     labels[::3] = -100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -140,6 +141,41 @@ class StreamingCalibration:
         self._sums = total.to(home)
         self._confidences, self._correct = [gathered[0]], [gathered[1].to(torch.int8)]
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All that was seen so far and the settings, as tensors on the CPU, for safetensors or torch.save.
+
+        >>> state = StreamingCalibration()
+        >>> state.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        >>> saved = state.state_dict()
+        >>> StreamingCalibration.from_state_dict(saved).compute() == state.compute()
+        True
+        """
+        confidences, correct = self._used()
+        settings = [self.n_bins, self.temperature, self.multi_label, self._n_classes]
+        return {
+            "settings": torch.tensor(settings, dtype=torch.float64),
+            "sums": self._sums.detach().cpu().clone(),
+            "confidences": confidences.detach().cpu().clone(),
+            "correct": correct.detach().cpu().to(torch.int8),
+        }
+
+    @classmethod
+    def from_state_dict(cls, saved: Mapping[str, torch.Tensor]) -> StreamingCalibration:
+        """A state that goes on where the saved one stood.
+
+        Raises:
+            ValueError: if saved is no result of `state_dict`.
+        """
+        _check_saved(saved)
+        n_bins, temperature, multi_label, n_classes = saved["settings"].tolist()
+        state = cls(n_bins=int(n_bins), temperature=temperature, multi_label=bool(multi_label))
+        if n_classes:
+            state._start(int(n_classes), torch.device("cpu"))
+            state._sums.copy_(saved["sums"])
+            state._confidences = [saved["confidences"].clone()]
+            state._correct = [saved["correct"].clone()]
+        return state
+
     def compute(self) -> dict[str, float]:
         """All metrics of what was seen so far.
 
@@ -207,8 +243,7 @@ class StreamingCalibration:
         """Make room for the first batch, or check that a later one has as many classes."""
         if self._n_classes == 0:
             self._n_classes = n_classes
-            size = _N_SCALARS + 3 * (1 + n_classes) * (self.n_bins + 1)
-            self._sums = torch.zeros(size, dtype=torch.float64, device=device)
+            self._sums = torch.zeros(_n_sums(self.n_bins, n_classes), dtype=torch.float64, device=device)
             # Edges rounded to float32 put every float32 value into the same bin as the float64 edges do.
             interior = torch.from_numpy(uniform_edges(self.n_bins)[1:-1])
             self._edges = {dtype: interior.to(device, dtype) for dtype in (torch.float32, torch.float64)}
@@ -290,6 +325,24 @@ def _add_to_slots(sums: torch.Tensor, slots: torch.Tensor, values: torch.Tensor,
     for total, weight in zip(sums, weights, strict=True):
         # Not bincount, which waits for the device to learn its largest index.
         total.scatter_add_(0, slots.flatten(), weight.flatten())
+
+
+def _check_saved(saved: Mapping[str, torch.Tensor]) -> None:
+    way_out = "pass what state_dict returned, whole"
+    names = {"settings", "sums", "confidences", "correct"}
+    if set(saved) != names or saved["settings"].shape != (4,):
+        raise ValueError(expected("saved", f"hold {sorted(names)}", sorted(saved), way_out))
+    n_bins, _, _, n_classes = map(int, saved["settings"].tolist())
+    size = _n_sums(n_bins, n_classes) if n_classes else 0
+    if len(saved["sums"]) != size or saved["confidences"].shape != saved["correct"].shape:
+        got = f"{len(saved['sums'])} sums, {len(saved['confidences'])} confidences, {len(saved['correct'])} correct"
+        raise ValueError(
+            expected("saved", f"hold {size} sums, and as many confidences as correct", got, way_out)
+        )
+
+
+def _n_sums(n_bins: int, n_classes: int) -> int:
+    return _N_SCALARS + 3 * (1 + n_classes) * (n_bins + 1)
 
 
 def _all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
