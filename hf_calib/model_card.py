@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard
 
+from hf_calib._markdown import escape
 from hf_calib.plots import reliability_diagram, save_figure
 
 if TYPE_CHECKING:
@@ -95,13 +95,3 @@ def _training_lines(record: Mapping[str, Any]) -> list[str]:
         f"{escape(str(record.get('split')))} split and folded into the classification head: the probabilities "
         "this model gives are the calibrated ones.",
     ]
-
-
-def escape(text: str) -> str:
-    r"""Neutralise Markdown and HTML in text that came from data.
-
-    >>> print(escape("a|b <script> [x](y)"))
-    a\|b &lt;script&gt; \[x\]\(y\)
-    """
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
-    return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", text)

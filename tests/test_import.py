@@ -18,10 +18,11 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
-    {"_checks"},
+    {"_checks", "_markdown"},
     {"_heads", "losses", "metrics"},
-    {"scaling", "plots", "folding", "models", "data", "_random"},
-    {"_checkpoint", "_datasets", "_evaluation", "predictions", "saving", "training_args", "config_file"},
+    {"predictions", "scaling", "plots", "folding", "models", "data", "_random"},
+    {"report"},
+    {"_checkpoint", "_datasets", "_evaluation", "inference", "saving", "training_args", "config_file"},
     {"model_card", "callbacks"},
     {"_preflight"},
     {"trainer"},

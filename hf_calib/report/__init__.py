@@ -1,0 +1,16 @@
+"""A calibration report: every metric with its interval, tables, figures, and what they mean in words."""
+
+from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
+from hf_calib.report.measures import MEASURES, Measure, Measurement
+from hf_calib.report.tables import BinRow, ClassRow
+
+__all__ = [
+    "MEASURES",
+    "Assessment",
+    "BinRow",
+    "CalibrationReport",
+    "ClassRow",
+    "Measure",
+    "Measurement",
+    "calibration_report",
+]

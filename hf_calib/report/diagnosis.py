@@ -1,0 +1,234 @@
+"""What the numbers mean, in sentences: is it over- or under-confident, where, and can chance explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from hf_calib.report.tables import BinRow, ClassRow, gap_p_value
+
+if TYPE_CHECKING:
+    from hf_calib.report._report import Assessment, CalibrationReport
+
+_FEW_EXAMPLES = 1_000  # below, 15 bins hold too few for a steady ECE
+_FEW_IN_A_CLASS = 10
+_CLASSES_NAMED = 5
+_CLASSES_SEEN = 20  # predictions of a class before a judgement on it is passed
+
+
+class Overall(NamedTuple):
+    """Mean confidence minus accuracy, with its normal interval."""
+
+    gap: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """'over-confident', 'under-confident' or 'neither'."""
+        if self.low > 0:
+            return "over-confident"
+        return "under-confident" if self.high < 0 else "neither"
+
+
+def overall(assessment: Assessment, confidence_level: float) -> Overall:
+    """Whether confidence exceeds accuracy on the whole.
+
+    The interval is of the paired difference, so that what both share cancels.
+    """
+    difference = assessment.confidences - assessment.correct
+    gap = float(difference.mean())
+    if len(difference) == 1:
+        return Overall(gap, gap - 1, gap + 1)
+    error = float(difference.std(ddof=1)) / np.sqrt(len(difference))
+    reach = float(ndtri((1 + confidence_level) / 2)) * error
+    return Overall(gap, gap - reach, gap + reach)
+
+
+def diagnose(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
+    """The sentences of a report.
+
+    Args:
+        report: with or without probabilities after scaling.
+        quote: makes a name from the data safe for where the sentences go.
+    """
+    final = report.after or report.before
+    sentences = [_overall_sentence(report.before, report.confidence_level)]
+    sentences += _where(report.before, report.confidence_level, quote)
+    sentences.append(_chance_sentence(report.before))
+    if report.after is not None:
+        sentences += _after_sentences(report, quote)
+    sentences += _gain_sentence(final, after=report.after is not None)
+    return tuple(sentences)
+
+
+def _overall_sentence(assessment: Assessment, level: float) -> str:
+    found = overall(assessment, level)
+    confidence, accuracy = assessment.confidences.mean(), assessment.correct.mean()
+    means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
+    interval = f"difference {found.gap:+.3f}, {level:.0%} interval {found.low:+.3f} to {found.high:+.3f}"
+    if found.verdict == "neither":
+        return f"On the whole neither over- nor under-confident beyond chance: {means} ({interval})."
+    return f"On the whole {found.verdict}: {means} ({interval})."
+
+
+def _chance_sentence(assessment: Assessment) -> str:
+    test = assessment.consistency
+    n_examples = len(assessment.correct)
+    expected = (
+        f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
+        f"{test.expected:.4f} by chance alone (p = {test.p_value:.3g})"
+    )
+    if test.p_value < 0.05:
+        return f"The calibration error is real: the ECE is {test.value:.4f}, and {expected}."
+    return f"The calibration error is within sampling error: the ECE is {test.value:.4f}, and {expected}."
+
+
+def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) -> list[str]:
+    sentences = []
+    runs = significant_runs(assessment.bins, 1 - level)
+    for run in runs[:3]:
+        word = "too high" if run.gap > 0 else "too low"
+        sentences.append(
+            f"Confidences from {run.lower:.2f} to {run.upper:.2f} are {word}: {run.confidence:.3f} on average, "
+            f"right {run.accuracy:.3f} of the time ({run.count:,} examples)."
+        )
+    if len({run.gap > 0 for run in runs}) == 2:
+        sentences.append("Errors of both directions partly cancel in the overall difference.")
+    for sign, word in ((1, "over-confident"), (-1, "under-confident")):
+        rows = [row for row in significant_classes(assessment.classes, 1 - level) if sign * _gap(row) > 0]
+        if rows:
+            sentences.append(_classes_sentence(rows, word, quote))
+    return sentences
+
+
+def _classes_sentence(rows: Sequence[ClassRow], word: str, quote: Callable[[str], str]) -> str:
+    named = [
+        f"{quote(row.name)} (confidence {row.confidence:.2f}, precision {row.precision:.2f})"
+        for row in rows[:_CLASSES_NAMED]
+    ]
+    more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
+    classes = "class" if len(rows) == 1 else "classes"
+    return f"Predictions of {len(rows)} {classes} are {word} beyond chance: {', '.join(named)}{more}."
+
+
+def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
+    """Neighbouring bins that err to the same side beyond chance, joined; largest contribution first.
+
+    alpha is shared out over the bins (Bonferroni), so that many bins make no false alarm.
+    """
+    found: list[BinRow] = []
+    for row in rows:
+        if row.p_value >= alpha / len(rows):
+            continue
+        if found and np.isclose(found[-1].upper, row.lower) and found[-1].gap * row.gap > 0:
+            found[-1] = _join(found[-1], row)
+        else:
+            found.append(row)
+    return sorted(found, key=lambda row: -row.contribution)
+
+
+def _join(first: BinRow, second: BinRow) -> BinRow:
+    count = first.count + second.count
+    confidence = first.confidence * first.count + second.confidence * second.count
+    right = first.accuracy * first.count + second.accuracy * second.count
+    return BinRow(
+        lower=first.lower,
+        upper=second.upper,
+        count=count,
+        confidence=confidence / count,
+        accuracy=right / count,
+        gap=(confidence - right) / count,
+        contribution=first.contribution + second.contribution,
+        p_value=gap_p_value(count, confidence, round(right)),
+    )
+
+
+def significant_classes(rows: Sequence[ClassRow], alpha: float) -> list[ClassRow]:
+    """Classes whose predictions are over- or under-confident beyond chance, largest gap first."""
+    judged = [row for row in rows if row.predicted >= _CLASSES_SEEN]
+    found = [row for row in judged if row.p_value < alpha / len(judged)]
+    return sorted(found, key=lambda row: -abs(_gap(row)))
+
+
+def _gap(row: ClassRow) -> float:
+    if row.confidence is None or row.precision is None:
+        return 0.0
+    return row.confidence - row.precision
+
+
+def _after_sentences(report: CalibrationReport, quote: Callable[[str], str]) -> list[str]:
+    assert report.after is not None
+    before, after = report.before.metrics, report.after.metrics
+    sentences = [
+        "After calibration the ECE goes from "
+        f"{before['ece'].value:.4f} to {after['ece'].value:.4f}, the negative log-likelihood from "
+        f"{before['nll'].value:.4f} to {after['nll'].value:.4f}."
+    ]
+    if after["nll"].value > before["nll"].value:
+        sentences.append(
+            "The likelihood got worse: the calibration was fitted on too little data, or on data unlike these."
+        )
+    if not np.array_equal(report.before.correct, report.after.correct):
+        sentences.append(
+            f"Predictions changed: accuracy goes from {before['accuracy'].value:.4f} "
+            f"to {after['accuracy'].value:.4f}."
+        )
+    sentences.append(
+        "After calibration: " + _lower_first(_overall_sentence(report.after, report.confidence_level))
+    )
+    sentences += [
+        "After calibration: " + _lower_first(sentence)
+        for sentence in _where(report.after, report.confidence_level, quote)
+    ]
+    sentences.append("After calibration: " + _lower_first(_chance_sentence(report.after)))
+    return sentences
+
+
+def _lower_first(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+def _gain_sentence(assessment: Assessment, *, after: bool) -> list[str]:
+    gap = assessment.metrics.get("post_processing_gap")
+    if gap is None:
+        return []
+    more = "still " if after else ""
+    return [
+        f"A smooth recalibration of the top label's confidence could {more}lower the Brier score by at most "
+        f"{max(gap.value, 0):.4f}."
+    ]
+
+
+def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
+    """What makes the numbers uncertain: few examples, classes that are absent or rare, empty bins."""
+    found = []
+    if report.n_examples < _FEW_EXAMPLES:
+        found.append(
+            f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards; "
+            "read the debiased and smooth ones, and the intervals."
+        )
+    absent = [row for row in report.before.classes if row.support == 0]
+    rare = [row for row in report.before.classes if 0 < row.support < _FEW_IN_A_CLASS]
+    if absent:
+        found.append(f"{_named(absent, quote)} without an example: nothing can be said about them.")
+    if rare:
+        found.append(
+            f"{_named(rare, quote)} with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy."
+        )
+    if report.n_classes == 2:
+        found.append(
+            "Two classes: confidence is that of the predicted class, at least 0.5, not that of the positive class."
+        )
+    if np.ptp(report.before.confidences) == 0:
+        found.append("All confidences are equal: a single bin, so no shape of the reliability can be seen.")
+    return tuple(found)
+
+
+def _named(rows: Sequence[ClassRow], quote: Callable[[str], str]) -> str:
+    names = ", ".join(quote(row.name) for row in rows[:_CLASSES_NAMED])
+    more = f" and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
+    return f"{len(rows)} {'class' if len(rows) == 1 else 'classes'} ({names}{more})"

@@ -1,0 +1,62 @@
+"""A report as plain data: of JSON's own types, with None for what is no number."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hf_calib.report.diagnosis import overall
+from hf_calib.report.measures import MEASURES, Measurement
+from hf_calib.report.tables import worst_bins
+
+if TYPE_CHECKING:
+    from hf_calib.report._report import Assessment, CalibrationReport
+
+
+def to_record(report: CalibrationReport) -> dict[str, Any]:
+    """What `CalibrationReport.to_dict` returns."""
+    return {
+        "name": report.name,
+        "n_examples": report.n_examples,
+        "n_classes": report.n_classes,
+        "n_bins": report.n_bins,
+        "confidence_level": float(report.confidence_level),
+        "n_resamples": int(report.n_resamples),
+        "seed": int(report.seed),
+        "before": _assessment(report.before, report.confidence_level),
+        "after": None if report.after is None else _assessment(report.after, report.confidence_level),
+        "diagnosis": list(report.diagnosis),
+        "warnings": list(report.warnings),
+    }
+
+
+def _assessment(assessment: Assessment, level: float) -> dict[str, Any]:
+    found = overall(assessment, level)
+    return {
+        "metrics": {
+            key: {"title": MEASURES[key].title, **_measurement(value)}
+            for key, value in assessment.metrics.items()
+        },
+        "overall": {**_plain(found._asdict()), "verdict": found.verdict},
+        "consistency_test": _plain(
+            {key: getattr(assessment.consistency, key) for key in ("value", "p_value", "expected")}
+        ),
+        "bins": [_plain(row._asdict()) for row in assessment.bins],
+        "worst_bins": [_plain(row._asdict()) for row in worst_bins(assessment.bins)],
+        "classes": [_plain(row._asdict()) for row in assessment.classes],
+    }
+
+
+def _measurement(measurement: Measurement) -> dict[str, Any]:
+    return _plain(vars(measurement))
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: _plain_value(value) for key, value in fields.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if value is None or isinstance(value, str | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

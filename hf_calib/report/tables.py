@@ -1,0 +1,151 @@
+"""The rows of a report: what each confidence bin and each class shows, and whether chance can explain it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, bdtrc
+
+from hf_calib.metrics.binning import FloatArray, IntArray, sum_bins, uniform_bins, uniform_edges
+
+
+class BinRow(NamedTuple):
+    """The examples of one confidence bin, or of a run of them."""
+
+    lower: float
+    upper: float
+    count: int
+    confidence: float  # mean confidence
+    accuracy: float
+    gap: float  # confidence - accuracy: above 0 is over-confident
+    contribution: float  # |gap| count / N: these add up to the ECE
+    p_value: float  # of such a gap, either way, if the confidences were right
+
+
+class ClassRow(NamedTuple):
+    """One class: how often it occurs, how likely it was said to be, and how far its predictions hold."""
+
+    index: int
+    name: str
+    support: int  # examples of the class
+    frequency: float  # support / N
+    mean_probability: float  # over all N examples; equals the frequency if calibrated
+    class_gap: float  # the class's term of the classwise calibration error
+    predicted: int  # examples for which it is the most probable class
+    precision: float | None  # how often it is right then; None if it is never predicted
+    confidence: float | None  # mean confidence then
+    p_value: float  # of confidence - precision, if the confidences were right
+
+
+def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple[BinRow, ...]:
+    """The equal-width bins that hold examples, from the lowest.
+
+    >>> row = bin_rows(np.array([0.9, 0.95]), np.array([1.0, 0.0]), 2)[0]
+    >>> round(row.gap, 3), row.lower, row.count
+    (0.425, 0.5, 2)
+    """
+    sums = sum_bins(confidences, correct, uniform_bins(confidences, n_bins), n_bins)
+    edges = uniform_edges(n_bins)
+    shown = [m for m in range(n_bins) if sums.counts[m]]
+    return tuple(_bin_row(edges[m], edges[m + 1], *(float(s[m]) for s in sums), len(correct)) for m in shown)
+
+
+def _bin_row(
+    lower: float, upper: float, count: float, confidence: float, right: float, n_examples: int
+) -> BinRow:
+    gap = (confidence - right) / count
+    p_value = gap_p_value(count, confidence, right)
+    return BinRow(
+        float(lower),
+        float(upper),
+        int(count),
+        confidence / count,
+        right / count,
+        gap,
+        abs(gap) * count / n_examples,
+        p_value,
+    )
+
+
+def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
+    """The bins that add most to the ECE, worst first.
+
+    Not those with the largest gap, which are the emptiest ones.
+    """
+    return tuple(sorted(rows, key=lambda row: (-row.contribution, row.lower))[:limit])
+
+
+def gap_p_value(count: float, confidence: float, right: float) -> float:
+    """How likely a gap as large as this is, either way, if each confidence is the chance to be right.
+
+    The number of right ones is a sum of unequal coins. A binomial with their mean varies more, and its tails
+    are larger (Hoeffding 1956), so the test errs to the safe side; it needs no normal approximation.
+
+    Args:
+        count: examples.
+        confidence: the sum of their confidences.
+        right: how many are right.
+
+    >>> gap_p_value(10, 5.0, 5)
+    1.0
+    >>> gap_p_value(10, 9.0, 1) < 1e-6
+    True
+    """
+    chance = min(max(confidence / count, 0.0), 1.0)
+    at_most = bdtr(right, int(count), chance)
+    at_least = bdtrc(right - 1, int(count), chance) if right > 0 else 1.0
+    return float(min(1.0, 2 * min(at_most, at_least)))
+
+
+def class_rows(
+    probs: NDArray[Any],
+    labels: NDArray[np.int64],
+    *,
+    gaps: FloatArray,
+    names: tuple[str, ...],
+) -> tuple[ClassRow, ...]:
+    """One row for each column of probs (N, C); `gaps` (C,) are the classwise calibration errors."""
+    n_examples, n_classes = probs.shape
+    predicted = probs.argmax(axis=1)
+    confidences = probs[np.arange(n_examples), predicted].astype(np.float64)
+    support = np.bincount(labels, minlength=n_classes)
+    means = probs.mean(axis=0, dtype=np.float64)
+    sums = _sums_by_prediction(predicted, confidences, predicted == labels, n_classes)
+    return tuple(
+        _class_row(c, names[c], int(support[c]), n_examples, float(means[c]), float(gaps[c]), sums[:, c])
+        for c in range(n_classes)
+    )
+
+
+def _sums_by_prediction(
+    predicted: IntArray, confidences: FloatArray, right: NDArray[np.bool_], n_classes: int
+) -> FloatArray:
+    """Count, confidence and right ones (3, C) of the predictions of each class."""
+    weights = (np.ones_like(confidences), confidences, right.astype(np.float64))
+    return np.stack([np.bincount(predicted, weight, minlength=n_classes) for weight in weights])
+
+
+def _class_row(
+    index: int,
+    name: str,
+    support: int,
+    n_examples: int,
+    mean_probability: float,
+    class_gap: float,
+    sums: FloatArray,
+) -> ClassRow:
+    count, confidence, right = map(float, sums)
+    return ClassRow(
+        index=index,
+        name=name,
+        support=support,
+        frequency=support / n_examples,
+        mean_probability=mean_probability,
+        class_gap=class_gap,
+        predicted=int(count),
+        precision=right / count if count else None,
+        confidence=confidence / count if count else None,
+        p_value=gap_p_value(count, confidence, right) if count else 1.0,
+    )

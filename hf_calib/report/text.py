@@ -1,0 +1,127 @@
+"""The words and tables that every form of a report shares, before they are escaped and laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE, MEASURES, Measurement
+from hf_calib.report.tables import ClassRow, worst_bins
+
+if TYPE_CHECKING:
+    from hf_calib.report._report import Assessment, CalibrationReport
+
+# A header, and rows of cells.
+Table = tuple[list[str], list[list[str]]]
+
+_MOST_CLASSES = 30
+
+
+def summary(report: CalibrationReport) -> str:
+    """One line on what was measured."""
+    return (
+        f"{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
+        f"intervals of {report.confidence_level:.0%} from {report.n_resamples:,} bootstrap resamples, "
+        f"seed {report.seed}."
+    )
+
+
+def states(report: CalibrationReport) -> dict[str, Assessment]:
+    """The sets of probabilities by the name that tables and figures give them."""
+    if report.after is None:
+        return {"value": report.before}
+    return {"before": report.before, "after": report.after}
+
+
+def metric_table(report: CalibrationReport) -> Table:
+    """Every metric, with its interval, before and after."""
+    columns = states(report)
+    rows = [
+        [MEASURES[key].title, *(_with_interval(column.metrics[key]) for column in columns.values())]
+        for key in report.before.metrics
+    ]
+    tests = [f"{column.consistency.p_value:.3g}" for column in columns.values()]
+    rows.append(["Consistency test of the ECE (p)", *tests])
+    return ["metric", *columns], rows
+
+
+def _with_interval(measurement: Measurement) -> str:
+    if measurement.low is None or measurement.high is None:
+        return f"{measurement.value:.4f}"
+    return f"{measurement.value:.4f} [{measurement.low:.4f}, {measurement.high:.4f}]"
+
+
+def bin_table(report: CalibrationReport) -> Table:
+    """The worst bins of the final probabilities."""
+    rows = [
+        [
+            f"{row.lower:.3f} to {row.upper:.3f}",
+            f"{row.count:,}",
+            f"{row.confidence:.3f}",
+            f"{row.accuracy:.3f}",
+            f"{row.gap:+.3f}",
+            f"{row.contribution:.4f}",
+            f"{row.p_value:.2g}",
+        ]
+        for row in worst_bins((report.after or report.before).bins)
+    ]
+    return ["confidence", "examples", "mean confidence", "accuracy", "gap", "part of ECE", "p"], rows
+
+
+def class_table(report: CalibrationReport, quote: Callable[[str], str] = str) -> Table:
+    """The classes of the final probabilities, those with the largest calibration error first."""
+    header = [
+        "class",
+        "examples",
+        "frequency",
+        "mean probability",
+        "class gap",
+        "predicted",
+        "precision",
+        "confidence",
+    ]
+    return header, [_class_cells(row, quote(row.name)) for row in shown_classes(report)]
+
+
+def shown_classes(report: CalibrationReport) -> list[ClassRow]:
+    """The rows that a table has room for."""
+    rows = (report.after or report.before).classes
+    return sorted(rows, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
+
+
+def _class_cells(row: ClassRow, name: str) -> list[str]:
+    return [
+        name,
+        f"{row.support:,}",
+        f"{row.frequency:.4f}",
+        f"{row.mean_probability:.4f}",
+        f"{row.class_gap:.4f}",
+        f"{row.predicted:,}",
+        "" if row.precision is None else f"{row.precision:.3f}",
+        "" if row.confidence is None else f"{row.confidence:.3f}",
+    ]
+
+
+def footnotes(report: CalibrationReport) -> list[str]:
+    """How to read the tables, and what they leave out."""
+    notes = [
+        "Binned errors are biased upwards in small samples, and their bootstrap intervals with them, which may "
+        "even lie above the value; the debiased error and the consistency test correct for that.",
+        "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
+        "if the confidences were right.",
+    ]
+    fewer = {
+        MEASURES[key].title: value.n_resamples
+        for key, value in report.before.metrics.items()
+        if value.n_resamples < report.n_resamples
+    }
+    if fewer:
+        counts = "; ".join(f"{title}: {count or 'none'}" for title, count in fewer.items())
+        notes.append(f"Metrics that are slow to resample have fewer resamples. {counts}.")
+    if "kde_ece" not in report.before.metrics:
+        notes.append(f"The kernel calibration error is left out above {MAX_EXAMPLES_FOR_KDE:,} examples.")
+    if report.n_classes > _MOST_CLASSES:
+        notes.append(
+            f"Of {report.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."
+        )
+    return notes
