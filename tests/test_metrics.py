@@ -174,7 +174,7 @@ def test_classwise_error_equals_a_loop_over_chunks_too(
         for c in range(n_classes)
     ]
     assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
-    monkeypatch.setattr("hf_calib.metrics.calibration._CHUNK_ELEMENTS", 7 * n_classes)
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 7 * n_classes)
     assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,22 @@ from hf_calib._checks import did_you_mean, expected
 ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
 
+CHUNK_ELEMENTS = 2**16  # a chunk of float64 and its temporaries stay in cache
+
 _OUT_OF_RANGE = (
     "these look like logits: pass scipy.special.softmax(logits, axis=1)",
     "soft labels are shares of 1: divide counts by their row sums",
 )
+
+
+def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) -> Iterator[slice]:
+    """Cut rows into chunks of about `elements` numbers, `CHUNK_ELEMENTS` unless told otherwise.
+
+    >>> list(row_chunks(5, 10, elements=20))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = max(1, (elements or CHUNK_ELEMENTS) // n_columns)
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
 def check_n_bins(n_bins: int) -> int:
@@ -98,17 +110,32 @@ def _check_distributions(argument: str, rows: NDArray[Any]) -> NDArray[Any]:
     if rows.size == 0:
         way_out = "metrics are undefined without examples"
         raise ValueError(expected(argument, "hold at least one value", f"shape {rows.shape}", way_out))
-    with np.errstate(over="ignore", invalid="ignore"):
-        row_sums = rows.sum(axis=1, dtype=np.float64)
+    row_sums, lowest, highest = _sums_and_range(rows)
     # A finite sum needs finite terms, so good input is not read once more.
     if not np.isfinite(row_sums).all() and not np.isfinite(rows).all():
         raise ValueError(_not_finite(argument, rows))
-    lowest, highest = rows.min(), rows.max()
     if lowest < -RANGE_TOLERANCE or highest > 1 + RANGE_TOLERANCE:
         got = f"values from {lowest:.6g} to {highest:.6g}"
         raise ValueError(expected(argument, "lie in [0, 1]", got, _OUT_OF_RANGE[argument == "labels"]))
     _check_row_sums(argument, row_sums, rows.shape[1])
     return rows
+
+
+def _sums_and_range(rows: NDArray[Any]) -> tuple[NDArray[np.float64], float, float]:
+    """The sum (N,) of each row, and the smallest and largest value, from one pass over memory."""
+    n_rows, n_classes = rows.shape
+    row_sums = np.empty(n_rows)
+    lows, highs = [], []
+    # Narrow floats have no fast matrix product; float32 sums are exact enough for the tolerance.
+    dtype = np.promote_types(rows.dtype, np.float32)
+    ones = np.ones(n_classes, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part in row_chunks(n_rows, n_classes):
+            chunk = rows[part].astype(dtype, copy=False)
+            row_sums[part] = chunk @ ones
+            lows.append(chunk.min())
+            highs.append(chunk.max())
+    return row_sums, float(np.min(lows)), float(np.max(highs))
 
 
 def _not_finite(argument: str, values: NDArray[Any]) -> str:

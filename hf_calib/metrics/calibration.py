@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
 
-from hf_calib.metrics._inputs import check_choice, check_n_bins, check_probs_and_labels
+from hf_calib._checks import expected
+from hf_calib.metrics._inputs import check_choice, check_n_bins, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.binning import (
     BINNINGS,
     Binning,
@@ -19,13 +21,14 @@ from hf_calib.metrics.binning import (
     FloatArray,
     assign_bins,
     sum_bins,
+    sum_uniform_bins,
+    sum_uniform_gaps,
     uniform_bins,
+    uniform_edges,
 )
 
 Norm = Literal["l1", "l2", "max"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "max")
-
-_CHUNK_ELEMENTS = 2**18  # a chunk of rows and its temporaries stay in cache
 
 
 def expected_calibration_error(
@@ -35,6 +38,7 @@ def expected_calibration_error(
     n_bins: int = 15,
     binning: Binning = "uniform",
     norm: Norm = "l1",
+    debias: bool = False,
 ) -> float:
     r"""Expected calibration error (ECE) of the top label.
 
@@ -48,32 +52,53 @@ def expected_calibration_error(
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C).
+        labels: (N,) int in [0, C); or soft labels, (N, C) float, whose share of the predicted class is
+            then the accuracy of an example.
         n_bins: M, at least 1.
-        binning: "uniform", equal-width bins (lower, upper]; or "quantile", equal-mass bins.
+        binning: "uniform", equal-width bins (lower, upper]; "quantile", equal-mass bins between
+            interpolated quantiles; or "equal_mass", the sorted examples cut into M parts.
         norm: "l1"; "l2", the root of the weighted squared gaps; "max", the largest gap.
+        debias: subtract what sampling noise alone adds to the value; not for "max".
 
     Returns:
         A fraction in [0, 1].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, or an option is unknown.
+        ValueError: if probs are no probabilities, labels do not fit, an option is unknown, or debias is
+            asked for with norm="max" or soft labels.
 
     Notes:
+        Two classes are no special case: this is the confidence of the winner, not of class 1.
+
         Quantile edges are interpolated as in the papers' code, which leaves out the smallest confidence and
         its ties. Where that would leave out everything (N = 1, or all confidences equal), their code returns
-        0; here all examples then form one bin.
+        0; here all examples then form one bin. "equal_mass" leaves nothing out, but where a cut falls among
+        equal confidences, the value depends on the order of the examples.
+
+        A perfectly calibrated model has a positive ECE on finite data, the more so the fewer examples are
+        in a bin. For l2 the unbiased estimate of each squared gap is used, $A_m (1 - A_m) / (n_m - 1)$ less;
+        bins with fewer than two examples count as 0. For l1 the expected excess of a gap whose accuracy is
+        normal with variance $A_m (1 - A_m) / n_m$ is subtracted, in closed form where the reference draws
+        random numbers. Below zero, both are 0.
 
     References:
-        Guo et al. 2017; Nguyen and O'Connor 2015 (equal mass); Mukhoti et al. 2020 (the code compared with).
+        Guo et al. 2017; Nguyen and O'Connor 2015 (equal mass); Mukhoti et al. 2020 (the code compared with);
+        Kumar et al. 2019, "Verified uncertainty calibration" (debiased, l2 and l1).
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(expected_calibration_error(probs, [0, 1, 1]), 6)
     0.4
     """
-    confidences, correct = top_label(*check_probs_and_labels(probs, labels))
-    return top_label_calibration_error(confidences, correct, n_bins=n_bins, binning=binning, norm=norm)
+    _check_options(n_bins, binning, norm, debias)
+    checked, targets = check_probs_and_any_labels(probs, labels)
+    if debias and targets.ndim == 2:
+        way_out = "a soft label is no draw, so it has no sampling noise to subtract"
+        raise ValueError(expected("debias", "be False for soft labels", debias, way_out))
+    confidences, correct = top_label(checked, targets)
+    return top_label_calibration_error(
+        confidences, correct, n_bins=n_bins, binning=binning, norm=norm, debias=debias
+    )
 
 
 def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15) -> float:
@@ -86,7 +111,7 @@ def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: in
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C).
+        labels: (N,) int in [0, C), or soft labels (N, C) float.
         n_bins: M, at least 1.
 
     Returns:
@@ -119,7 +144,7 @@ def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: 
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C).
+        labels: (N,) int in [0, C), or soft labels (N, C) float.
         n_bins: M, at least 1.
 
     Returns:
@@ -140,8 +165,8 @@ def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: 
     >>> round(classwise_calibration_error(probs, [0, 1, 1]), 6)
     0.4
     """
-    checked, targets = check_probs_and_labels(probs, labels)
-    return float(np.mean(class_gaps(_class_sums(checked, targets, check_n_bins(n_bins)))))
+    n_bins = check_n_bins(n_bins)
+    return float(np.mean(class_gaps(class_sums(*check_probs_and_any_labels(probs, labels), n_bins))))
 
 
 def top_label_calibration_error(
@@ -151,30 +176,42 @@ def top_label_calibration_error(
     n_bins: int = 15,
     binning: Binning = "uniform",
     norm: Norm = "l1",
+    debias: bool = False,
 ) -> float:
     """The ECE of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
-    n_bins = check_n_bins(n_bins)
-    check_choice("binning", binning, BINNINGS)
-    check_choice("norm", norm, NORMS)
-    sums = sum_bins(confidences, correct, assign_bins(confidences, n_bins, binning), n_bins)
-    return binned_error(sums, n_examples=len(confidences), norm=norm)
+    n_bins = _check_options(n_bins, binning, norm, debias)
+    n_examples = len(confidences)
+    if binning == "uniform" and norm == "l1" and not debias:
+        return float(np.abs(sum_uniform_gaps(confidences, correct, n_bins)).sum() / n_examples)
+    if binning == "uniform":
+        sums = sum_uniform_bins(confidences, correct, n_bins)
+    else:
+        sums = sum_bins(confidences, correct, assign_bins(confidences, n_bins, binning), n_bins)
+    return binned_error(sums, n_examples=n_examples, norm=norm, debias=debias)
 
 
-def top_label(probs: NDArray[Any], labels: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Reduce probs (N, C) to the confidence (N,) of the first most probable class and whether it is right."""
+def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+    """Reduce probs (N, C) to the confidence (N,) of the first most probable class and how right it is (N,).
+
+    With labels (N,) that is 0 or 1, with soft labels (N, C) their share of the predicted class.
+    """
+    rows = np.arange(len(probs))
     predicted = probs.argmax(axis=1)
-    confidences = probs[np.arange(len(probs)), predicted]
-    return confidences.astype(np.float64), (predicted == labels).astype(np.float64)
+    correct = labels[rows, predicted] if labels.ndim == 2 else predicted == labels
+    return probs[rows, predicted].astype(np.float64), correct.astype(np.float64)
 
 
-def binned_error(sums: BinSums, *, n_examples: float, norm: Norm) -> float:
+def binned_error(sums: BinSums, *, n_examples: float, norm: Norm, debias: bool = False) -> float:
     """The last two stages, gaps and norm, on the sums (M,) of each bin."""
     gaps = np.abs(sums.confidence - sums.correct) / np.maximum(sums.counts, 1)
     if norm == "max":
         return float(gaps.max())
     if norm == "l2":
-        return float(np.sqrt(np.sum(sums.counts * gaps**2) / n_examples))
-    return float(np.sum(sums.counts * gaps) / n_examples)
+        squares = gaps**2 - _squared_noise(sums) if debias else gaps**2
+        return float(np.sqrt(max(np.sum(sums.counts * squares) / n_examples, 0.0)))
+    if debias:
+        gaps = 2 * gaps - _expected_gaps(sums, gaps)
+    return float(max(np.sum(sums.counts * gaps) / n_examples, 0.0))
 
 
 def class_gaps(sums: BinSums) -> FloatArray:
@@ -184,19 +221,63 @@ def class_gaps(sums: BinSums) -> FloatArray:
     return weighted_gaps / np.where(n_examples > 0, n_examples, np.nan)
 
 
-def _class_sums(probs: NDArray[Any], labels: NDArray[np.int64], n_bins: int) -> BinSums:
-    """Bin every probability by its class and value, rows chunk by chunk: no temporary is (N, C)."""
+def class_sums(probs: NDArray[Any], labels: NDArray[Any], n_bins: int) -> BinSums:
+    """Bin every probability by its class and value into sums (C, M), from labels (N,) or (N, C).
+
+    Most probabilities are in the first bin, so that bin is what the others leave of each class's total, and
+    only the others are sorted into bins. Rows go chunk by chunk: no temporary is (N, C).
+    """
     n_classes = probs.shape[1]
-    size = n_classes * n_bins
-    counts, confidence, hits = np.zeros(size), np.zeros(size), np.zeros(size)
-    first_slot = np.arange(n_classes) * n_bins
-    step = max(1, _CHUNK_ELEMENTS // n_classes)
-    for start in range(0, len(probs), step):
-        chunk = probs[start : start + step].astype(np.float64)
-        targets = labels[start : start + step]
-        slots = uniform_bins(chunk, n_bins) + first_slot
-        counts += np.bincount(slots.ravel(), minlength=size)
-        confidence += np.bincount(slots.ravel(), chunk.ravel(), minlength=size)
-        hits += np.bincount(slots[np.arange(len(chunk)), targets], minlength=size)
-    shape = (n_classes, n_bins)
-    return BinSums(counts.reshape(shape), confidence.reshape(shape), hits.reshape(shape))
+    sums = BinSums(*np.zeros((3, n_classes, n_bins)))
+    totals = BinSums(*np.zeros((3, n_classes)))
+    for part in row_chunks(len(probs), n_classes):
+        chunk = probs[part].astype(np.float64, copy=False)
+        hits = labels[part] if labels.ndim == 2 else _one_hot(labels[part], n_classes)
+        for total, more in zip(totals, (len(chunk), chunk.sum(axis=0), hits.sum(axis=0)), strict=True):
+            total += more
+        _add_upper_bins(sums, chunk, hits)
+    for by_bin, total in zip(sums, totals, strict=True):
+        by_bin[:, 0] = total - by_bin[:, 1:].sum(axis=1)
+    return sums
+
+
+def _add_upper_bins(sums: BinSums, probs: FloatArray, hits: NDArray[Any]) -> None:
+    """Add what lies above the first bin; what else is added to the first bin is overwritten later."""
+    n_classes, n_bins = sums.counts.shape
+    upper = np.flatnonzero(probs > uniform_edges(n_bins)[1])
+    values = probs.reshape(-1)[upper]
+    slots = uniform_bins(values, n_bins) + upper % n_classes * n_bins
+    weights = (None, values, hits.reshape(-1)[upper])
+    for total, weight in zip(sums, weights, strict=True):
+        total += np.bincount(slots, weight, minlength=total.size).reshape(total.shape)
+
+
+def _one_hot(labels: NDArray[np.int64], n_classes: int) -> NDArray[np.bool_]:
+    return labels[:, None] == np.arange(n_classes)
+
+
+def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:
+    check_choice("binning", binning, BINNINGS)
+    check_choice("norm", norm, NORMS)
+    if debias and norm == "max":
+        way_out = "use norm='l1' or norm='l2', whose sampling noise is known"
+        raise ValueError(expected("debias", "be False with norm='max'", debias, way_out))
+    return check_n_bins(n_bins)
+
+
+def _squared_noise(sums: BinSums) -> FloatArray:
+    """What label noise adds to the squared gap of each bin; all of it where one example cannot tell."""
+    members = np.maximum(sums.counts, 1)
+    accuracy = sums.correct / members
+    gaps = (sums.confidence - sums.correct) / members
+    return np.where(sums.counts > 1, accuracy * (1 - accuracy) / np.maximum(members - 1, 1), gaps**2)
+
+
+def _expected_gaps(sums: BinSums, gaps: FloatArray) -> FloatArray:
+    """The mean of the absolute gap of each bin when its accuracy is drawn again: a folded normal."""
+    members = np.maximum(sums.counts, 1)
+    accuracy = sums.correct / members
+    spread = np.sqrt(np.maximum(accuracy * (1 - accuracy), 0) / members)
+    ratio = np.divide(gaps, spread, out=np.full_like(gaps, np.inf), where=spread > 0)
+    density = np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2)
+    return spread * density + gaps * (1 - 2 * ndtr(-ratio))
