@@ -1,0 +1,234 @@
+"""Smooth calibration error and the smooth reliability curve: kernels in place of bins.
+
+The examples are spread over a grid once, in O(N). Every bandwidth that is tried after that is a convolution
+on the grid, by FFT, whatever N is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.fft import irfft, rfft
+from scipy.integrate import trapezoid
+
+from hf_calib._checks import expected
+from hf_calib.metrics._inputs import check_probs_and_any_labels
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.calibration import top_label
+
+# These decide the value to the last digit, and are relplot's.
+_BANDWIDTH_STEPS = 1024  # the bandwidths that are tried are multiples of 1/1024
+_CELLS = 2000  # in twice the unit interval, at the least
+_POINTS = 200  # at which the error is summed, at the least
+_EMPTY = 1e-4  # examples that are added everywhere, so that an empty stretch is not 0/0
+
+_SMALLEST_BANDWIDTH = 1e-4  # a grid has ten cells to a bandwidth: below this it outgrows the data
+_NEGLIGIBLE = 1e-10  # of the largest density: less is the rounding of the FFT
+_CHUNK = 2**15  # examples whose temporaries stay in cache
+
+
+class SmoothReliability(NamedTuple):
+    """A reliability diagram without bins, at equidistant points of [0, 1]."""
+
+    grid: FloatArray
+    accuracy: FloatArray  # NaN where no example is near
+    density: FloatArray  # of the confidences; integrates to 1
+    bandwidth: float
+
+
+def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
+    r"""Smooth calibration error (smECE) of the top label.
+
+    The calibration error to use where bins are a nuisance: it changes continuously with the probabilities,
+    has no bin count to choose, and is a consistent measure of the distance to calibration. Unlike
+    `expected_calibration_error` it cannot be moved by nudging confidences over an edge; unlike
+    `kde_calibration_error` it takes O(N) time.
+
+    $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
+    \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
+
+    with $c_i$ the confidence, $a_i$ whether it is right and $K_\sigma$ a Gaussian of width $\sigma$ reflected
+    at 0 and 1. The bandwidth is by default the fixed point $\sigma = \mathrm{smECE}_\sigma$.
+
+    Args:
+        probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.
+        labels: (N,) int in [0, C), or (N, C) label distributions, of which the share of the top label counts.
+        bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point.
+
+    Returns:
+        A fraction in [0, 1].
+
+    Raises:
+        TypeError: if a dtype is wrong.
+        ValueError: if probs are no probabilities, labels do not fit, or the bandwidth is out of range.
+
+    Notes:
+        Equal to relplot's smECE. As there, the fixed point is rounded up to a multiple of 1/1024 and is at
+        least 2/1024; the kernel is cut off at a distance of 1/2, and the integral is divided by that of the
+        density; an example at exactly 0 or 1 is its own mirror image and counts half.
+
+    References:
+        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
+
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
+    >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
+    0.142
+    """
+    confidences, correct = top_label(*check_probs_and_any_labels(probs, labels))
+    return top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+
+
+def smooth_reliability(
+    confidences: FloatArray, correct: FloatArray, *, bandwidth: float | None = None, grid_size: int = 200
+) -> SmoothReliability:
+    r"""The accuracy at each confidence, smoothed by a kernel, for a reliability diagram without bins.
+
+    The picture that belongs to `smooth_calibration_error`. For a confidence band pass the bandwidth that the
+    first call chose to the calls on the resamples: they then cost O(N) additions and two short FFTs.
+
+    $$\hat a(t) = \frac{\sum_i K_\sigma(t, c_i) \, a_i}{\sum_i K_\sigma(t, c_i)}$$
+
+    Args:
+        confidences: (N,) float in [0, 1].
+        correct: (N,) float in [0, 1], 1 where the prediction is right.
+        bandwidth: the kernel's width in [0.0001, 1]; None takes the one of the smooth calibration error.
+        grid_size: at how many points of [0, 1] the curve is wanted, at least 2.
+
+    Returns:
+        `SmoothReliability`: grid, accuracy and density, (grid_size,) each, and the bandwidth. The accuracy
+        is NaN where no example is within some six bandwidths; the density is that of the confidences.
+
+    Raises:
+        ValueError: if the arrays do not fit, hold values outside [0, 1], or an option is out of range.
+
+    References:
+        Blasiok and Nakkiran 2023 (the reflected Gaussian kernel); Nadaraya 1964; Watson 1964.
+
+    >>> curve = smooth_reliability(np.array([0.6, 0.9]), np.array([0.0, 1.0]), bandwidth=0.1, grid_size=5)
+    >>> curve.accuracy.round(3)
+    array([  nan, 0.   , 0.001, 0.502, 0.999])
+    """
+    confidences, correct = _check_events(confidences, correct)
+    if grid_size < 2:
+        raise ValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
+    if bandwidth is None:
+        bandwidth = _fixed_point(_Spread(confidences, confidences - correct))
+    # An odd size centres the kernel on a point.
+    rows = _Spread(confidences, correct)[_grid_size(_check_bandwidth(bandwidth)) | 1].copy()
+    rows[:, [0, -1]] *= 2  # an end point is its own mirror image: here both count
+    mass, hits = _smooth(rows, bandwidth).clip(0)
+    near = mass > _NEGLIGIBLE * mass.max()
+    accuracy = np.where(near, hits, np.nan) / np.where(near, mass, 1)
+    density = mass / trapezoid(mass, dx=1 / (len(mass) - 1))
+    grid = np.linspace(0, 1, grid_size)
+    return SmoothReliability(grid, _at(grid, accuracy.clip(0, 1)), _at(grid, density), float(bandwidth))
+
+
+def top_label_smooth_error(
+    confidences: FloatArray, correct: FloatArray, *, bandwidth: float | None = None
+) -> float:
+    """The smECE of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
+    spread = _Spread(confidences, confidences - correct)
+    return _error(spread, _fixed_point(spread) if bandwidth is None else _check_bandwidth(bandwidth))
+
+
+class _Spread:
+    """Examples spread over G equidistant points of [0, 1], for each G that is asked for."""
+
+    def __init__(self, confidences: FloatArray, values: FloatArray) -> None:
+        self._confidences = confidences
+        self._values = values
+        self._known: dict[int, FloatArray] = {}
+
+    def __getitem__(self, size: int) -> FloatArray:
+        """(2, G): the number of examples at each point, and the sum of their values.
+
+        An example lies between two points and is shared between them by its distance to each.
+        """
+        if size not in self._known:
+            self._known[size] = self._add_up(size)
+        return self._known[size]
+
+    def _add_up(self, size: int) -> FloatArray:
+        below, above = np.zeros((2, 2, size - 1))
+        for start in range(0, len(self._confidences), _CHUNK):
+            values = self._values[start : start + _CHUNK]
+            position = self._confidences[start : start + _CHUNK] * (size - 1)
+            cell = np.minimum(position.astype(np.intp), size - 2)
+            position -= cell
+            for row, weight in enumerate((None, values)):
+                share = position if weight is None else position * weight
+                upper = np.bincount(cell, share, minlength=size - 1)
+                above[row] += upper
+                below[row] += np.bincount(cell, weight, minlength=size - 1) - upper
+        return np.pad(below, ((0, 0), (0, 1))) + np.pad(above, ((0, 0), (1, 0)))
+
+
+def _error(spread: _Spread, bandwidth: float) -> float:
+    """The smECE at one bandwidth."""
+    points = np.linspace(0, 1, max(round(10 / bandwidth), _POINTS))
+    mass, residual = (_at(points, row) for row in _smooth(spread[_grid_size(bandwidth)], bandwidth))
+    return float(np.abs(residual).sum() / (mass + _EMPTY).sum())
+
+
+def _fixed_point(spread: _Spread) -> float:
+    """The smallest bandwidth, to 1/1024, that is not below the error it gives."""
+    below, above = 0, _BANDWIDTH_STEPS
+    while above - below > 1:
+        middle = (below + above) // 2
+        bandwidth = middle / _BANDWIDTH_STEPS
+        if middle == 1 or bandwidth < _error(spread, bandwidth):
+            below = middle
+        else:
+            above = middle
+    return above / _BANDWIDTH_STEPS
+
+
+def _grid_size(bandwidth: float) -> int:
+    """G: ten points to a bandwidth, and no fewer than 1001."""
+    return max(_CELLS, round(20 / bandwidth)) // 2 + 1
+
+
+def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
+    """Convolve rows (..., G) with a Gaussian, mirrored at both ends, cut off at half the interval.
+
+    A row and its mirror image make one period of 2(G - 1) points, so the FFT's wrap-around is the mirror.
+    For an even G the kernel's middle lies between two points; values then equal those of the authors' code.
+    """
+    size = rows.shape[-1]
+    offsets = np.linspace(-0.5, 0.5, size)
+    kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (np.sqrt(2 * np.pi) * bandwidth)
+    period = 2 * (size - 1)
+    centred = np.roll(np.pad(kernel, (0, period - size)), -(size // 2))
+    mirrored = np.concatenate([rows, rows[..., -2:0:-1]], axis=-1)
+    return irfft(rfft(mirrored) * rfft(centred), n=period)[..., :size]
+
+
+def _at(points: FloatArray, row: FloatArray) -> FloatArray:
+    """Interpolate a row (G,) over [0, 1] at other points of it."""
+    return np.interp(points, np.linspace(0, 1, len(row)), row)
+
+
+def _check_bandwidth(bandwidth: float) -> float:
+    if not _SMALLEST_BANDWIDTH <= bandwidth <= 1:
+        way_out = "bandwidth=None chooses one"
+        raise ValueError(expected("bandwidth", f"lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, way_out))
+    return float(bandwidth)
+
+
+def _check_events(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Return both as float64 (N,), or say what is wrong with them."""
+    arrays = np.asarray(confidences, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    for name, values in zip(("confidences", "correct"), arrays, strict=True):
+        if values.ndim != 1 or values.size == 0 or values.shape != arrays[0].shape:
+            requirement = "be as long as the other of confidences and correct, (N,) with N > 0"
+            raise ValueError(
+                expected(name, requirement, f"shape {values.shape}", "pass one of each an example")
+            )
+        outside = np.flatnonzero(~((values >= 0) & (values <= 1)))
+        if len(outside):
+            got = f"{values[outside[0]]} in row {outside[0]} ({len(outside)} such rows)"
+            raise ValueError(expected(name, "lie in [0, 1]", got, "pass probabilities"))
+    return arrays
