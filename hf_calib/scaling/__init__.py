@@ -1,5 +1,6 @@
 """Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels."""
 
 from hf_calib.scaling.temperature import TemperatureScaling
+from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
-__all__ = ["TemperatureScaling"]
+__all__ = ["MatrixScaling", "TemperatureScaling", "VectorScaling"]

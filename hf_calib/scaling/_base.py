@@ -1,0 +1,46 @@
+"""What every scaler of logits shares: softmax in place, and the check of the classes it was fitted on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+
+from hf_calib._checks import expected
+from hf_calib.scaling._inputs import as_logits
+
+FloatArray = NDArray[np.float64]
+
+
+class LogitScaling(BaseEstimator):
+    """A scaler whose probabilities are the softmax of the logits that it maps to."""
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        raise NotImplementedError
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the calibrated probabilities, of the shape of the logits, in float64."""
+        return softmax_in_place(self.transform(logits))
+
+
+def softmax_in_place(logits: FloatArray) -> FloatArray:
+    """Turn logits into probabilities along the last axis; no second array is made."""
+    largest = logits.max(axis=-1, keepdims=True)
+    if np.isneginf(largest).any():
+        got = f"-inf for every class in {np.count_nonzero(np.isneginf(largest))} rows"
+        raise ValueError(expected("logits", "allow at least one class", got, "mask fewer classes"))
+    logits -= largest
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)
+    return logits
+
+
+def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
+    """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
+    checked = as_logits(logits)
+    if checked.shape[-1] != n_classes:
+        way_out = "pass the logits of the model it was fitted on"
+        raise ValueError(
+            expected("logits", f"have the {n_classes} classes of fit", f"shape {checked.shape}", way_out)
+        )
+    return checked.astype(np.float64)
