@@ -1,0 +1,54 @@
+"""What the scalers share that recalibrate each class's probability on its own: one-vs-rest, then rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
+from hf_calib.scaling._inputs import as_class_labels, as_matrix
+
+FloatArray = NDArray[np.float64]
+
+# A share of the model's own probability: it ranks classes that were given equal ones, and it is all that
+# is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
+_OWN_SHARE = 1e-9
+
+
+class ClassProbabilityScaling(BaseEstimator):
+    """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
+
+    n_classes_: int
+
+    def class_scores(self, logits: ArrayLike) -> FloatArray:
+        """Return each class's recalibrated probability in [0, 1], of the shape of the logits, in float64.
+
+        Each says how often its class is right, whatever the others say: the rows do not sum to 1.
+        """
+        probs = self._probs(logits)
+        return self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
+        probs = self._probs(logits)
+        rows = probs.reshape(-1, self.n_classes_)
+        scores = self._recalibrated(rows)
+        scores += _OWN_SHARE * rows
+        scores /= scores.sum(axis=1, keepdims=True)
+        return scores.reshape(probs.shape)
+
+    def _recalibrated(self, probs: FloatArray) -> FloatArray:
+        raise NotImplementedError
+
+    def _probs(self, logits: ArrayLike) -> FloatArray:
+        check_is_fitted(self, "n_classes_")
+        return softmax_in_place(as_fitted_logits(logits, self.n_classes_))
+
+
+def checked_probs(logits: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Return the softmax (N, C) of logits to fit on, and the labels (N,)."""
+    matrix = as_matrix(logits, least_columns=2)
+    checked = as_class_labels(labels, matrix)
+    return softmax_in_place(matrix.astype(np.float64)), checked
