@@ -20,7 +20,7 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 LAYERS = [
     {"_checks", "_markdown"},
     {"_heads", "losses", "metrics"},
-    {"predictions", "scaling", "plots", "folding", "models", "data", "_random"},
+    {"evaluate_modules", "predictions", "scaling", "plots", "folding", "models", "data", "_random"},
     {"report"},
     {"_checkpoint", "_datasets", "_evaluation", "inference", "saving", "training_args", "config_file"},
     {"model_card", "callbacks"},

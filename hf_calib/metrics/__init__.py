@@ -11,15 +11,38 @@ from hf_calib.metrics.calibration import (
     expected_calibration_error,
     maximum_calibration_error,
 )
-from hf_calib.metrics.proper_scores import accuracy, brier_score, negative_log_likelihood
+from hf_calib.metrics.kernel import kde_calibration_error
+from hf_calib.metrics.proper_scores import (
+    BrierDecomposition,
+    accuracy,
+    brier_decomposition,
+    brier_score,
+    negative_log_likelihood,
+    root_brier_score,
+)
+from hf_calib.metrics.selective import area_under_risk_coverage, ood_auroc, risk_coverage_curve
+from hf_calib.metrics.smooth import smooth_calibration_error
+from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
+from hf_calib.metrics.sweep import ece_sweep
 
 __all__ = [
+    "BrierDecomposition",
     "accuracy",
+    "area_under_risk_coverage",
+    "brier_decomposition",
     "brier_score",
     "classwise_calibration_error",
+    "ece_sweep",
     "expected_calibration_error",
+    "kde_calibration_error",
     "maximum_calibration_error",
     "negative_log_likelihood",
+    "ood_auroc",
+    "risk_coverage_curve",
+    "root_brier_score",
+    "smooth_calibration_error",
+    "true_calibration_error",
+    "uncertainty_correlation",
 ]
 
 
