@@ -38,7 +38,19 @@ EDGE_CASES = [
 ]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
-ALL_METRICS = [getattr(metrics, name) for name in metrics.__all__]
+# What every function of (probs, labels) promises is tested for each of these; other files test the rest.
+NAMES = [
+    "accuracy",
+    "area_under_risk_coverage",
+    "brier_score",
+    "classwise_calibration_error",
+    "ece_sweep",
+    "expected_calibration_error",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "root_brier_score",
+]
+ALL_METRICS = [getattr(metrics, name) for name in NAMES]
 
 
 @pytest.fixture(params=PREDICTIONS)
@@ -178,14 +190,14 @@ def test_classwise_error_equals_a_loop_over_chunks_too(
     assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=metrics.__all__)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
 def test_order_of_examples_does_not_matter(metric: object) -> None:
     probs, labels = random_predictions(400, 5)
     order = np.random.default_rng(1).permutation(400)
     assert metric(probs[order], labels[order]) == pytest.approx(metric(probs, labels), **EXACT)
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=metrics.__all__)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_narrow_floats_are_reduced_in_float64(metric: object, dtype: type) -> None:
     probs, labels = random_predictions(3000, 4)
@@ -193,7 +205,7 @@ def test_narrow_floats_are_reduced_in_float64(metric: object, dtype: type) -> No
     assert metric(narrow, labels) == metric(narrow.astype(np.float64), labels)
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=metrics.__all__)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
 def test_inputs_are_left_alone_and_results_are_floats(metric: object) -> None:
     probs, labels = random_predictions(50, 3)
     before = probs.copy(), labels.copy()
@@ -288,7 +300,7 @@ def test_means_of_an_empty_bin_are_nan() -> None:
 GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=metrics.__all__)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
 @pytest.mark.parametrize(
     ("probs", "labels", "error", "message"),
     [

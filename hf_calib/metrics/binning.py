@@ -19,7 +19,7 @@ DROPPED = -1  # the bin index of a value that lies in no bin
 
 # Farther than this from every edge, relatively, float32 rounding of edge and product cannot matter.
 _NEAR_AN_EDGE = 4e-7
-_CHUNK = 2**14  # confidences at a time: they and half a dozen temporaries stay in cache
+_CHUNK = 2**15  # confidences at a time: they and half a dozen temporaries stay in cache
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]

@@ -232,28 +232,26 @@ def class_sums(probs: NDArray[Any], labels: NDArray[Any], n_bins: int) -> BinSum
     totals = BinSums(*np.zeros((3, n_classes)))
     for part in row_chunks(len(probs), n_classes):
         chunk = probs[part].astype(np.float64, copy=False)
-        hits = labels[part] if labels.ndim == 2 else _one_hot(labels[part], n_classes)
-        for total, more in zip(totals, (len(chunk), chunk.sum(axis=0), hits.sum(axis=0)), strict=True):
+        targets = labels[part]
+        hits = targets.sum(axis=0) if targets.ndim == 2 else np.bincount(targets, minlength=n_classes)
+        for total, more in zip(totals, (len(chunk), chunk.sum(axis=0), hits), strict=True):
             total += more
-        _add_upper_bins(sums, chunk, hits)
+        _add_upper_bins(sums, chunk, targets)
     for by_bin, total in zip(sums, totals, strict=True):
         by_bin[:, 0] = total - by_bin[:, 1:].sum(axis=1)
     return sums
 
 
-def _add_upper_bins(sums: BinSums, probs: FloatArray, hits: NDArray[Any]) -> None:
+def _add_upper_bins(sums: BinSums, probs: FloatArray, labels: NDArray[Any]) -> None:
     """Add what lies above the first bin; what else is added to the first bin is overwritten later."""
     n_classes, n_bins = sums.counts.shape
     upper = np.flatnonzero(probs > uniform_edges(n_bins)[1])
+    rows, classes = np.divmod(upper, n_classes)
+    hits = labels[rows, classes] if labels.ndim == 2 else labels[rows] == classes
     values = probs.reshape(-1)[upper]
-    slots = uniform_bins(values, n_bins) + upper % n_classes * n_bins
-    weights = (None, values, hits.reshape(-1)[upper])
-    for total, weight in zip(sums, weights, strict=True):
-        total += np.bincount(slots, weight, minlength=total.size).reshape(total.shape)
-
-
-def _one_hot(labels: NDArray[np.int64], n_classes: int) -> NDArray[np.bool_]:
-    return labels[:, None] == np.arange(n_classes)
+    slots = uniform_bins(values, n_bins) + classes * n_bins
+    for total, weights in zip(sums, (None, values, hits), strict=True):
+        total += np.bincount(slots, weights, minlength=total.size).reshape(total.shape)
 
 
 def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:

@@ -1,0 +1,155 @@
+"""What a confidence is good for: to tell strange inputs, and to leave out the predictions that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import entr
+from scipy.stats import rankdata
+
+from hf_calib._checks import expected
+from hf_calib.metrics._inputs import check_choice, check_probs, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.calibration import top_label
+
+UncertaintyScore = Literal["entropy", "max_probability"]
+
+
+class RiskCoverage(NamedTuple):
+    """The error rate (N,) among the most confident share (N,) of the examples."""
+
+    coverage: FloatArray
+    risk: FloatArray
+
+
+def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
+    r"""How well uncertainty tells out-of-distribution inputs from those the model was trained for (AUROC).
+
+    For robustness: calibration errors look at one data set, this compares two. It is the probability that a
+    random input from outside looks more uncertain than a random one from inside; a tie counts half.
+
+    $$P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in}), \qquad
+    u = -\sum_c p_c \log p_c \ \text{ or } \ u = -\max_c p_c$$
+
+    Args:
+        probs_in: (N, C) float, rows that sum to 1: the model's test set.
+        probs_out: (N', C) float, rows that sum to 1: inputs from elsewhere.
+        score: "entropy" of the row, as in the papers; or "max_probability", its confidence.
+
+    Returns:
+        A fraction: 1 if every input from outside is more uncertain, 0.5 if uncertainty says nothing.
+
+    Raises:
+        TypeError: if a dtype is wrong.
+        ValueError: if either are no probabilities, or their numbers of classes differ.
+
+    Notes:
+        A temperature never changes it for two classes, and little for more. It asks for no labels.
+
+    References:
+        Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
+
+    >>> ood_auroc([[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.6, 0.4]])
+    0.875
+    """
+    check_choice("score", score, ("entropy", "max_probability"))
+    inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
+    if inside.shape[1] != outside.shape[1]:
+        got = f"{outside.shape[1]} columns"
+        way_out = "pass the probabilities of one model on both sets"
+        raise ValueError(expected("probs_out", f"have {inside.shape[1]} columns", got, way_out))
+    ranks = rankdata(np.concatenate([_uncertainty(inside, score), _uncertainty(outside, score)]))
+    n_in, n_out = len(inside), len(outside)
+    return float((ranks[n_in:].mean() - (n_out + 1) / 2) / n_in)
+
+
+def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
+    r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
+
+    For a classifier that may abstain. It judges the ranking by confidence and the accuracy together, and does
+    not change when confidences are recalibrated without changing their order; `expected_calibration_error`
+    is the opposite.
+
+    $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C), or soft labels (N, C) float.
+
+    Returns:
+        A fraction in [0, 1], smaller is better; 0 only without any error.
+
+    Raises:
+        TypeError: if a dtype is wrong.
+        ValueError: if probs are no probabilities or labels do not fit.
+
+    Notes:
+        Among equal confidences the errors count as evenly spread, which is their mean over all orders. So the
+        order of the examples never matters; if all confidences are equal, the value is the error rate.
+
+    References:
+        Geifman and El-Yaniv 2017; Geifman, Uziel and El-Yaniv 2019.
+
+    >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
+    0.14583333333333331
+    """
+    confidences, correct = top_label(*check_probs_and_any_labels(probs, labels))
+    return float(risk_coverage_curve(confidences, correct).risk.mean())
+
+
+def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
+    r"""The error rate among the k most confident predictions, for every k.
+
+    To draw, and to choose the confidence below which to abstain; `area_under_risk_coverage` is its mean.
+
+    Args:
+        confidences: (N,) float, of any range: only their order counts.
+        correct: (N,) of 0 and 1, or bool; fractions for soft labels.
+
+    Returns:
+        coverage (N,), k / N, and risk (N,), both fractions. Equal confidences share their errors evenly.
+
+    Raises:
+        ValueError: if the two are not one-dimensional, finite, of one length and not empty.
+
+    >>> curve = risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
+    >>> curve.risk.round(3)
+    array([0.   , 0.   , 0.333, 0.25 ])
+    >>> risk_coverage_curve([0.9, 0.9], [0, 1]).risk
+    array([0.5, 0.5])
+    """
+    confidence, right = _check_curve(confidences, correct)
+    order = np.argsort(-confidence, kind="stable")
+    confidence, wrong = confidence[order], 1 - right[order]
+    starts = np.flatnonzero(np.diff(confidence, prepend=np.inf))
+    sizes = np.diff(starts, append=len(wrong))
+    evenly_spread = np.repeat(np.add.reduceat(wrong, starts) / sizes, sizes)
+    answered = np.arange(1, len(wrong) + 1)
+    return RiskCoverage(answered / len(wrong), np.cumsum(evenly_spread) / answered)
+
+
+def _uncertainty(probs: NDArray[Any], score: UncertaintyScore) -> FloatArray:
+    if score == "max_probability":
+        return -probs.max(axis=1).astype(np.float64)
+    entropy = np.empty(len(probs))
+    for part in row_chunks(*probs.shape):
+        # Probabilities that rounding put just below 0 count as 0.
+        rows = np.maximum(probs[part].astype(np.float64, copy=False), 0)
+        entropy[part] = entr(rows).sum(axis=1)
+    return entropy
+
+
+def _check_curve(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    confidence, right = np.asarray(confidences, np.float64), np.asarray(correct, np.float64)
+    if confidence.ndim != 1 or confidence.shape != right.shape or not len(confidence):
+        got = f"shapes {confidence.shape} and {right.shape}"
+        way_out = "pass one confidence and one 0 or 1 per example"
+        raise ValueError(expected("confidences and correct", "have one shape (N,), N >= 1", got, way_out))
+    for name, values in (("confidences", confidence), ("correct", right)):
+        n_bad = int((~np.isfinite(values)).sum())
+        if n_bad:
+            got = f"{n_bad} NaN or infinite values of {len(values)}"
+            raise ValueError(expected(name, "be finite", got, "look for overflow in the model's logits"))
+    return confidence, right
