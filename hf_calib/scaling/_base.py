@@ -44,3 +44,11 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
             expected("logits", f"have the {n_classes} classes of fit", f"shape {checked.shape}", way_out)
         )
     return checked.astype(np.float64)
+
+
+def listed(numbers: NDArray[np.int64], one: str, several: str) -> str:
+    """Name classes or labels in a message: "class 3", "7 labels (0, 1, 2, 3, 4, ...)", or nothing."""
+    if len(numbers) == 1:
+        return f"{one} {numbers[0]}"
+    named = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    return f"{len(numbers)} {several} ({named})" if len(numbers) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from hf_calib._checks import expected
 from hf_calib.scaling._objectives import Objective
 
 # Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
@@ -31,6 +32,27 @@ def best_temperature(objective: Objective) -> float:
         return curve.slope + doubt, curve.curvature
 
     return 1 / _root(slope_and_curvature, start=_first_guess(objective))
+
+
+def undetermined(objective: Objective, temperature: float) -> str | None:
+    """Say why the data do not determine a temperature, if they don't."""
+    if objective.is_constant:
+        way_out = "no temperature changes their probabilities, so it is set to 1"
+        return expected("logits", "differ between classes", "equal logits in every row", way_out)
+    if objective.is_separable:
+        got = f"all {objective.size} ranked first"
+        way_out = "fit on more or harder examples: these only show that a smaller temperature is better"
+        return expected("labels", "include some that the model does not rank first", got, way_out)
+    if objective.is_no_better_than_chance:
+        got = f"a mean of {0 - objective.drift:.3g} above it"
+        way_out = (
+            "check that labels number the columns of logits: as they are, uniform probabilities fit best"
+        )
+        return expected("the labels' logits", "be above the average logit", got, way_out)
+    if any(math.isclose(temperature, bound) for bound in BOUNDS):
+        way_out = "check the scale of the logits"
+        return expected("the best temperature", f"lie within {BOUNDS}", temperature, way_out)
+    return None
 
 
 def _first_guess(objective: Objective) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Literal, get_args
 
@@ -15,9 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._checks import expected
 from hf_calib.metrics._inputs import check_choice, check_n_bins
 from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.scaling._base import softmax_in_place
 from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
-from hf_calib.scaling._solver import BOUNDS, best_temperature
+from hf_calib.scaling._solver import best_temperature, undetermined
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
@@ -112,7 +112,7 @@ class TemperatureScaling(BaseEstimator):
             self.temperature_ = best_temperature(objective)
         else:
             self.temperature_ = float(grid[np.argmin([self._score(objective, t) for t in grid])])
-        problem = _problem(objective, self.temperature_)
+        problem = undetermined(objective, self.temperature_)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=2)
         return self
@@ -127,10 +127,7 @@ class TemperatureScaling(BaseEstimator):
         scaled = self.transform(logits)
         if self.multi_label:
             return expit(scaled, out=scaled)
-        scaled -= scaled.max(axis=-1, keepdims=True)
-        np.exp(scaled, out=scaled)
-        scaled /= scaled.sum(axis=-1, keepdims=True)
-        return scaled
+        return softmax_in_place(scaled)
 
     def _checked_grid(self) -> NDArray[np.float64] | None:
         if self.grid is None:
@@ -156,24 +153,3 @@ class TemperatureScaling(BaseEstimator):
             n_bins=self.n_bins,
             binning="uniform" if self.criterion == "ece" else "quantile",
         )
-
-
-def _problem(objective: Objective, temperature: float) -> str | None:
-    """Say why the data do not determine a temperature, if they don't."""
-    if objective.is_constant:
-        way_out = "no temperature changes their probabilities, so it is set to 1"
-        return expected("logits", "differ between classes", "equal logits in every row", way_out)
-    if objective.is_separable:
-        got = f"all {objective.size} ranked first"
-        way_out = "fit on more or harder examples: these only show that a smaller temperature is better"
-        return expected("labels", "include some that the model does not rank first", got, way_out)
-    if objective.is_no_better_than_chance:
-        got = f"a mean of {0 - objective.drift:.3g} above it"
-        way_out = (
-            "check that labels number the columns of logits: as they are, uniform probabilities fit best"
-        )
-        return expected("the labels' logits", "be above the average logit", got, way_out)
-    if any(math.isclose(temperature, bound) for bound in BOUNDS):
-        way_out = "check the scale of the logits"
-        return expected("the best temperature", f"lie within {BOUNDS}", temperature, way_out)
-    return None

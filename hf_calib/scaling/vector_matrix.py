@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._checks import expected
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 
 
-class _LinearScaling(LogitScaling):
-    """What the two share: when the labels are taken as uncertain, and what is said about it."""
+class LinearScaling(LogitScaling):
+    """What the linear scalers share: when the labels are taken as uncertain, and what is said about it."""
 
     weight_: FloatArray
     bias_: FloatArray
 
-    def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
+    def _fit(self, logits: NDArray[Any], labels: ArrayLike, stacklevel: int = 3) -> None:
         problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.doubt = 1 / (problem.size + 1) if reason else 0.0
@@ -36,11 +37,11 @@ class _LinearScaling(LogitScaling):
                 "labels were counted as 1 / (N + 1) uncertain: fit on more examples, or fewer parameters"
             )
             message = expected("labels", "determine every class's parameters", reason, way_out)
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warnings.warn(message, UserWarning, stacklevel=stacklevel)
         if not converged:
             way_out = "check the scale of the logits, or raise the penalties"
             message = expected("the fit", "converge", "a gradient that is not near 0", way_out)
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
     def _features(self, block: FloatArray) -> FloatArray:
         return block
@@ -55,7 +56,48 @@ class _LinearScaling(LogitScaling):
         return weight, bias
 
 
-class VectorScaling(_LinearScaling):
+class PenalisedMatrixScaling(LinearScaling):
+    """A full matrix over features of the logits, with ODIR penalties."""
+
+    def __init__(
+        self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
+    ) -> None:
+        self.off_diagonal_penalty = off_diagonal_penalty
+        self.bias_penalty = bias_penalty
+
+    def _fit_matrix(self, logits: ArrayLike, labels: ArrayLike) -> None:
+        for name in ("off_diagonal_penalty", "bias_penalty"):
+            _check_penalty(name, getattr(self, name))
+        matrix = as_matrix(logits, least_columns=2)
+        _refuse_masks(matrix)
+        self._fit(matrix, labels, stacklevel=4)
+
+    def _map(self, logits: ArrayLike) -> FloatArray:
+        check_is_fitted(self, "weight_")
+        features = as_fitted_logits(logits, len(self.bias_))
+        _refuse_masks(features)
+        scaled = self._features(features) @ self.weight_.T
+        scaled += self.bias_
+        return scaled
+
+    def _solve(self, problem: LinearProblem) -> tuple[Linear, bool]:
+        off_diagonal, bias = self.off_diagonal_penalty, self.bias_penalty
+        n, c = problem.size, problem.n_classes
+        if off_diagonal is None:
+            off_diagonal = 10 * c**2 * (c - 1) / n
+        if bias is None:
+            bias = c / (2 * n)
+        return fit_matrix(problem, off_diagonal, bias)
+
+    def _has_free_bias(self) -> bool:
+        return self.bias_penalty == 0
+
+    def _unpenalised(self, weight: FloatArray, bias: FloatArray) -> Linear:
+        free_weight = weight if self.off_diagonal_penalty == 0 else weight.diagonal()
+        return free_weight, bias if self._has_free_bias() else np.zeros_like(bias)
+
+
+class VectorScaling(LinearScaling):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
     For a model whose classes are not all over- or under-confident in the same way, or whose training set had
@@ -123,7 +165,7 @@ class VectorScaling(_LinearScaling):
         return fit_vector(problem)
 
 
-class MatrixScaling(_LinearScaling):
+class MatrixScaling(PenalisedMatrixScaling):
     r"""Map the logits by a full matrix and an offset, fitted on held-out predictions.
 
     For a model that confuses certain pairs of classes in a way that more data would show. It has C (C + 1)
@@ -162,12 +204,6 @@ class MatrixScaling(_LinearScaling):
     array([-1.1,  0.9,  0.8])
     """
 
-    def __init__(
-        self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
-    ) -> None:
-        self.off_diagonal_penalty = off_diagonal_penalty
-        self.bias_penalty = bias_penalty
-
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> MatrixScaling:
         """Find the matrix and the biases.
 
@@ -182,37 +218,12 @@ class MatrixScaling(_LinearScaling):
             TypeError: if a dtype is wrong.
             ValueError: if a parameter, a shape or a value is wrong.
         """
-        for name in ("off_diagonal_penalty", "bias_penalty"):
-            _check_penalty(name, getattr(self, name))
-        matrix = as_matrix(logits, least_columns=2)
-        _refuse_masks(matrix)
-        self._fit(matrix, labels)
+        self._fit_matrix(logits, labels)
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return logits @ weight.T + bias in float64; logits of any shape that ends in C."""
-        check_is_fitted(self, "weight_")
-        features = as_fitted_logits(logits, len(self.bias_))
-        _refuse_masks(features)
-        scaled = self._features(features) @ self.weight_.T
-        scaled += self.bias_
-        return scaled
-
-    def _solve(self, problem: LinearProblem) -> tuple[Linear, bool]:
-        off_diagonal, bias = self.off_diagonal_penalty, self.bias_penalty
-        n, c = problem.size, problem.n_classes
-        if off_diagonal is None:
-            off_diagonal = 10 * c**2 * (c - 1) / n
-        if bias is None:
-            bias = c / (2 * n)
-        return fit_matrix(problem, off_diagonal, bias)
-
-    def _has_free_bias(self) -> bool:
-        return self.bias_penalty == 0
-
-    def _unpenalised(self, weight: FloatArray, bias: FloatArray) -> Linear:
-        free_weight = weight if self.off_diagonal_penalty == 0 else weight.diagonal()
-        return free_weight, bias if self._has_free_bias() else np.zeros_like(bias)
+        return self._map(logits)
 
 
 def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | None:
@@ -220,20 +231,17 @@ def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | N
     counts = np.bincount(problem.labels, minlength=problem.n_classes)
     absent = np.flatnonzero(counts == 0)
     if len(absent):
-        return f"no example of {_listed(absent)}"
+        return f"no example of {listed(absent, 'class', 'classes')}"
     separated = np.flatnonzero(problem.separated_classes(free_bias=free_bias))
     if len(separated):
-        return f"{_listed(separated)} told from all others by the logit of that class alone"
+        return (
+            f"{listed(separated, 'class', 'classes')} told from all others by the logit of that class alone"
+        )
     return None
 
 
-def _listed(classes: NDArray[np.int64]) -> str:
-    named = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
-    return f"class {named}" if len(classes) == 1 else f"{len(classes)} classes ({named})"
-
-
 def _check_penalty(name: str, penalty: float | None) -> None:
-    if penalty is not None and not (np.isscalar(penalty) and 0 <= penalty < np.inf):
+    if penalty is not None and not (isinstance(penalty, Real) and 0 <= penalty < np.inf):
         way_out = "None takes a default that follows the numbers of classes and examples"
         raise ValueError(expected(name, "be a finite number of at least 0", repr(penalty), way_out))
 
