@@ -22,12 +22,12 @@ LAYERS = [
     {"_heads", "losses", "metrics"},
     {"evaluate_modules", "predictions", "scaling", "plots", "folding", "models", "data", "_random"},
     {"report"},
-    {"_checkpoint", "_datasets", "_evaluation", "inference", "saving", "training_args", "config_file"},
+    {"_checkpoint", "_datasets", "_output", "_evaluation", "inference", "saving", "training_args", "config_file"},
     {"model_card", "callbacks"},
     {"_preflight"},
     {"trainer"},
     {"posthoc", "recipe"},
-    {"demo"},
+    {"comparison", "demo"},
     {"cli", "__init__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,380 @@
+"""What `hf-calib evaluate` and `hf-calib calibrate` do: predictions in, reports and calibrated models out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from hf_calib import scaling
+from hf_calib._checks import did_you_mean, expected
+from hf_calib._output import check_output, whole_folder
+from hf_calib.data.splits import draw_rows
+from hf_calib.folding import check_can_be_folded, fold
+from hf_calib.inference import TextClassifier, load_classifier, load_rows, predict
+from hf_calib.plots import save_figure
+from hf_calib.predictions import FORMATS, Predictions, load_predictions, save_predictions
+from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.saving import _move_into_place, standalone_copy
+
+Progress = Callable[[int, int], None]
+
+FOLDED = {"temperature": "TemperatureScaling", "vector": "VectorScaling", "matrix": "MatrixScaling"}
+METHODS = {
+    **FOLDED,
+    "dirichlet": "DirichletScaling",
+    "ensemble_temperature": "EnsembleTemperatureScaling",
+    "histogram": "HistogramBinning",
+    "isotonic": "IsotonicScaling",
+    "spline": "SplineScaling",
+}
+
+_SERVED_TEXTS = 8
+_SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which labelled texts a model runs over, and how they are read; see `load_rows` and `predict`."""
+
+    data: str
+    config_name: str | None = None
+    split: str = "test"
+    text_column: str = "text"
+    label_column: str = "label"
+    class_names: Sequence[str] | None = None
+    max_length: int | None = None
+    batch_size: int = 32
+
+    def load(self) -> Dataset:
+        """The rows, with the columns as they are."""
+        return load_rows(self.data, config_name=self.config_name, split=self.split)
+
+    def predict(self, classifier: TextClassifier, rows: Dataset, progress: Progress | None) -> Predictions:
+        """Run a classifier over the rows."""
+        return predict(
+            classifier,
+            rows,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            class_names=self.class_names,
+            max_length=self.max_length,
+            batch_size=self.batch_size,
+            on_progress=progress,
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `calibrate_model` or `calibrate_predictions` did.
+
+    Args:
+        method: a key of `METHODS`.
+        criterion: what the fit minimised.
+        numbers: what was fitted, where that is a few numbers.
+        n_fitted: rows the scaler was fitted on.
+        held_out: where the rows of the report come from, in words.
+        report: before and after, on rows that the scaler has not seen.
+        notes: what the fit warned of.
+        served_difference: how far a pipeline with the saved model was off, at most; None without a model.
+    """
+
+    method: str
+    criterion: str
+    numbers: Mapping[str, Any]
+    n_fitted: int
+    held_out: str
+    report: CalibrationReport
+    notes: tuple[str, ...]
+    served_difference: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict()}
+
+
+def is_predictions_file(source: str) -> bool:
+    """Whether a name means a file of predictions, rather than a model.
+
+    >>> is_predictions_file("logits.csv.gz"), is_predictions_file("distilbert/distilbert-base")
+    (True, False)
+    """
+    return Path(source).is_file() or Path(source.removesuffix(".gz")).suffix.lower() in FORMATS
+
+
+def name_of(source: str) -> str:
+    """A name for titles: the file's without its ending, or the model's.
+
+    >>> name_of("runs/logits.csv.gz"), name_of("someone/some-bert-2.1")
+    ('logits', 'someone/some-bert-2.1')
+    """
+    if is_predictions_file(source):
+        return Path(source).name.split(".")[0]
+    return Path(source).name if Path(source).is_dir() else source
+
+
+def evaluate_model(
+    source: str,
+    rows: Rows,
+    *,
+    n_bins: int = 15,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> CalibrationReport:
+    """Report the calibration of a model on labelled texts.
+
+    Args:
+        source: a sequence classifier on the Hub or in a folder.
+        rows: labelled texts that it was not trained on.
+        n_bins: M, at least 1.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just done and of all rows.
+
+    Raises:
+        ValueError: if model or data cannot be loaded, or do not fit.
+        TypeError: if columns are of the wrong kind.
+    """
+    data = rows.load()
+    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    return _report(rows.predict(classifier, data, progress), source, n_bins)
+
+
+def evaluate_predictions(source: str, *, label_column: str = "label", n_bins: int = 15) -> CalibrationReport:
+    """Report the calibration of a file of predictions; see `load_predictions`."""
+    return _report(load_predictions(source, label_column=label_column), source, n_bins)
+
+
+def write_report(report: CalibrationReport, folder: Path) -> None:
+    """Write report.md, report.html, report.json and the figures into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(report.to_markdown(), encoding="utf-8")
+    (folder / "report.html").write_text(report.to_html(), encoding="utf-8")
+    record = json.dumps(report.to_dict(), indent=2, allow_nan=False)
+    (folder / "report.json").write_text(record + "\n", encoding="utf-8")
+    for name, figure in report.figures().items():
+        save_figure(figure, folder / "figures" / f"{name}.png")
+
+
+def calibrate_predictions(
+    source: str,
+    output: Path,
+    *,
+    test: str | None = None,
+    label_column: str = "label",
+    method: str = "temperature",
+    criterion: str = "nll",
+    n_bins: int = 15,
+    seed: int = 0,
+) -> Calibration:
+    """Fit a scaler on predictions, and write calibrated probabilities of rows that it has not seen.
+
+    Args:
+        source: a file of predictions.
+        output: a folder for the report and predictions.npz.
+        test: another file of predictions, whose rows are calibrated and reported; without one, the scaler is
+            fitted on half of the rows, and the other half are.
+        label_column: of both files, where they are tables.
+        method: a key of `METHODS`.
+        criterion: for a temperature "nll", "ece" or "adaptive_ece".
+        n_bins: M, at least 1.
+        seed: of the draw of that half.
+
+    Raises:
+        ValueError: if a file, the method or the criterion is wrong.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    scaler = _make_scaler(method, criterion, n_bins, METHODS)
+    check_output(output)
+    found = load_predictions(source, label_column=label_column)
+    tested = None if test is None else load_predictions(test, label_column=label_column)
+    fitted_on, reported, held_out = _roles(found, tested, seed)
+    notes = _fit(scaler, fitted_on)
+    report = _report(reported, source, n_bins, scaler)
+    assert report.after is not None
+    kept = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
+    with whole_folder(output) as folder:
+        save_predictions(kept, folder / "predictions.npz")
+        write_report(report, folder)
+    return Calibration(method, criterion, _numbers(scaler), len(fitted_on), held_out, report, notes)
+
+
+def calibrate_model(
+    source: str,
+    rows: Rows,
+    output: Path,
+    *,
+    test: Rows | None = None,
+    method: str = "temperature",
+    criterion: str = "nll",
+    n_bins: int = 15,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Fit a scaler on a model's logits, fold it into the head, and save the model for a plain pipeline.
+
+    Args:
+        source: a sequence classifier on the Hub or in a folder.
+        rows: labelled texts that it was not trained on.
+        output: the calibrated model's folder; the report is in its folder `calibration`.
+        test: texts to report on; without them, the scaler is fitted on half of the rows, and the other half
+            are reported on.
+        method: a key of `FOLDED`.
+        criterion: for a temperature "nll", "ece" or "adaptive_ece".
+        n_bins: M, at least 1.
+        seed: of the draw of that half.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just done and of all rows.
+
+    Raises:
+        ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
+        TypeError: if columns are of the wrong kind.
+        RuntimeError: if a pipeline with the saved model gives other probabilities; nothing is left then.
+    """
+    scaler = _make_scaler(method, criterion, n_bins, FOLDED)
+    check_output(output)
+    if output.resolve() == Path(source).resolve():
+        way_out = "folding cannot be undone: name a new folder"
+        raise ValueError(expected("output", "be another folder than the model's", output, way_out))
+    data, test_data = rows.load(), None if test is None else test.load()
+    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    recorded = check_can_be_folded(classifier.model)
+    found = rows.predict(classifier, data, progress)
+    tested = None if test is None else test.predict(classifier, test_data, progress)
+    fitted_on, reported, held_out = _roles(found, tested, seed)
+    notes = _fit(scaler, fitted_on)
+    report = _report(reported, source, n_bins, scaler)
+    fitting = {"criterion": criterion, "split": "calibration", "n_examples": len(fitted_on)}
+    texts = list(data[:_SERVED_TEXTS][rows.text_column])
+    wanted = scaler.predict_proba(found.as_logits()[: len(texts)])
+    with whole_folder(output, _move_into_place) as folder:
+        plain = standalone_copy(classifier.model)
+        plain.config.calibration = {**recorded, **fitting}
+        batch = classifier.batch(
+            classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
+        )
+        fold(plain, scaler, batch=batch).save_pretrained(folder)
+        classifier.tokenizer.save_pretrained(folder)
+        difference = _served_difference(folder, texts, wanted, rows.max_length, trust_remote_code)
+        write_report(report, folder / "calibration")
+    return Calibration(
+        method, criterion, _numbers(scaler), len(fitted_on), held_out, report, notes, difference
+    )
+
+
+def _make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, str]) -> Any:
+    """The unfitted scaler; an option that does not go with it is refused."""
+    if method not in known:
+        requirement = f"be one of {', '.join(known)}"
+        way_out = did_you_mean(method, known)
+        if method in METHODS:
+            way_out = f"{method} has no place in a model's weights: calibrate a file of predictions with it"
+        raise ValueError(expected("method", requirement, repr(method), way_out))
+    if method == "temperature":
+        return scaling.TemperatureScaling(criterion, n_bins=n_bins)  # type: ignore[arg-type]
+    if criterion != "nll":
+        way_out = f"leave it out: {method} minimises its own"
+        raise ValueError(expected("criterion", "be given for a temperature only", repr(criterion), way_out))
+    return getattr(scaling, METHODS[method])()
+
+
+def _roles(found: Predictions, tested: Predictions | None, seed: int) -> tuple[Predictions, Predictions, str]:
+    """The rows to fit on, the rows to report on, and where the latter come from."""
+    if tested is not None:
+        if tested.n_classes != found.n_classes or (
+            None not in (tested.class_names, found.class_names) and tested.class_names != found.class_names
+        ):
+            got = f"{tested.n_classes} classes and {found.n_classes}, or other names"
+            way_out = "use predictions of one model"
+            raise ValueError(expected("the test data", "have the same classes", got, way_out))
+        return found, tested, f"all {len(tested)} rows of the test data"
+    if len(found) < 2:
+        way_out = "pass more rows, or test data"
+        raise ValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
+    chosen = half_of(found.labels, seed)
+    rest = np.setdiff1d(np.arange(len(found)), chosen)
+    held_out = f"the other {len(rest)} of {len(found)} rows, drawn with seed {seed}"
+    return found.select(chosen), found.select(rest), held_out
+
+
+def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
+    """Row numbers (N // 2,) of a random half; in the classes' shares, where these have rows enough.
+
+    >>> labels = np.array([0, 0, 1, 1, 1, 1])
+    >>> np.bincount(labels[half_of(labels, seed=0)])
+    array([1, 2])
+    """
+    rng = np.random.default_rng(seed)
+    n_rows = len(labels) // 2
+    if n_rows <= len(labels) - len(np.unique(labels)):
+        return draw_rows(labels, n_rows, rng)
+    return np.sort(rng.permutation(len(labels))[:n_rows])
+
+
+def _fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
+    """Fit in place; return what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler.fit(predictions.as_logits(), predictions.labels)
+    return tuple(str(warning.message) for warning in caught)
+
+
+def _report(predictions: Predictions, source: str, n_bins: int, scaler: Any = None) -> CalibrationReport:
+    return calibration_report(
+        predictions.probabilities(),
+        predictions.labels,
+        calibrated=None if scaler is None else scaler.predict_proba(predictions.as_logits()),
+        n_bins=n_bins,
+        class_names=predictions.class_names,
+        name=name_of(source),
+    )
+
+
+def _numbers(scaler: Any) -> dict[str, Any]:
+    """What was fitted, where that is at most a number per class."""
+    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
+    arrays = {
+        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
+    }
+    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
+
+
+def _served_difference(
+    folder: Path,
+    texts: list[str],
+    wanted: NDArray[np.float64],
+    max_length: int | None,
+    trust_remote_code: bool,
+) -> float:
+    """How far the probabilities of a pipeline with the saved model are off, at most."""
+    from transformers import pipeline
+
+    classify = pipeline(
+        "text-classification",
+        model=str(folder),
+        device="cpu",
+        top_k=None,
+        trust_remote_code=trust_remote_code,
+    )
+    names = [classify.model.config.id2label[i] for i in range(wanted.shape[1])]
+    cut = {"truncation": True, **({} if max_length is None else {"max_length": max_length})}
+    served = [{row["label"]: row["score"] for row in scores} for scores in classify(texts, **cut)]
+    found = np.array([[scores[name] for name in names] for scores in served])
+    difference = float(np.abs(found - wanted).max())
+    if not difference <= _SERVED_TOLERANCE:
+        raise RuntimeError(
+            expected(
+                "a pipeline with the saved model",
+                f"give the calibrated probabilities within {_SERVED_TOLERANCE}",
+                f"a difference of {difference:.2g}",
+                "nothing was saved; please report this model",
+            )
+        )
+    return difference
