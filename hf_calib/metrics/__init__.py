@@ -6,11 +6,13 @@ not imported here, because it needs torch.
 
 from typing import Any
 
+from hf_calib.metrics.bootstrap import Interval, bootstrap_interval
 from hf_calib.metrics.calibration import (
     classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
 )
+from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
 from hf_calib.metrics.kernel import kde_calibration_error
 from hf_calib.metrics.proper_scores import (
     BrierDecomposition,
@@ -27,11 +29,15 @@ from hf_calib.metrics.sweep import ece_sweep
 
 __all__ = [
     "BrierDecomposition",
+    "ConsistencyTest",
+    "Interval",
     "accuracy",
     "area_under_risk_coverage",
+    "bootstrap_interval",
     "brier_decomposition",
     "brier_score",
     "classwise_calibration_error",
+    "consistency_test",
     "ece_sweep",
     "expected_calibration_error",
     "kde_calibration_error",

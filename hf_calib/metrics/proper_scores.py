@@ -51,11 +51,7 @@ def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 0]), 6)
     1.039721
     """
-    checked, targets = check_probs_and_any_labels(probs, labels)
-    if targets.ndim == 2:
-        total = sum(np.vdot(targets[part], _safe_log(checked[part])) for part in row_chunks(*checked.shape))
-        return float(-total / len(checked))
-    return float(-_safe_log(checked[np.arange(len(checked)), targets]).mean())
+    return float(negative_logs(*check_probs_and_any_labels(probs, labels)).mean())
 
 
 def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
@@ -85,7 +81,7 @@ def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> round(brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.3125
     """
-    return float(_squared_distances(*check_probs_and_any_labels(probs, labels)).mean())
+    return float(squared_distances(*check_probs_and_any_labels(probs, labels)).mean())
 
 
 def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
@@ -167,7 +163,7 @@ def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15
         residuals += members @ difference
     squares = np.einsum("mc,mc->m", residuals, residuals) / np.maximum(counts, 1)
     calibration = float(squares.sum() / len(checked))
-    score = float(_squared_distances(checked, targets).mean())
+    score = float(squared_distances(checked, targets).mean())
     # Rounding alone can make it negative: it is a variance.
     return BrierDecomposition(calibration, max(score - calibration, 0.0))
 
@@ -201,7 +197,17 @@ def _safe_log(probs: NDArray[Any]) -> FloatArray:
     return np.log(np.maximum(probs.astype(np.float64, copy=False), _SMALLEST_PROBABILITY))
 
 
-def _squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
+def negative_logs(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
+    """The negative log-likelihood (N,) of each row."""
+    if labels.ndim == 1:
+        return -_safe_log(probs[np.arange(len(probs)), labels])
+    logs = np.empty(len(probs))
+    for part in row_chunks(*probs.shape):
+        logs[part] = np.einsum("nc,nc->n", labels[part], _safe_log(probs[part]))
+    return -logs
+
+
+def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """The squared Euclidean distance (N,) of each row from its label."""
     squares = np.empty(len(probs))
     for part in row_chunks(*probs.shape):
