@@ -5,6 +5,19 @@ matplotlib is imported when one is drawn, and pyplot never, so that no global st
 
 from hf_calib.plots._common import save_figure
 from hf_calib.plots.binned import reliability_diagram, reliability_grid
+from hf_calib.plots.classes import class_reliability_grid
 from hf_calib.plots.gammas import gamma_dynamics
+from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
+from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
 
-__all__ = ["gamma_dynamics", "reliability_diagram", "reliability_grid", "save_figure"]
+__all__ = [
+    "class_reliability_grid",
+    "confidence_histogram",
+    "gamma_dynamics",
+    "reliability_comparison",
+    "reliability_diagram",
+    "reliability_grid",
+    "risk_coverage_diagram",
+    "save_figure",
+    "smooth_reliability_diagram",
+]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,13 +16,31 @@ from hf_calib._checks import expected
 from hf_calib.metrics.binning import FloatArray
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Panel = tuple[FloatArray, FloatArray]
 
 # Okabe and Ito's colours, told apart in every kind of colour vision; hatching tells them apart in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
 PEACH, GREY = "#F9C9A8", "#8C8C8C"
 
+_MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
+
 _FORMATS = (".pdf", ".png", ".svg")
+
+
+def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, Panel]:
+    """Return name -> (confidences, correct) as float64, or say what is wrong."""
+    if not panels:
+        raise ValueError(no_panel())
+    return {name: check_panel(name, *panel) for name, panel in panels.items()}
+
+
+def no_panel() -> str:
+    """The message for a picture of nothing."""
+    return expected("a diagram", "have at least one panel", "none", "pass {name: (confidences, correct)}")
 
 
 def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -39,6 +60,47 @@ def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[
         way_out = "pass probs.argmax(axis=1) == labels"
         raise ValueError(expected(f"correct of panel {name!r}", "be 0 or 1", got, way_out))
     return confidence, right
+
+
+def write_name(axes: Axes, name: str, *, points_above: float = 17, width: int = 30) -> None:
+    """Write a panel's name above it, as text and not as a formula, in as many lines as it needs."""
+    axes.annotate(
+        textwrap.fill(name, width),
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, points_above),
+        textcoords="offset points",
+        fontsize=9,
+        fontweight="bold",
+        parse_math=False,
+    )
+
+
+def line_looks() -> Iterator[dict[str, Any]]:
+    """A colour and a dash for each of any number of lines; seven colours, and five kinds of dash besides."""
+    return ({"color": c, "linestyle": d} for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False))
+
+
+def plain_axes(*several: Axes) -> None:
+    """Small ticks, and no frame where there are no numbers."""
+    for axes in several:
+        axes.tick_params(labelsize=7, length=2.5)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def unit_ticks(axes: Axes, which: str = "xy") -> None:
+    """Ticks at the quarters of [0, 1], with numbers at every other one."""
+    for letter in which:
+        getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+
+
+def draw_diagonal(axes: Axes) -> None:
+    """The line on which a calibrated model lies."""
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=2, foreground="white")]
+    axes.plot([0, 1], [0, 1], ":", color="#333333", linewidth=1.1, path_effects=outline, label="calibrated")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

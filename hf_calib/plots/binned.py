@@ -13,7 +13,18 @@ from hf_calib._checks import expected
 from hf_calib.metrics._inputs import check_n_bins
 from hf_calib.metrics.binning import BinMeans, FloatArray, mean_bins, sum_bins, uniform_bins, uniform_edges
 from hf_calib.metrics.calibration import top_label_calibration_error
-from hf_calib.plots._common import BLUE, PEACH, SKY, VERMILION, check_panel
+from hf_calib.plots._common import (
+    BLUE,
+    PEACH,
+    SKY,
+    VERMILION,
+    check_panel,
+    draw_diagonal,
+    no_panel,
+    plain_axes,
+    unit_ticks,
+    write_name,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,8 +122,8 @@ def _draw_grid(
             _draw_panel(upper, lower, *panels[row, column], n_bins)
             _label_panel(upper, lower, first=j == 0, last_row=i == len(rows) - 1)
             if i == 0:
-                _write_name(upper, column)
-        _write_row_name(axes[2 * i, 0], row)
+                write_name(upper, column)
+        _write_row(axes[2 * i, 0], row)
     _finish(figure, title, n_columns=len(columns))
     return figure
 
@@ -120,8 +131,7 @@ def _draw_grid(
 def _columns(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
     columns = list(next(iter(rows.values()), {}))
     if not columns:
-        way_out = "pass {name: (confidences, correct)}"
-        raise ValueError(expected("a diagram", "have at least one panel", "none", way_out))
+        raise ValueError(no_panel())
     for row, panels in rows.items():
         if set(panels) != set(columns):
             got = f"{sorted(panels)} in {row!r} and {sorted(columns)} above"
@@ -144,8 +154,6 @@ def _draw_panel(upper: Axes, lower: Axes, confidences: FloatArray, correct: Floa
 
 def _draw_accuracy(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
     """Bars up to the accuracy; the hatched part lies between accuracy and mean confidence."""
-    from matplotlib.patheffects import withStroke
-
     shown = bins.counts > 0
     left, width = edges[:-1][shown], np.diff(edges)[shown]
     accuracy, confidence = bins.accuracy[shown], bins.confidence[shown]
@@ -160,9 +168,7 @@ def _draw_accuracy(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
     under = {"color": SKY, "edgecolor": BLUE, "hatch": "\\\\\\\\"}
     draw(accuracy - common, common, "gap: under-confident", **under)
     axes.hlines(accuracy, left, left + width, color="black", linewidth=1.2, clip_on=False)
-    outline = [withStroke(linewidth=2, foreground="white")]
-    axes.plot([0, 1], [0, 1], ":", color="#333333", linewidth=1.1, path_effects=outline, label="calibrated")
-    axes.set(xlim=(0, 1), ylim=(0, 1))
+    draw_diagonal(axes)
 
 
 def _draw_counts(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
@@ -188,12 +194,8 @@ def _short(count: float) -> str:
 
 
 def _label_panel(upper: Axes, lower: Axes, *, first: bool, last_row: bool) -> None:
-    ticks = [0, 0.25, 0.5, 0.75, 1]
-    upper.set_yticks(ticks, ["0", "", "0.5", "", "1"])
-    upper.set_xticks(ticks, ["0", "", "0.5", "", "1"])
-    for axes in (upper, lower):
-        axes.tick_params(labelsize=7, length=2.5)
-        axes.spines[["top", "right"]].set_visible(False)
+    unit_ticks(upper)
+    plain_axes(upper, lower)
     top_share = lower.get_ylim()[1] * (1 - _COUNTS_BAND) / 1.04
     lower.set_yticks([0, top_share], ["0", f"{top_share:.0%}"])
     if first:
@@ -203,20 +205,7 @@ def _label_panel(upper: Axes, lower: Axes, *, first: bool, last_row: bool) -> No
         lower.set_xlabel("confidence", fontsize=8)
 
 
-def _write_name(axes: Axes, name: str) -> None:
-    axes.annotate(
-        textwrap.fill(name, 30),
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 17),
-        textcoords="offset points",
-        fontsize=9,
-        fontweight="bold",
-        parse_math=False,
-    )
-
-
-def _write_row_name(axes: Axes, name: str) -> None:
+def _write_row(axes: Axes, name: str) -> None:
     axes.annotate(
         textwrap.fill(name, 26),
         xy=(0, 0.3),

@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._checks import expected
-
-try:
-    from hf_calib.metrics import consistency_test
-except ImportError:
-    from types import SimpleNamespace
-
-    def consistency_test(*a, **k):
-        return SimpleNamespace(value=0.1, p_value=0.5, expected=0.1)
-
-
+from hf_calib.metrics import consistency_test
 from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label, top_label_calibration_error

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
+from hf_calib.metrics import risk_coverage_curve
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.smooth import top_label_smooth_error
+from hf_calib.metrics.sweep import top_label_sweep
 
-# The KDE calibration error compares every pair of examples.
+# The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
-# What resampling a metric without a fast path may read, in values: seconds, not minutes.
-_BUDGET = 5e7
-_FEWEST_RESAMPLES = 50  # fewer give no interval worth printing
+# What a metric without a fast path may cost, in values read by all its resamples: seconds, not minutes.
+_BUDGET = 2e7
+_MOST_CALLS, _FEWEST_CALLS = 400, 50
+
+TopLabelMetric = Callable[[FloatArray, FloatArray], float]
 
 
 class Settings(NamedTuple):
@@ -39,23 +47,27 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of `MEASURES`: what is computed, and how it is to be read."""
+    """A row of `MEASURES`: what is computed, how it is resampled, and how it is to be read."""
 
     title: str
-    metric: str | Callable[..., float]  # the name of a metric, or a function of (probs, labels)
+    metric: str  # its name in `hf_calib.metrics`
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
+    part: str | None = None  # the field of what the metric returns
     higher_is_better: bool = False
-    resampled_fast: bool = False  # the bootstrap needs no second look at the probabilities
+    # "fast": `bootstrap_interval` need not call the metric. "rows": it calls it with resampled rows.
+    # "top_label": it calls `of_top_label`, so that resamples are (N,) and not (N, C). "none": no interval.
+    resampling: Literal["fast", "rows", "top_label", "none"] = "fast"
+    of_top_label: TopLabelMetric | None = None
     max_examples: int | None = None  # left out of reports on more
 
 
-def _brier_calibration(probs: NDArray[Any], labels: NDArray[np.int64], *, n_bins: int) -> float:
-    return metrics.brier_decomposition(probs, labels, n_bins=n_bins).calibration
+def _sweep(confidences: FloatArray, correct: FloatArray) -> float:
+    return top_label_sweep(confidences, correct, binning="equal_mass", norm="l1")
 
 
-def _brier_refinement(probs: NDArray[Any], labels: NDArray[np.int64], *, n_bins: int) -> float:
-    return metrics.brier_decomposition(probs, labels, n_bins=n_bins).refinement
+def _mean_risk(confidences: FloatArray, correct: FloatArray) -> float:
+    return float(risk_coverage_curve(confidences, correct).risk.mean())
 
 
 _ECE = "expected_calibration_error"
@@ -63,32 +75,46 @@ _DEBIASED = {"binning": "equal_mass", "debias": True}
 
 # Keys are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure("Accuracy", "accuracy", higher_is_better=True, resampled_fast=True),
-    "nll": Measure("Negative log-likelihood (nats)", "negative_log_likelihood", resampled_fast=True),
-    "brier": Measure("Brier score", "brier_score", resampled_fast=True),
-    "root_brier": Measure("Root Brier score", "root_brier_score", resampled_fast=True),
-    "brier_calibration": Measure("Brier score, calibration part", _brier_calibration, binned=True),
-    "brier_refinement": Measure("Brier score, refinement part", _brier_refinement, binned=True),
-    "ece": Measure("Expected calibration error", _ECE, binned=True, resampled_fast=True),
-    "adaptive_ece": Measure(
-        "Adaptive calibration error", _ECE, {"binning": "quantile"}, binned=True, resampled_fast=True
+    "accuracy": Measure("Accuracy", "accuracy", higher_is_better=True),
+    "nll": Measure("Negative log-likelihood (nats)", "negative_log_likelihood"),
+    "brier": Measure("Brier score", "brier_score"),
+    "root_brier": Measure("Root Brier score", "root_brier_score"),
+    "brier_calibration": Measure(
+        "Brier score, calibration part",
+        "brier_decomposition",
+        binned=True,
+        part="calibration",
+        resampling="rows",
     ),
-    "ece_debiased": Measure(
-        "Expected calibration error, equal mass, debiased", _ECE, _DEBIASED, binned=True, resampled_fast=True
+    "brier_refinement": Measure(
+        "Brier score, refinement part",
+        "brier_decomposition",
+        binned=True,
+        part="refinement",
+        resampling="rows",
     ),
-    "ece_sweep": Measure("Expected calibration error, bins by sweep", "ece_sweep"),
-    "smooth_ece": Measure("Smooth calibration error", "smooth_calibration_error"),
+    "ece": Measure("Expected calibration error (ECE)", _ECE, binned=True),
+    "adaptive_ece": Measure("Adaptive ECE", _ECE, {"binning": "quantile"}, binned=True),
+    "ece_debiased": Measure("ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True),
+    "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep", resampling="top_label", of_top_label=_sweep),
+    "smooth_ece": Measure(
+        "Smooth ECE",
+        "smooth_calibration_error",
+        resampling="top_label",
+        of_top_label=top_label_smooth_error,
+    ),
+    # Its leave-one-out regression would count an example that was drawn twice as its own neighbour.
     "kde_ece": Measure(
-        "Kernel calibration error", "kde_calibration_error", max_examples=MAX_EXAMPLES_FOR_KDE
+        "Kernel ECE", "kde_calibration_error", resampling="none", max_examples=MAX_EXAMPLES_FOR_KDE
     ),
-    "classwise_ece": Measure(
-        "Classwise calibration error", "classwise_calibration_error", binned=True, resampled_fast=True
+    "classwise_ece": Measure("Classwise ECE", "classwise_calibration_error", binned=True),
+    "mce": Measure("Maximum calibration error", "maximum_calibration_error", binned=True),
+    "area_under_risk_coverage": Measure(
+        "Area under the risk-coverage curve",
+        "area_under_risk_coverage",
+        resampling="top_label",
+        of_top_label=_mean_risk,
     ),
-    "mce": Measure(
-        "Maximum calibration error", "maximum_calibration_error", binned=True, resampled_fast=True
-    ),
-    "post_processing_gap": Measure("Post-processing gap (Brier score)", "post_processing_gap"),
-    "area_under_risk_coverage": Measure("Area under the risk-coverage curve", "area_under_risk_coverage"),
 }
 
 
@@ -97,42 +123,55 @@ def measure_all(probs: NDArray[Any], labels: NDArray[np.int64], settings: Settin
     return {
         key: _measure(measure, probs, labels, settings)
         for key, measure in MEASURES.items()
-        if (measure.max_examples is None or len(probs) <= measure.max_examples) and _there(measure)
+        if measure.max_examples is None or len(probs) <= measure.max_examples
     }
-
-
-def _there(measure: Measure) -> bool:
-    known = (
-        measure.metric in dir(metrics)
-        if isinstance(measure.metric, str)
-        else "brier_decomposition" in dir(metrics)
-    )
-    return known and "debias" not in measure.options
 
 
 def _measure(
     measure: Measure, probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings
 ) -> Measurement:
     options = dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {})
-    n_resamples = _affordable(measure, probs.size, settings.n_resamples)
-    if not n_resamples or not hasattr(metrics, "bootstrap_interval"):
-        compute = getattr(metrics, measure.metric) if isinstance(measure.metric, str) else measure.metric
-        return Measurement(float(compute(probs, labels, **options)))
-    interval = metrics.bootstrap_interval(
-        measure.metric,
-        probs,
-        labels,
+
+    def compute(rows: NDArray[Any], targets: NDArray[np.int64]) -> float:
+        result = getattr(metrics, measure.metric)(rows, targets, **options)
+        return float(result if measure.part is None else getattr(result, measure.part))
+
+    n_resamples = _affordable(measure, *probs.shape, settings.n_resamples)
+    if not n_resamples:
+        return Measurement(compute(probs, labels))
+    draw = partial(
+        metrics.bootstrap_interval,
         n_resamples=n_resamples,
         confidence_level=settings.confidence_level,
         seed=settings.seed,
-        **options,
     )
-    return Measurement(float(interval.value), float(interval.low), float(interval.high), n_resamples)
+    if measure.resampling == "fast":
+        interval = draw(measure.metric, probs, labels, **options)
+    elif measure.of_top_label is None:
+        interval = draw(compute, probs, labels)
+    else:
+        interval = draw(*_of_two_columns(measure.of_top_label, *top_label(probs, labels)))
+    return Measurement(interval.value, interval.low, interval.high, n_resamples)
 
 
-def _affordable(measure: Measure, n_values: int, n_resamples: int) -> int:
+def _of_two_columns(
+    metric: TopLabelMetric, confidences: FloatArray, correct: FloatArray
+) -> tuple[Callable[..., float], FloatArray, NDArray[np.int64]]:
+    """Right or wrong as labels 1 and 0 of two columns: what the bootstrap resamples is small then."""
+
+    def compute(rows: FloatArray, targets: NDArray[np.int64]) -> float:
+        return metric(rows[:, 1], targets.astype(np.float64))
+
+    return compute, np.stack([1 - confidences, confidences], axis=1), correct.astype(np.int64)
+
+
+def _affordable(measure: Measure, n_examples: int, n_classes: int, n_resamples: int) -> int:
     """How many resamples are worth their time; 0 where too few are."""
-    if measure.resampled_fast:
+    if measure.resampling == "none":
+        return 0
+    if measure.resampling == "fast":
         return n_resamples
-    affordable = int(_BUDGET // n_values)
-    return min(n_resamples, affordable) if affordable >= _FEWEST_RESAMPLES else 0
+    if measure.resampling == "top_label":
+        return min(n_resamples, max(_FEWEST_CALLS, min(_MOST_CALLS, int(_BUDGET // n_examples))))
+    calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * n_classes)))
+    return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0

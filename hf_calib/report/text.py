@@ -110,14 +110,7 @@ def footnotes(report: CalibrationReport) -> list[str]:
         "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
         "if the confidences were right.",
     ]
-    fewer = {
-        MEASURES[key].title: value.n_resamples
-        for key, value in report.before.metrics.items()
-        if value.n_resamples < report.n_resamples
-    }
-    if fewer:
-        counts = "; ".join(f"{title}: {count or 'none'}" for title, count in fewer.items())
-        notes.append(f"Metrics that are slow to resample have fewer resamples. {counts}.")
+    notes += _fewer_resamples(report)
     if "kde_ece" not in report.before.metrics:
         notes.append(f"The kernel calibration error is left out above {MAX_EXAMPLES_FOR_KDE:,} examples.")
     if report.n_classes > _MOST_CLASSES:
@@ -125,3 +118,16 @@ def footnotes(report: CalibrationReport) -> list[str]:
             f"Of {report.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."
         )
     return notes
+
+
+def _fewer_resamples(report: CalibrationReport) -> list[str]:
+    """Which metrics have fewer resamples than asked for, because they are slow, or no interval at all."""
+    slow: dict[int, list[str]] = {}
+    for key, value in report.before.metrics.items():
+        if value.n_resamples < report.n_resamples:
+            slow.setdefault(value.n_resamples, []).append(MEASURES[key].title)
+    return [
+        f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling costs more: "
+        f"{'; '.join(titles)}."
+        for count, titles in slow.items()
+    ]

@@ -1,0 +1,154 @@
+"""Reliability of single classes: small multiples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
+
+from hf_calib._checks import expected
+from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
+from hf_calib.metrics.binning import FloatArray, mean_bins, sum_bins, uniform_bins
+from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.plots._common import BLUE, SKY, draw_diagonal, plain_axes, unit_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 4
+_PANEL_INCHES = (1.6, 1.75)
+
+
+def class_reliability_grid(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    class_names: Sequence[str] | None = None,
+    n_bins: int = 10,
+    max_classes: int = 12,
+    title: str | None = None,
+) -> Figure:
+    r"""Draw, for each class, how often it is true against the probability that it was given.
+
+    For finding the classes that a `reliability_diagram`, which looks at predictions only, averages away. A
+    point is a bin of the class's probabilities over all N examples, its area grows with their number, and its
+    bar is a 95% Wilson interval. The number is the class's term of the classwise calibration error. Of more
+    than `max_classes` classes, those with the largest such error are drawn, and the figure says so.
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C).
+        class_names: C names; default "0", "1", ...
+        n_bins: M, the number of equal-width bins (lower, upper].
+        max_classes: panels at most.
+        title: a line above the whole figure.
+
+    Returns:
+        A figure to show or to `save_figure`.
+
+    Raises:
+        TypeError: if a dtype is wrong.
+        ValueError: if probs are no probabilities, or labels or class_names do not fit.
+
+    References:
+        Kull et al. 2019 (classwise calibration); Wilson 1927.
+
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
+    >>> figure = class_reliability_grid(probs, [0, 1, 1], class_names=["cat", "dog"])
+    >>> [axes.texts[0].get_text() for axes in figure.axes]
+    ['cat', 'dog']
+    """
+    from matplotlib.figure import Figure
+
+    checked, targets = check_probs_and_labels(probs, labels)
+    n_classes = checked.shape[1]
+    names = _check_names(class_names, n_classes)
+    n_bins = check_n_bins(n_bins)
+    errors = _class_errors(checked, targets, n_bins)
+    shown = np.argsort(-errors, kind="stable")[:max_classes]
+    columns = min(_COLUMNS, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    size = (max(3.4, 0.5 + _PANEL_INCHES[0] * columns), 0.75 + _PANEL_INCHES[1] * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, c in zip(grid.flat, shown, strict=False):
+        hits = (targets == c).astype(np.float64)
+        _draw_class(axes, checked[:, c].astype(np.float64), hits, n_bins)
+        _write_class(axes, names[c], f"error {errors[c]:.3f}, {hits.sum():.0f} examples")
+    for axes in grid.flat[len(shown) :]:
+        axes.remove()
+    figure.supxlabel("probability of the class", fontsize=8)
+    figure.supylabel("how often it is true", fontsize=8)
+    _write_title(figure, title, len(shown), n_classes)
+    return figure
+
+
+def _check_names(class_names: Sequence[str] | None, n_classes: int) -> list[str]:
+    names = list(map(str, range(n_classes) if class_names is None else class_names))
+    if len(names) != n_classes:
+        way_out = "name the columns of probs in their order"
+        raise ValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
+    return names
+
+
+def _class_errors(probs: np.ndarray, labels: np.ndarray, n_bins: int) -> FloatArray:
+    """The terms (C,) of the classwise calibration error."""
+    return np.array(
+        [
+            top_label_calibration_error(
+                column.astype(np.float64), (labels == c).astype(np.float64), n_bins=n_bins
+            )
+            for c, column in enumerate(probs.T)
+        ]
+    )
+
+
+def _draw_class(axes: Axes, probabilities: FloatArray, hits: FloatArray, n_bins: int) -> None:
+    bins = mean_bins(sum_bins(probabilities, hits, uniform_bins(probabilities, n_bins), n_bins))
+    shown = bins.counts > 0
+    counts, stated, frequency = bins.counts[shown], bins.confidence[shown], bins.accuracy[shown]
+    draw_diagonal(axes)
+    low, high = _wilson(frequency, counts)
+    axes.vlines(stated, low, high, color=SKY, linewidth=2.2)
+    # Sizes follow the logarithm: in most classes nearly all examples lie in the first bin.
+    sizes = 5 + 22 * np.log1p(counts) / np.log1p(len(hits))
+    axes.scatter(stated, frequency, s=sizes, color=BLUE, linewidth=0, zorder=3, clip_on=False)
+    unit_ticks(axes)
+    plain_axes(axes)
+
+
+def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
+    """The 95% interval (2, M) of a frequency; unlike the normal one it has a width at 0 and at 1."""
+    z = float(ndtri(0.975))
+    middle = (frequency + z**2 / (2 * counts)) / (1 + z**2 / counts)
+    reach = z / (1 + z**2 / counts) * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)
+    return np.stack([middle - reach, middle + reach])
+
+
+def _write_class(axes: Axes, name: str, numbers: str) -> None:
+    """The name, cut to the panel's width, and below it the numbers."""
+    short = name if len(name) <= 20 else name[:19] + "…"
+    for text, points, look in ((short, 12, "bold"), (numbers, 4.5, "normal")):
+        axes.annotate(
+            text.replace("\n", " "),
+            xy=(0, 1),
+            xycoords="axes fraction",
+            xytext=(0, points),
+            textcoords="offset points",
+            fontsize=7 if look == "bold" else 6,
+            fontweight=look,
+            parse_math=False,
+        )
+
+
+def _write_title(figure: Figure, title: str | None, n_shown: int, n_classes: int) -> None:
+    lines = [title] if title else []
+    if n_shown < n_classes:
+        lines.append(f"{n_shown} of {n_classes} classes: those with the largest error")
+    if lines:
+        figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)

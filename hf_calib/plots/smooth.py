@@ -1,0 +1,246 @@
+"""Reliability diagrams without bins: smooth curves with confidence bands, alone or several models together."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_calib._checks import expected
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.smooth import SmoothReliability, smooth_reliability, top_label_smooth_error
+from hf_calib.plots._common import (
+    BLUE,
+    SKY,
+    VERMILION,
+    check_panels,
+    draw_diagonal,
+    line_looks,
+    plain_axes,
+    unit_ticks,
+    write_name,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL_INCHES = (2.5, 3.1)
+_THINNEST, _THICKEST = 0.7, 3.6  # points
+_EXAMPLES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
+_FEWEST_RESAMPLES = 50
+
+
+def smooth_reliability_diagram(
+    panels: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    confidence_level: float = 0.95,
+    n_resamples: int = 200,
+    seed: int = 0,
+    title: str | None = None,
+) -> Figure:
+    r"""Draw a smooth curve of accuracy against confidence, with its confidence band, one panel for each name.
+
+    For a picture that does not depend on a number of bins; `reliability_diagram` is the one that readers know.
+    For several models in one panel use `reliability_comparison`.
+
+    The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`, thick where
+    confidences are frequent, and drawn only between the smallest and the largest confidence. The band holds
+    the middle of the curves of bootstrap resamples, pointwise: where the dotted diagonal leaves it, the model
+    is over-confident (curve below) or under-confident (above) beyond chance. Below is the density of the
+    confidences, with lines at the mean confidence and the overall accuracy.
+
+    Args:
+        panels: name -> (confidences, correct), each (N,): the top label's probability in [0, 1], and 1 where
+            it is right, 0 where it is not.
+        confidence_level: of the band, in (0, 1).
+        n_resamples: of the bootstrap, at least 2; fewer are drawn above 100,000 examples.
+        seed: of the bootstrap.
+        title: a line above the whole figure.
+
+    Returns:
+        A figure to show or to `save_figure`.
+
+    Raises:
+        ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
+
+    References:
+        Blasiok and Nakkiran 2023, section 2.
+
+    >>> figure = smooth_reliability_diagram({"before": ([0.9, 0.8, 0.7], [1, 0, 1])}, n_resamples=20)
+    >>> len(figure.axes)
+    2
+    """
+    from matplotlib.figure import Figure
+
+    checked = check_panels(panels)
+    _check_band(confidence_level, n_resamples)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(0.7 + width * len(checked), 0.6 + height), layout="constrained")
+    axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])
+    for j, (name, (confidences, correct)) in enumerate(checked.items()):
+        upper, lower = axes[:, j]
+        clipped = confidences.clip(0, 1)
+        curve = smooth_reliability(clipped, correct)
+        band = _band(clipped, correct, curve, confidence_level, n_resamples, seed)
+        _draw_curve(upper, curve, band, clipped, label=f"{confidence_level:.0%} band")
+        _draw_density(lower, curve, clipped, correct)
+        _label(upper, lower, first=j == 0)
+        error = top_label_smooth_error(clipped, correct)
+        summary = f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N {len(correct):,}"
+        upper.set_title(summary, fontsize=7, loc="left", pad=4)
+        write_name(upper, name)
+    _add_legend(figure, axes[0, 0], columns=min(len(checked) + 1, 5))
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure
+
+
+def reliability_comparison(
+    models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
+) -> Figure:
+    """Draw the smooth reliability curves of several models in one picture.
+
+    For which of some models to trust; `smooth_reliability_diagram` shows one with its confidence band, and
+    `risk_coverage_diagram` compares how well models know which of their predictions are wrong.
+
+    Each model has a colour and a kind of line, so that they can be told apart in grey too. Below are the
+    densities of the confidences.
+
+    Args:
+        models: name -> (confidences, correct), each (N,), as for `reliability_diagram`; N may differ.
+        title: a line above the figure.
+
+    Returns:
+        A figure to show or to `save_figure`.
+
+    Raises:
+        ValueError: if there is no model, or the arrays of one do not fit.
+
+    >>> figure = reliability_comparison({"a": ([0.9, 0.8], [1, 0]), "b": ([0.7, 0.6], [1, 1])})
+    >>> [line.get_label() for line in figure.axes[0].lines if line.get_linewidth() > 1.2]
+    ['a (smECE 0.350)', 'b (smECE 0.340)']
+    """
+    from matplotlib.figure import Figure
+
+    checked = check_panels(models)
+    figure = Figure(figsize=(3.5, 3.9 + 0.16 * len(checked)), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.8, 1])
+    draw_diagonal(upper)
+    for (name, (confidences, correct)), look in zip(checked.items(), line_looks(), strict=False):
+        clipped = confidences.clip(0, 1)
+        curve = smooth_reliability(clipped, correct)
+        shown = _seen(curve, clipped)
+        error = top_label_smooth_error(clipped, correct)
+        label = textwrap.shorten(name, 44, placeholder="…") + f" (smECE {error:.3f})"
+        marker = "o" if shown.sum() == 1 else None
+        upper.plot(
+            curve.grid[shown], curve.accuracy[shown], linewidth=1.6, label=label, marker=marker, **look
+        )
+        lower.plot(curve.grid, curve.density, linewidth=1.1, **look)
+    _label(upper, lower, first=True)
+    lower.set_ylim(bottom=0)
+    lower.set_yticks([])
+    legend = figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", fontsize=7)
+    legend.set_frame_on(False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure
+
+
+def _check_band(confidence_level: float, n_resamples: int) -> None:
+    if not 0 < confidence_level < 1:
+        way_out = "0.95 is usual"
+        raise ValueError(expected("confidence_level", "lie between 0 and 1", confidence_level, way_out))
+    if n_resamples < 2:
+        raise ValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
+
+
+def _band(
+    confidences: FloatArray,
+    correct: FloatArray,
+    curve: SmoothReliability,
+    level: float,
+    n_resamples: int,
+    seed: int,
+) -> FloatArray:
+    """The pointwise limits (2, G) of the curves of resamples, at the bandwidth of the curve itself."""
+    n_examples = len(correct)
+    affordable = max(_FEWEST_RESAMPLES, int(_EXAMPLES_RESAMPLED // n_examples))
+    rng = np.random.default_rng(seed)
+    curves = np.empty((min(n_resamples, affordable), len(curve.grid)))
+    for resampled in curves:
+        rows = rng.integers(0, n_examples, n_examples)
+        again = smooth_reliability(
+            confidences[rows], correct[rows], bandwidth=curve.bandwidth, grid_size=len(curve.grid)
+        )
+        resampled[:] = again.accuracy
+    # A resample with no example near a point says nothing there; the curve itself is always a possible one.
+    curves = np.where(np.isnan(curves), curve.accuracy, curves)
+    return np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+
+
+def _seen(curve: SmoothReliability, confidences: FloatArray) -> np.ndarray:
+    """Where (G,) the curve is drawn: from the smallest confidence to the largest, one point at the least."""
+    inside = (curve.grid >= confidences.min()) & (curve.grid <= confidences.max())
+    if not inside.any():
+        inside[np.abs(curve.grid - confidences.mean()).argmin()] = True
+    return inside & np.isfinite(curve.accuracy)
+
+
+def _draw_curve(
+    axes: Axes, curve: SmoothReliability, band: FloatArray, confidences: FloatArray, label: str
+) -> None:
+    from matplotlib.collections import LineCollection
+
+    shown = _seen(curve, confidences)
+    grid, accuracy = curve.grid[shown], curve.accuracy[shown]
+    low, high = band[:, shown]
+    draw_diagonal(axes)
+    if len(grid) == 1:
+        axes.errorbar(grid, accuracy, [accuracy - low, high - accuracy], color=BLUE, fmt="o", capsize=3)
+    axes.fill_between(grid, low, high, color=SKY, linewidth=0, label=label)
+    points = np.stack([grid, accuracy], axis=1)
+    thickness = curve.density[shown] / curve.density[shown].max()
+    widths = _THINNEST + (_THICKEST - _THINNEST) * np.sqrt((thickness[1:] + thickness[:-1]) / 2)
+    segments = np.stack([points[:-1], points[1:]], axis=1)
+    axes.add_collection(
+        LineCollection(list(segments), linewidths=widths.tolist(), colors=BLUE, capstyle="round", zorder=3)
+    )
+    grey = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
+    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
+    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
+
+
+def _draw_density(axes: Axes, curve: SmoothReliability, confidences: FloatArray, correct: FloatArray) -> None:
+    axes.fill_between(curve.grid, curve.density, color="#BDBDBD", linewidth=0)
+    axes.set_ylim(0, curve.density.max() * 1.1)
+    axes.axvline(correct.mean(), color="black", linewidth=1.4, clip_on=False)
+    axes.axvline(confidences.mean(), color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
+    axes.set_yticks([])
+
+
+def _label(upper: Axes, lower: Axes, *, first: bool) -> None:
+    unit_ticks(upper)
+    plain_axes(upper, lower)
+    lower.set_xlabel("confidence", fontsize=8)
+    if first:
+        upper.set_ylabel("accuracy", fontsize=8)
+        lower.set_ylabel("density", fontsize=8)
+
+
+def _add_legend(figure: Figure, axes: Axes, columns: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles, _ = axes.get_legend_handles_labels()
+    handles.insert(1, Line2D([], [], color=BLUE, linewidth=2.4, label="smoothed accuracy"))
+    handles += [
+        Line2D([], [], color=VERMILION, linestyle="--", linewidth=1.4, label="mean confidence"),
+        Line2D([], [], color="black", linewidth=1.4, label="overall accuracy"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
