@@ -25,6 +25,7 @@ NORMS: tuple[KernelNorm, ...] = ("l1", "l2")
 
 BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # the authors' grid
 
+_SMALLEST_BANDWIDTH = 1e-8  # below it, log-kernels are differences of numbers too large to tell them apart
 _MARGIN = 1e-6  # distance to 0 and 1 that is kept, where the kernel has no finite logarithm
 _MOST_FOR_BANDWIDTH = 1000  # examples; the choice takes 20 passes over all pairs
 _BLOCK = 2**18  # pairs whose temporaries are in memory at once
@@ -53,7 +54,7 @@ def kde_calibration_error(
     Args:
         probs: (N, C) float, rows that sum to 1, N at least 2.
         labels: (N,) int in [0, C), or (N, C) label distributions.
-        bandwidth: h, positive; None takes the one of 20 from 1e-5 to 1 that makes the confidences, or the
+        bandwidth: h, at least 1e-8; None takes the one of 20 from 1e-5 to 1 that makes the confidences, or the
             distributions, most likely, each under the density of the others.
         kind: "top_label", or "canonical", which sums over the classes.
         norm: q, "l1" or "l2"; the l2 error is a root.
@@ -157,7 +158,7 @@ def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice
 
 
 def _check_bandwidth(bandwidth: float) -> float:
-    if not 0 < bandwidth < np.inf:
-        way_out = "bandwidth=None chooses one"
-        raise ValueError(expected("bandwidth", "be positive and finite", bandwidth, way_out))
+    if not _SMALLEST_BANDWIDTH <= bandwidth < np.inf:
+        requirement = f"be finite and at least {_SMALLEST_BANDWIDTH}"
+        raise ValueError(expected("bandwidth", requirement, bandwidth, "bandwidth=None chooses one"))
     return float(bandwidth)
