@@ -14,6 +14,7 @@ from hf_calib.metrics.calibration import (
 )
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
 from hf_calib.metrics.kernel import kde_calibration_error
+from hf_calib.metrics.post_processing import post_processing_gap
 from hf_calib.metrics.proper_scores import (
     BrierDecomposition,
     accuracy,
@@ -44,6 +45,7 @@ __all__ = [
     "maximum_calibration_error",
     "negative_log_likelihood",
     "ood_auroc",
+    "post_processing_gap",
     "risk_coverage_curve",
     "root_brier_score",
     "smooth_calibration_error",
