@@ -333,6 +333,27 @@ def test_bad_inputs_are_refused(
         metric(np.asarray(probs), np.asarray(labels))
 
 
+def test_errors_name_the_worst_row_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 6)
+    probs = np.tile([0.25, 0.75], (50, 1))
+    probs[7, 0], probs[33, 0], probs[41, 0] = 0.26, 0.0, 0.24
+    for layout in (probs, np.asfortranarray(probs), probs.astype(np.float32), probs.astype(np.float16)):
+        with pytest.raises(ValueError, match=r"sum to 1, got 0\.75 in row 33"):
+            metrics.brier_score(layout, np.zeros(50, int))
+    probs[44, 1] = np.inf
+    with pytest.raises(ValueError, match=r"1 NaN or infinite values in 1 of 50 rows \(first in row 44\)"):
+        metrics.brier_score(probs, np.zeros(50, int))
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+def test_memory_layout_does_not_matter(metric: object) -> None:
+    probs, labels = random_predictions(200, 6)
+    wide = np.zeros((400, 12))
+    wide[::2, ::2] = probs
+    for layout in (np.asfortranarray(probs), wide[::2, ::2]):
+        assert metric(layout, labels) == pytest.approx(metric(probs, labels), **EXACT)
+
+
 def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
     probs = np.array([[0.333, 0.333, 0.3335]])
     assert metrics.negative_log_likelihood(probs, [0]) == pytest.approx(-np.log(0.333))

@@ -108,8 +108,11 @@ def _mean_weights(probs: NDArray[Any], labels: FloatArray, gamma: float, norm: f
     """The mean (N,) over the label's distribution of ||p - e_y||_norm^gamma."""
     rows = np.abs(probs.astype(np.float64, copy=False))
     powers = rows**norm
-    # Clipped: where p is nearly e_y, the other classes' sum can cancel to just below 0.
-    others = np.maximum(powers.sum(axis=1, keepdims=True) - powers, 0)
+    each, top = np.arange(len(rows)), rows.argmax(axis=1)
+    # The sum over the classes other than y, in which the largest is never taken from a sum it dominates.
+    largest, powers[each, top] = powers[each, top], 0
+    others = powers.sum(axis=1, keepdims=True) - powers + largest[:, None]
+    others[each, top] = powers.sum(axis=1)
     weights = (others + np.abs(1 - rows) ** norm) ** (gamma / norm)
     return np.einsum("nc,nc->n", labels, weights)
 

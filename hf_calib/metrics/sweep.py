@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray, IntArray, uniform_edges
+from hf_calib.metrics.binning import FloatArray, IntArray, uniform_bins, uniform_edges
 from hf_calib.metrics.calibration import top_label
 
 SweepBinning = Literal["equal_mass", "uniform"]
@@ -72,34 +72,39 @@ def top_label_sweep(
     """The ECE_sweep of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
     order = np.argsort(confidences, kind="stable")
     confidences, correct = confidences[order], correct[order]
-    cuts = _finest_monotone_cuts(confidences, correct, binning)
-    counts = np.diff(cuts, append=len(confidences))
-    gaps = np.abs(np.add.reduceat(confidences - correct, cuts)) / counts
+    n_bins = _finest_monotone(confidences, correct, binning)
+    bounds = _bounds(confidences, n_bins, binning, 0, len(confidences) - 1)
+    counts = np.diff(bounds)
+    gaps = np.abs(np.add.reduceat(confidences - correct, bounds[:-1])) / counts
     if norm == "l2":
         return float(np.sqrt(np.sum(counts * gaps**2) / len(confidences)))
     return float(np.sum(counts * gaps) / len(confidences))
 
 
-def _finest_monotone_cuts(confidences: FloatArray, correct: FloatArray, binning: SweepBinning) -> IntArray:
-    """Where each bin that is not empty starts among the sorted examples, for the M that the sweep ends at."""
+def _finest_monotone(confidences: FloatArray, correct: FloatArray, binning: SweepBinning) -> int:
+    """The number of bins that the sweep over the sorted examples (N,) ends at."""
     n_examples = len(confidences)
+    if (np.diff(correct) >= 0).all():  # whatever the bins, their means do not decrease either
+        return max(n_examples - 1, 1)
+    # A bin before the first or behind the last of these is all wrong or all right: it breaks no order.
+    first = int(np.argmax(correct > correct.min()))
+    last = n_examples - 1 - int(np.argmax(correct[::-1] < correct.max()))
     running = np.concatenate([[0.0], np.cumsum(correct)])
-    found = np.zeros(1, np.intp)
     for n_bins in range(2, n_examples):
-        cuts = _cuts(confidences, n_bins, binning)
-        ends = np.append(cuts[1:], n_examples)
-        accuracy = (running[ends] - running[cuts]) / (ends - cuts)
+        bounds = _bounds(confidences, n_bins, binning, first, last)
+        accuracy = np.diff(running[bounds]) / np.diff(bounds)
         if (np.diff(accuracy) < -_ROUNDING).any():
-            break
-        found = cuts
-    return found
+            return n_bins - 1
+    return max(n_examples - 1, 1)
 
 
-def _cuts(confidences: FloatArray, n_bins: int, binning: SweepBinning) -> IntArray:
-    """The first example of each bin that is not empty."""
+def _bounds(confidences: FloatArray, n_bins: int, binning: SweepBinning, first: int, last: int) -> IntArray:
+    """Where the bins from that of example `first` to that of `last` start and end; without empty bins."""
     n_examples = len(confidences)
     if binning == "equal_mass":  # example i is in bin floor(i M / N)
-        return -(-np.arange(n_bins) * n_examples // n_bins)
-    inner = np.searchsorted(confidences, uniform_edges(n_bins)[1:-1], side="right")
-    cuts = np.concatenate([[0], inner])
-    return np.unique(cuts[cuts < n_examples])
+        bins = np.arange(first * n_bins // n_examples, last * n_bins // n_examples + 2)
+        return -(-bins * n_examples // n_bins)
+    edges = uniform_edges(n_bins)
+    edges[0], edges[-1] = -np.inf, np.inf
+    lowest, highest = uniform_bins(confidences[[first, last]], n_bins)
+    return np.unique(np.searchsorted(confidences, edges[lowest : highest + 2], side="right"))

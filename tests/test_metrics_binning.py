@@ -1,0 +1,231 @@
+"""Which bin a confidence falls into, sums that do not drift, equal-mass bins, and debiased errors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import softmax
+from scipy.stats import norm as normal
+
+import hf_calib.metrics as metrics
+from hf_calib.metrics.binning import (
+    equal_mass_bins,
+    sum_bins,
+    sum_uniform_bins,
+    sum_uniform_gaps,
+    uniform_bins,
+    uniform_edges,
+)
+from hf_calib.metrics.calibration import top_label_calibration_error
+
+PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+
+
+def load(golden: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    with np.load(golden / f"metrics_{name}.npz") as file:
+        arrays = dict(file)
+    return softmax(arrays["logits"], axis=1), arrays["labels"], arrays
+
+
+def confidences_and_correct(n_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    confidences = rng.beta(4, 1, n_examples)
+    return confidences, (rng.random(n_examples) < confidences**2).astype(float)
+
+
+# The bin of a value
+
+
+def values_around_the_edges(n_bins: int, dtype: type) -> np.ndarray:
+    """Every edge and its neighbours a few floats away, random values, and the ends of the range."""
+    edges = np.concatenate([uniform_edges(n_bins), np.arange(n_bins + 1) / n_bins])
+    near, below, above = [edges.astype(dtype)], edges.astype(dtype), edges.astype(dtype)
+    for _ in range(4):
+        below, above = np.nextafter(below, dtype(-1)), np.nextafter(above, dtype(2))
+        near += [below, above]
+    rng = np.random.default_rng(n_bins)
+    random = np.concatenate([rng.random(500), 10 ** rng.uniform(-30, 0, 200)])
+    ends = [0.0, -0.0, 1.0, 1 + 1e-6, -1e-6, 5e-324, 1e-45]
+    return np.concatenate([*near, random.astype(dtype), np.array(ends).astype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("n_bins", [*range(1, 40), 64, 97, 100, 1000, 4097, 10**6, 10**7])
+def test_bins_are_those_of_a_search_among_the_edges(n_bins: int, dtype: type) -> None:
+    values = values_around_the_edges(min(n_bins, 4097), dtype)
+    searched = np.searchsorted(uniform_edges(n_bins)[1:-1], values.astype(np.float64), side="left")
+    np.testing.assert_array_equal(uniform_bins(values, n_bins), searched)
+
+
+def test_bins_keep_the_shape_of_a_matrix_and_are_indices() -> None:
+    values = np.random.default_rng(0).random((7, 5))
+    bins = uniform_bins(values, 15)
+    assert bins.shape == (7, 5)
+    assert bins.dtype == np.intp
+    np.testing.assert_array_equal(bins.ravel(), uniform_bins(values.ravel(), 15))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_probabilities_on_the_edges_fall_below_them_in_every_metric(dtype: type) -> None:
+    """k/15 and 1 - k/15, right half of the time: each edge is a group of its own in the bin below it."""
+    k = np.repeat(np.arange(8, 16), 2)
+    top = k.astype(dtype) / dtype(15)
+    probs, labels = np.stack([top, 1 - top], axis=1), np.tile([0, 1], 8)
+    ece = np.abs(np.arange(8, 16) / 15 - 0.5).mean()
+    assert metrics.expected_calibration_error(probs, labels) == pytest.approx(ece, abs=1e-7)
+    assert metrics.maximum_calibration_error(probs, labels) == pytest.approx(0.5, abs=1e-7)
+    assert metrics.expected_calibration_error(probs, labels, norm="l2") == pytest.approx(
+        np.sqrt(((np.arange(8, 16) / 15 - 0.5) ** 2).mean()), abs=1e-7
+    )
+
+
+# Sums
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 999, 1000, 2**15])
+def test_sums_do_not_depend_on_the_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    confidences, correct = confidences_and_correct(1000)
+    whole = sum_bins(confidences, correct, uniform_bins(confidences, 15), 15)
+    monkeypatch.setattr("hf_calib.metrics.binning._CHUNK", chunk)
+    sums = sum_uniform_bins(confidences, correct, 15)
+    for ours, theirs in zip(sums, whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-13)
+    gaps = sum_uniform_gaps(confidences, correct, 15)
+    np.testing.assert_allclose(gaps, whole.confidence - whole.correct, rtol=0, atol=1e-12)
+
+
+def test_sums_do_not_drift_at_a_hundred_million_rows() -> None:
+    n_examples = 10**8
+    # One number seen as many: every addition rounds the same way, which is the worst case.
+    confidences = np.broadcast_to(np.float64(0.7), n_examples)
+    correct = np.broadcast_to(np.float64(1.0), n_examples)
+    assert top_label_calibration_error(confidences, correct) == pytest.approx(0.3, rel=1e-12)
+    sums = sum_uniform_bins(confidences[: 10**7], correct[: 10**7], 15)
+    assert sums.counts[10] == 10**7
+    assert sums.confidence[10] == pytest.approx(0.7e7, rel=1e-12)
+
+
+# Equal mass
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_equal_mass_errors_equal_the_authors_code(golden: Path, name: str) -> None:
+    probs, labels, arrays = load(golden, name)
+
+    def error(**options: object) -> float:
+        return metrics.expected_calibration_error(probs, labels, binning="equal_mass", **options)
+
+    assert error() == pytest.approx(arrays["vc_ece_em_b15_l1_plugin"], **EXACT)
+    assert error(norm="l2") == pytest.approx(arrays["vc_em_b15_l2_plugin"], **EXACT)
+    assert error(norm="l2", debias=True) == pytest.approx(arrays["vc_em_b15_l2_debiased"], **EXACT)
+    unclipped = arrays["vc_em_b15_l2_debiased_squared_unclipped"]
+    assert error(norm="l2", debias=True) ** 2 == pytest.approx(max(unclipped, 0), rel=1e-11)
+    # Theirs is the mean of 200,000 random draws; this is what those converge to.
+    assert error(debias=True) == pytest.approx(arrays["vc_em_b15_l1_debiased_mc200k"], abs=1e-4)
+
+
+@pytest.mark.parametrize("n_bins", [1, 3, 15, 60, 61, 100])
+def test_equal_mass_bins_are_those_of_array_split(n_bins: int) -> None:
+    confidences = (
+        np.random.default_rng(3).integers(0, 20, 61) / 20
+    )  # with ties, and at last more bins than rows
+    expected = np.empty(61, int)
+    for index, members in enumerate(np.array_split(np.argsort(confidences, kind="stable"), n_bins)):
+        expected[members] = index
+    np.testing.assert_array_equal(equal_mass_bins(confidences, n_bins), expected)
+
+
+def test_equal_mass_bins_of_one_example_and_of_equal_confidences() -> None:
+    assert top_label_calibration_error(np.array([0.8]), np.array([0.0]), binning="equal_mass") == 0.8
+    bins = equal_mass_bins(np.full(7, 0.5), 3)
+    np.testing.assert_array_equal(bins, [0, 0, 0, 1, 1, 2, 2])
+
+
+# Debiased
+
+
+def loop_over_bins(confidences: np.ndarray, correct: np.ndarray, n_bins: int) -> list[tuple[float, ...]]:
+    """(count, accuracy, confidence) of each equal-width bin that is not empty."""
+    found = []
+    edges = np.linspace(0, 1, n_bins + 1)
+    for lower, upper in pairwise(edges):
+        members = (confidences > lower) & (confidences <= upper)
+        if members.any():
+            found.append((members.sum(), correct[members].mean(), confidences[members].mean()))
+    return found
+
+
+@pytest.mark.parametrize("n_examples", [40, 400, 4000])
+def test_debiased_l1_subtracts_the_excess_of_a_folded_normal(n_examples: int) -> None:
+    confidences, correct = confidences_and_correct(n_examples)
+    value = 0.0
+    for count, accuracy, confidence in loop_over_bins(confidences, correct, 15):
+        gap, spread = abs(confidence - accuracy), np.sqrt(accuracy * (1 - accuracy) / count)
+        mean = gap
+        if spread > 0:
+            drawn = normal(gap, spread).pdf
+            around = (gap - 12 * spread, gap + 12 * spread)
+            mean = quad(lambda x: abs(x) * drawn(x), *around, points=[0, gap], limit=200)[0]  # noqa: B023
+        value += count / n_examples * (2 * gap - mean)
+    ours = top_label_calibration_error(confidences, correct, debias=True)
+    assert ours == pytest.approx(max(value, 0), rel=1e-9, abs=1e-12)
+
+
+def test_debiased_l2_leaves_out_bins_of_one_example() -> None:
+    confidences, correct = confidences_and_correct(60)
+    squares = sum(
+        count / 60 * ((confidence - accuracy) ** 2 - accuracy * (1 - accuracy) / (count - 1))
+        for count, accuracy, confidence in loop_over_bins(confidences, correct, 15)
+        if count > 1
+    )
+    assert any(count == 1 for count, *_ in loop_over_bins(confidences, correct, 15))
+    ours = top_label_calibration_error(confidences, correct, norm="l2", debias=True)
+    assert ours == pytest.approx(np.sqrt(max(squares, 0)), **EXACT)
+
+
+# Where every true gap is 0, the l1 correction leaves 2 - sqrt(2) = 0.586 of the value, for gaps that are
+# normal; the squares, unbiased, are below 0 about half of the time.
+@pytest.mark.parametrize(("norm", "kept"), [("l1", 0.65), ("l2", 0.4)])
+def test_debiasing_takes_error_that_is_only_noise_away(norm: str, kept: float) -> None:
+    plain, debiased = [], []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        confidences = rng.beta(4, 1, 500)
+        correct = (rng.random(500) < confidences).astype(float)
+        plain.append(top_label_calibration_error(confidences, correct, norm=norm))
+        debiased.append(top_label_calibration_error(confidences, correct, norm=norm, debias=True))
+    assert np.mean(debiased) < kept * np.mean(plain)
+    assert min(debiased) >= 0
+
+
+def test_debiasing_fades_with_the_number_of_examples() -> None:
+    confidences, correct = confidences_and_correct(500)
+    many = np.tile(confidences, 2000), np.tile(correct, 2000)
+    for norm in ("l1", "l2"):
+        plain = top_label_calibration_error(*many, norm=norm)
+        assert top_label_calibration_error(*many, norm=norm, debias=True) == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("binning", ["uniform", "quantile", "equal_mass"])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_debiased_values_of_one_example_and_of_equal_confidences_are_finite(binning: str, norm: str) -> None:
+    options = {"binning": binning, "norm": norm, "debias": True}
+    one = top_label_calibration_error(np.array([1.0]), np.array([0.0]), **options)
+    assert one == (1 if norm == "l1" else 0)  # a single draw has no spread, and no unbiased square
+    equal = top_label_calibration_error(np.full(50, 0.9), np.ones(50), **options)
+    assert equal == pytest.approx(0.1, **EXACT)
+
+
+def test_debias_is_refused_where_it_has_no_meaning() -> None:
+    probs = np.array([[0.9, 0.1], [0.4, 0.6]])
+    with pytest.raises(ValueError, match="debias to be False with norm='max', got True; use norm='l1'"):
+        metrics.expected_calibration_error(probs, [0, 1], norm="max", debias=True)
+    with pytest.raises(ValueError, match="debias to be False for soft labels, got True; a soft label is no"):
+        metrics.expected_calibration_error(probs, probs, debias=True)
+    with pytest.raises(ValueError, match="got 'equal-mass'; did you mean 'equal_mass'"):
+        metrics.expected_calibration_error(probs, [0, 1], binning="equal-mass")

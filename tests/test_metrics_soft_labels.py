@@ -1,0 +1,256 @@
+"""Metrics of label distributions: what they must equal, and human distributions as the real case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import entr, softmax
+
+import hf_calib.metrics as metrics
+from hf_calib.metrics.binning import uniform_bins
+
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+NAMES = [
+    "accuracy",
+    "area_under_risk_coverage",
+    "brier_decomposition",
+    "brier_score",
+    "classwise_calibration_error",
+    "ece_sweep",
+    "expected_calibration_error",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "root_brier_score",
+]
+
+
+def random_soft(n_examples: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    truth = softmax(3 * rng.standard_normal((n_examples, n_classes)), axis=1)
+    probs = softmax(np.log(truth) * 1.7 + 0.5 * rng.standard_normal(truth.shape), axis=1)
+    return probs, truth
+
+
+# What they must equal
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n_classes", [2, 10, 40])
+def test_one_hot_distributions_give_what_class_indices_give(name: str, n_classes: int) -> None:
+    probs, truth = random_soft(500, n_classes)
+    labels = truth.argmax(axis=1)
+    labels[::3] = 0
+    metric = getattr(metrics, name)
+    hard = metric(probs, labels)
+    for dtype in (np.float16, np.float32, np.float64):
+        assert metric(probs, np.eye(n_classes, dtype=dtype)[labels]) == pytest.approx(hard, **EXACT)
+
+
+@pytest.mark.parametrize("binning", ["uniform", "quantile", "equal_mass"])
+@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+def test_calibration_errors_of_one_hot_distributions_under_every_option(binning: str, norm: str) -> None:
+    probs, truth = random_soft(500, 4)
+    labels, options = truth.argmax(axis=1), {"binning": binning, "norm": norm}
+    hard = metrics.expected_calibration_error(probs, labels, **options)
+    assert metrics.expected_calibration_error(probs, np.eye(4)[labels], **options) == pytest.approx(
+        hard, **EXACT
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("brier_decomposition", "ece_sweep")])
+def test_predicting_the_truth_is_perfect(name: str) -> None:
+    _, truth = random_soft(500, 5)
+    top = truth.max(axis=1)
+    perfect = {
+        "accuracy": top.mean(),
+        "negative_log_likelihood": entr(truth).sum(axis=1).mean(),
+        "area_under_risk_coverage": (np.cumsum(1 - np.sort(top)[::-1]) / np.arange(1, 501)).mean(),
+    }
+    assert getattr(metrics, name)(truth, truth) == pytest.approx(perfect.get(name, 0), **EXACT)
+
+
+def test_accuracy_and_errors_equal_a_loop() -> None:
+    probs, truth = random_soft(400, 6)
+    predicted = probs.argmax(axis=1)
+    share, confidence = truth[np.arange(400), predicted], probs.max(axis=1)
+    bins = uniform_bins(confidence, 15)
+    gaps = [abs((share - confidence)[bins == m].sum()) / 400 for m in range(15)]
+    assert metrics.accuracy(probs, truth) == pytest.approx(share.mean(), **EXACT)
+    assert metrics.expected_calibration_error(probs, truth) == pytest.approx(sum(gaps), **EXACT)
+    class_bins = uniform_bins(probs, 15)
+    by_class = [
+        abs((truth - probs)[:, c][class_bins[:, c] == m].sum()) / 400 for c in range(6) for m in range(15)
+    ]
+    assert metrics.classwise_calibration_error(probs, truth) == pytest.approx(sum(by_class) / 6, **EXACT)
+
+
+def test_scores_equal_their_mean_over_labels_drawn_from_the_distributions() -> None:
+    probs, truth = random_soft(300, 4)
+    rows = np.repeat(probs, 4, axis=0)  # each row once for each class it may turn out to be
+    log_losses = -np.log(rows[np.arange(1200), np.arange(1200) % 4])
+    assert metrics.negative_log_likelihood(probs, truth) == pytest.approx(
+        log_losses @ truth.ravel() / 300, **EXACT
+    )
+    squares = ((rows - np.tile(np.eye(4), (300, 1))) ** 2).sum(axis=1) @ truth.ravel() / 300
+    spread = (1 - (truth**2).sum(axis=1)).mean()
+    assert metrics.brier_score(probs, truth) + spread == pytest.approx(squares, **EXACT)
+
+
+def test_a_share_of_a_class_of_probability_zero_is_large_but_finite() -> None:
+    value = metrics.negative_log_likelihood([[1.0, 0.0]], [[0.75, 0.25]])
+    assert value == pytest.approx(708.396418532264 / 4)
+    assert metrics.negative_log_likelihood([[1.0, 0.0]], [[1.0, 0.0]]) == 0
+
+
+@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error", "uncertainty_correlation"])
+def test_chunks_order_and_width_of_floats_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probs, truth = random_soft(300, 4)
+    probs = probs.astype(np.float32).astype(float)
+    metric, order = getattr(metrics, name), np.random.default_rng(2).permutation(300)
+    whole = metric(probs, truth)
+    assert metric(probs[order], truth[order]) == pytest.approx(whole, **EXACT)
+    assert metric(probs.astype(np.float32), truth) == pytest.approx(whole, **EXACT)
+    assert metric(np.asfortranarray(probs), np.asfortranarray(truth)) == pytest.approx(whole, **EXACT)
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 20)
+    assert metric(probs, truth) == pytest.approx(whole, **EXACT)
+
+
+# True calibration error and the weights
+
+
+def test_true_calibration_error_is_the_mean_distance() -> None:
+    probs, truth = random_soft(200, 7)
+    assert metrics.true_calibration_error(probs, truth) == pytest.approx(
+        np.mean([np.linalg.norm(p - eta) for p, eta in zip(probs, truth, strict=True)]), **EXACT
+    )
+    assert metrics.true_calibration_error(truth, truth) == 0
+    assert metrics.true_calibration_error(np.eye(2), np.eye(2)[::-1]) == pytest.approx(np.sqrt(2))
+
+
+@pytest.mark.parametrize(("gamma", "norm"), [(2.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 2.0), (4.0, 3.0)])
+def test_correlation_equals_a_loop_over_examples_and_labels(gamma: float, norm: float) -> None:
+    probs, truth = random_soft(80, 5)
+    errors = [np.linalg.norm(p - eta) for p, eta in zip(probs, truth, strict=True)]
+    weights = [
+        sum(eta[y] * np.linalg.norm(p - np.eye(5)[y], ord=norm) ** gamma for y in range(5))
+        for p, eta in zip(probs, truth, strict=True)
+    ]
+    ours = metrics.uncertainty_correlation(probs, truth, gamma=gamma, norm=norm)
+    assert ours == pytest.approx(np.corrcoef(errors, weights)[0, 1], rel=1e-10)
+
+
+def test_weight_is_the_squared_error_plus_the_spread_of_the_label() -> None:
+    """The paper's Eq. 12: with one spread for all examples, the weight orders them as their error does."""
+    truth = np.tile([0.8, 0.2], (50, 1))
+    top = np.linspace(0.8, 1, 50)
+    ours = metrics.uncertainty_correlation(np.stack([top, 1 - top], axis=1), truth)
+    assert ours == pytest.approx(np.corrcoef(top - 0.8, (top - 0.8) ** 2)[0, 1], rel=1e-10)
+
+
+def test_correlation_without_variation_is_nan() -> None:
+    for n_examples in (1, 9):
+        rows = np.tile([0.7, 0.3], (n_examples, 1))
+        assert np.isnan(metrics.uncertainty_correlation(rows, rows[:, ::-1].copy()))
+
+
+# What users get wrong
+
+GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error", "uncertainty_correlation"])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[0.9, 0.1]], r"soft labels to have shape \(2, 2\), got shape \(1, 2\)"),
+        ([[0.5, 0.3, 0.2]] * 2, r"soft labels to have shape \(2, 2\), got shape \(2, 3\)"),
+        (
+            [[0.9, 0.1], [0.9, 0.3]],
+            r"each row of labels to sum to 1, got 1\.2 in row 1; divide each row by its sum",
+        ),
+        ([[0.9, 0.1], [np.nan, 0.3]], r"labels to be finite, got 1 NaN or infinite values in 1 of 2 rows"),
+        (
+            [[31.0, 20.0], [0.5, 0.5]],
+            r"labels to lie in \[0, 1\], got values from 0\.5 to 31; .*divide counts",
+        ),
+        ([[1.1, -0.1], [0.5, 0.5]], r"labels to lie in \[0, 1\], got values from -0\.1 to 1\.1"),
+    ],
+)
+def test_bad_distributions_are_refused(name: str, labels: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(metrics, name)(GOOD, np.array(labels))
+
+
+@pytest.mark.parametrize("name", ["true_calibration_error", "uncertainty_correlation"])
+@pytest.mark.parametrize("labels", [[0, 1], [[1, 0], [0, 1]], [0.0, 1.0]])
+def test_class_indices_are_refused_where_a_distribution_is_needed(name: str, labels: list) -> None:
+    with pytest.raises(ValueError, match=r"labels to be a float \(N, C\) matrix, got shape"):
+        getattr(metrics, name)(GOOD, np.array(labels))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 0.0}, r"gamma to be a finite number above 0, got 0\.0"),
+        ({"gamma": np.nan}, "gamma to be a finite number above 0, got nan"),
+        ({"norm": 0.5}, r"norm to be a finite number, at least 1, got 0\.5"),
+        ({"norm": np.inf}, "norm to be a finite number, at least 1, got inf"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.uncertainty_correlation(GOOD, GOOD, **options)
+
+
+# Real people
+
+
+@pytest.fixture(scope="module")
+def human(shared_data: Path) -> dict[str, np.ndarray]:
+    """CIFAR-10H: about 50 people's labels of each of 10,000 images."""
+    with np.load(shared_data / "cifar10h" / "cifar10h.npz") as file:
+        return dict(file)
+
+
+def test_people_as_the_truth_and_as_the_model(human: dict[str, np.ndarray]) -> None:
+    truth = human["probs"]
+    assert metrics.true_calibration_error(truth, truth) == 0
+    assert metrics.expected_calibration_error(truth, truth) == pytest.approx(0, abs=1e-12)
+    assert metrics.accuracy(truth, truth) == pytest.approx(truth.max(axis=1).mean(), **EXACT)
+    assert metrics.accuracy(truth, human["labels"]) == pytest.approx(0.9921, abs=5e-5)
+    assert metrics.negative_log_likelihood(truth, truth) == pytest.approx(
+        entr(truth).sum(axis=1).mean(), **EXACT
+    )
+    one_hot = np.eye(10)[human["labels"]]
+    assert metrics.negative_log_likelihood(one_hot, truth) > 1  # certainty costs
+
+
+def test_every_annotator_one_by_one_gives_what_the_shares_give(human: dict[str, np.ndarray]) -> None:
+    """The metrics of the shares equal those of half a million single labels."""
+    counts, truth = human["counts"], human["counts"] / human["counts"].sum(axis=1, keepdims=True)
+    probs = 0.7 * np.eye(10)[truth.argmax(axis=1)] + 0.03
+    images, classes = np.nonzero(counts)
+    weights = truth[images, classes]  # every image counts the same, however many people saw it
+    log_loss = weights @ -np.log(probs[images, classes]) / len(probs)
+    assert metrics.negative_log_likelihood(probs, truth) == pytest.approx(log_loss, **EXACT)
+    agreement = weights @ (probs.argmax(axis=1)[images] == classes) / len(probs)
+    assert metrics.accuracy(probs, truth) == pytest.approx(agreement, **EXACT)
+    assert metrics.expected_calibration_error(probs, truth) == pytest.approx(abs(0.73 - agreement), **EXACT)
+
+
+def test_half_of_the_people_predict_the_other_half(human: dict[str, np.ndarray]) -> None:
+    rng = np.random.default_rng(0)
+    seen = rng.binomial(human["counts"], 0.5)
+    unseen = human["counts"] - seen
+    truth = unseen / unseen.sum(axis=1, keepdims=True)
+    honest = (seen + 0.02) / (seen + 0.02).sum(axis=1, keepdims=True)
+    bold = softmax(4 * np.log(honest), axis=1)
+    for name in ("true_calibration_error", "expected_calibration_error", "brier_score", "root_brier_score"):
+        metric = getattr(metrics, name)
+        assert metric(honest, truth) < metric(bold, truth), name
+    assert metrics.accuracy(honest, truth) == metrics.accuracy(bold, truth)
+    # The paper reports 0.664 on its toy data: the weight grows with the error here too.
+    correlations = [metrics.uncertainty_correlation(p, truth) for p in (honest, bold)]
+    assert all(0.5 < correlation < 1 for correlation in correlations)
