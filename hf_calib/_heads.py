@@ -177,7 +177,7 @@ def changed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[N
         for parameter, value in zip(parameters, saved, strict=True):
             parameter.copy_(value)
         for head in without_bias:
-            head.bias = None
+            head.register_parameter("bias", None)
 
 
 def change(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:

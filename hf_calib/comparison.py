@@ -132,13 +132,14 @@ def _report_of(source: str, label_column: str, n_bins: int) -> Mapping[str, Any]
     path = next((file for file in inside if file.is_file()), path)
     if path.suffix != ".json":
         return evaluate_predictions(source, label_column=label_column, n_bins=n_bins).to_dict()
+    way_out = "pass a report.json that hf-calib evaluate or calibrate wrote"
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(expected("the report", "be readable as JSON", f"{source} ({error})", "")) from error
+        got = f"{source} ({error})"
+        raise ValueError(expected("the report", "be readable as JSON", got, way_out)) from error
     keys = {"name", "n_examples", "n_bins", "before", "after"}
     if not isinstance(report, dict) or not keys <= set(report):
-        way_out = "pass a report.json that hf-calib evaluate or calibrate wrote"
         raise ValueError(expected("the report", f"hold {', '.join(sorted(keys))}", source, way_out))
     return report
 

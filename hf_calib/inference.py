@@ -40,7 +40,7 @@ class TextClassifier:
 
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> list[dict[str, list[int]]]:
         """Token ids and what goes with them, cut to max_length, by default what the model can read."""
-        limit = max_length or self._longest()
+        limit = max_length or self.longest
         encoded = self.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
@@ -62,7 +62,9 @@ class TextClassifier:
         """(N, C) float32."""
         return self.model(**batch).logits.float().cpu().numpy()
 
-    def _longest(self) -> int | None:
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model can read; None where nothing says so."""
         limits = (
             self.tokenizer.model_max_length,
             getattr(self.model.config, "max_position_embeddings", None),

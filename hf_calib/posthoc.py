@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,9 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from hf_calib import scaling
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._checks import expected
+from hf_calib._fitting import FOLDED, METHODS, fit, fitted_numbers, make_scaler, split_roles
 from hf_calib._output import check_output, whole_folder
-from hf_calib.data.splits import draw_rows
 from hf_calib.folding import check_can_be_folded, fold
 from hf_calib.inference import TextClassifier, load_classifier, load_rows, predict
 from hf_calib.plots import save_figure
@@ -25,16 +23,6 @@ from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.saving import _move_into_place, standalone_copy
 
 Progress = Callable[[int, int], None]
-
-FOLDED = {"temperature": "TemperatureScaling", "vector": "VectorScaling", "matrix": "MatrixScaling"}
-METHODS = {
-    **FOLDED,
-    "dirichlet": "DirichletScaling",
-    "ensemble_temperature": "EnsembleTemperatureScaling",
-    "histogram": "HistogramBinning",
-    "isotonic": "IsotonicScaling",
-    "spline": "SplineScaling",
-}
 
 _SERVED_TEXTS = 8
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
@@ -125,6 +113,7 @@ def evaluate_model(
     rows: Rows,
     *,
     n_bins: int = 15,
+    output: Path | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> CalibrationReport:
@@ -134,6 +123,7 @@ def evaluate_model(
         source: a sequence classifier on the Hub or in a folder.
         rows: labelled texts that it was not trained on.
         n_bins: M, at least 1.
+        output: a folder for the report, see `write_report`.
         trust_remote_code: whether code that comes with the model may run.
         progress: called with the number of rows just done and of all rows.
 
@@ -141,14 +131,32 @@ def evaluate_model(
         ValueError: if model or data cannot be loaded, or do not fit.
         TypeError: if columns are of the wrong kind.
     """
+    check_output(output)
     data = rows.load()
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
-    return _report(rows.predict(classifier, data, progress), source, n_bins)
+    report = _report(rows.predict(classifier, data, progress), source, n_bins)
+    _write_to(output, report)
+    return report
 
 
-def evaluate_predictions(source: str, *, label_column: str = "label", n_bins: int = 15) -> CalibrationReport:
-    """Report the calibration of a file of predictions; see `load_predictions`."""
-    return _report(load_predictions(source, label_column=label_column), source, n_bins)
+def evaluate_predictions(
+    source: str, *, label_column: str = "label", n_bins: int = 15, output: Path | None = None
+) -> CalibrationReport:
+    """Report the calibration of a file of predictions, see `load_predictions`; otherwise as `evaluate_model`."""
+    check_output(output)
+    report = _report(load_predictions(source, label_column=label_column), source, n_bins)
+    _write_to(output, report)
+    return report
+
+
+def check_data(source: str, data: str | None) -> None:
+    """Refuse data beside a file of predictions, which holds the labels itself, and a model without data."""
+    if is_predictions_file(source) and data is not None:
+        way_out = "the file of predictions holds the labels: leave data out, or name a model"
+        raise ValueError(expected("data", "be given with a model only", data, way_out))
+    if data is None and not is_predictions_file(source):
+        way_out = "name labelled texts: a file, a folder or a data set on the Hub"
+        raise ValueError(expected("data", "be given with a model", None, way_out))
 
 
 def write_report(report: CalibrationReport, folder: Path) -> None:
@@ -160,6 +168,12 @@ def write_report(report: CalibrationReport, folder: Path) -> None:
     (folder / "report.json").write_text(record + "\n", encoding="utf-8")
     for name, figure in report.figures().items():
         save_figure(figure, folder / "figures" / f"{name}.png")
+
+
+def _write_to(output: Path | None, report: CalibrationReport) -> None:
+    if output is not None:
+        with whole_folder(output) as folder:
+            write_report(report, folder)
 
 
 def calibrate_predictions(
@@ -190,19 +204,19 @@ def calibrate_predictions(
         ValueError: if a file, the method or the criterion is wrong.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    scaler = _make_scaler(method, criterion, n_bins, METHODS)
+    scaler = make_scaler(method, criterion, n_bins, METHODS)
     check_output(output)
     found = load_predictions(source, label_column=label_column)
     tested = None if test is None else load_predictions(test, label_column=label_column)
-    fitted_on, reported, held_out = _roles(found, tested, seed)
-    notes = _fit(scaler, fitted_on)
+    fitted_on, reported, held_out = split_roles(found, tested, seed)
+    notes = fit(scaler, fitted_on)
     report = _report(reported, source, n_bins, scaler)
     assert report.after is not None
     kept = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
     with whole_folder(output) as folder:
         save_predictions(kept, folder / "predictions.npz")
         write_report(report, folder)
-    return Calibration(method, criterion, _numbers(scaler), len(fitted_on), held_out, report, notes)
+    return Calibration(method, criterion, fitted_numbers(scaler), len(fitted_on), held_out, report, notes)
 
 
 def calibrate_model(
@@ -238,7 +252,7 @@ def calibrate_model(
         TypeError: if columns are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; nothing is left then.
     """
-    scaler = _make_scaler(method, criterion, n_bins, FOLDED)
+    scaler = make_scaler(method, criterion, n_bins, FOLDED)
     check_output(output)
     if output.resolve() == Path(source).resolve():
         way_out = "folding cannot be undone: name a new folder"
@@ -248,8 +262,8 @@ def calibrate_model(
     recorded = check_can_be_folded(classifier.model)
     found = rows.predict(classifier, data, progress)
     tested = None if test is None else test.predict(classifier, test_data, progress)
-    fitted_on, reported, held_out = _roles(found, tested, seed)
-    notes = _fit(scaler, fitted_on)
+    fitted_on, reported, held_out = split_roles(found, tested, seed)
+    notes = fit(scaler, fitted_on)
     report = _report(reported, source, n_bins, scaler)
     fitting = {"criterion": criterion, "split": "calibration", "n_examples": len(fitted_on)}
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
@@ -262,68 +276,13 @@ def calibrate_model(
         )
         fold(plain, scaler, batch=batch).save_pretrained(folder)
         classifier.tokenizer.save_pretrained(folder)
-        difference = _served_difference(folder, texts, wanted, rows.max_length, trust_remote_code)
+        limit = rows.max_length or classifier.longest
+        names = classifier.class_names
+        difference = _served_difference(folder, texts, wanted, names, limit, trust_remote_code)
         write_report(report, folder / "calibration")
     return Calibration(
-        method, criterion, _numbers(scaler), len(fitted_on), held_out, report, notes, difference
+        method, criterion, fitted_numbers(scaler), len(fitted_on), held_out, report, notes, difference
     )
-
-
-def _make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, str]) -> Any:
-    """The unfitted scaler; an option that does not go with it is refused."""
-    if method not in known:
-        requirement = f"be one of {', '.join(known)}"
-        way_out = did_you_mean(method, known)
-        if method in METHODS:
-            way_out = f"{method} has no place in a model's weights: calibrate a file of predictions with it"
-        raise ValueError(expected("method", requirement, repr(method), way_out))
-    if method == "temperature":
-        return scaling.TemperatureScaling(criterion, n_bins=n_bins)  # type: ignore[arg-type]
-    if criterion != "nll":
-        way_out = f"leave it out: {method} minimises its own"
-        raise ValueError(expected("criterion", "be given for a temperature only", repr(criterion), way_out))
-    return getattr(scaling, METHODS[method])()
-
-
-def _roles(found: Predictions, tested: Predictions | None, seed: int) -> tuple[Predictions, Predictions, str]:
-    """The rows to fit on, the rows to report on, and where the latter come from."""
-    if tested is not None:
-        if tested.n_classes != found.n_classes or (
-            None not in (tested.class_names, found.class_names) and tested.class_names != found.class_names
-        ):
-            got = f"{tested.n_classes} classes and {found.n_classes}, or other names"
-            way_out = "use predictions of one model"
-            raise ValueError(expected("the test data", "have the same classes", got, way_out))
-        return found, tested, f"all {len(tested)} rows of the test data"
-    if len(found) < 2:
-        way_out = "pass more rows, or test data"
-        raise ValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
-    chosen = half_of(found.labels, seed)
-    rest = np.setdiff1d(np.arange(len(found)), chosen)
-    held_out = f"the other {len(rest)} of {len(found)} rows, drawn with seed {seed}"
-    return found.select(chosen), found.select(rest), held_out
-
-
-def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
-    """Row numbers (N // 2,) of a random half; in the classes' shares, where these have rows enough.
-
-    >>> labels = np.array([0, 0, 1, 1, 1, 1])
-    >>> np.bincount(labels[half_of(labels, seed=0)])
-    array([1, 2])
-    """
-    rng = np.random.default_rng(seed)
-    n_rows = len(labels) // 2
-    if n_rows <= len(labels) - len(np.unique(labels)):
-        return draw_rows(labels, n_rows, rng)
-    return np.sort(rng.permutation(len(labels))[:n_rows])
-
-
-def _fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
-    """Fit in place; return what it warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        scaler.fit(predictions.as_logits(), predictions.labels)
-    return tuple(str(warning.message) for warning in caught)
 
 
 def _report(predictions: Predictions, source: str, n_bins: int, scaler: Any = None) -> CalibrationReport:
@@ -337,19 +296,11 @@ def _report(predictions: Predictions, source: str, n_bins: int, scaler: Any = No
     )
 
 
-def _numbers(scaler: Any) -> dict[str, Any]:
-    """What was fitted, where that is at most a number per class."""
-    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
-    arrays = {
-        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
-    }
-    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
-
-
 def _served_difference(
     folder: Path,
     texts: list[str],
     wanted: NDArray[np.float64],
+    class_names: Sequence[str],
     max_length: int | None,
     trust_remote_code: bool,
 ) -> float:
@@ -363,10 +314,10 @@ def _served_difference(
         top_k=None,
         trust_remote_code=trust_remote_code,
     )
-    names = [classify.model.config.id2label[i] for i in range(wanted.shape[1])]
-    cut = {"truncation": True, **({} if max_length is None else {"max_length": max_length})}
-    served = [{row["label"]: row["score"] for row in scores} for scores in classify(texts, **cut)]
-    found = np.array([[scores[name] for name in names] for scores in served])
+    cut: dict[str, Any] = {"truncation": max_length is not None, "max_length": max_length}
+    results: Any = classify(texts, **cut)
+    served = [{row["label"]: row["score"] for row in scores} for scores in results]
+    found = np.array([[scores[name] for name in class_names] for scores in served])
     difference = float(np.abs(found - wanted).max())
     if not difference <= _SERVED_TOLERANCE:
         raise RuntimeError(

@@ -17,7 +17,7 @@ from hf_calib._checks import did_you_mean, expected
 from hf_calib.metrics._inputs import check_probs_and_labels
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame  # type: ignore[import-untyped]
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet")
 KINDS = ("logits", "probs")
@@ -63,9 +63,9 @@ class Predictions:
             raise ValueError(expected("logits", "have shape (N, C) with C at least 2", got, way_out))
         probs, _ = check_probs_and_labels(self.probabilities(), self.labels)
         if self.class_names is not None and len(self.class_names) != probs.shape[1]:
-            way_out = "name each column once"
-            got = len(self.class_names)
-            raise ValueError(expected("class_names", f"be {probs.shape[1]}, one per column", got, way_out))
+            requirement = f"be {probs.shape[1]}, one per column"
+            n_names, way_out = len(self.class_names), "name each column once"
+            raise ValueError(expected("class_names", requirement, n_names, way_out))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -73,21 +73,27 @@ class Predictions:
     @property
     def n_classes(self) -> int:
         """C, the number of columns."""
-        return (self.probs if self.logits is None else self.logits).shape[1]  # type: ignore[union-attr]
+        return self._scores().shape[1]
 
     def probabilities(self) -> NDArray[Any]:
         """(N, C): `probs`, or the softmax of `logits` in float64."""
-        return softmax(self.logits.astype(np.float64), axis=1) if self.probs is None else self.probs  # type: ignore[union-attr]
+        return self._scores() if self.logits is None else softmax(self.logits.astype(np.float64), axis=1)
 
     def as_logits(self) -> NDArray[Any]:
         """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""
-        return np.log(np.maximum(self.probs, _SMALLEST_PROBABILITY)) if self.logits is None else self.logits  # type: ignore[type-var]
+        scores = self._scores()
+        return np.log(np.maximum(scores, _SMALLEST_PROBABILITY)) if self.logits is None else scores
 
     def select(self, rows: NDArray[Any]) -> Predictions:
         """The predictions of some rows."""
         logits = None if self.logits is None else self.logits[rows]
         probs = None if self.probs is None else self.probs[rows]
         return Predictions(self.labels[rows], logits, probs, self.class_names)
+
+    def _scores(self) -> NDArray[Any]:
+        scores = self.probs if self.logits is None else self.logits
+        assert scores is not None
+        return scores
 
 
 def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
@@ -188,12 +194,13 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
         separator = "\t" if suffix == ".tsv" else ","
         return pandas.read_csv(path, sep=separator, keep_default_na=False, float_precision="round_trip")
     except (OSError, ValueError) as error:  # what pandas and pyarrow raise derives from these
-        raise ValueError(expected("predictions", f"be readable as {suffix[1:]}", path, error)) from error
+        got, way_out = f"{path} ({error})", "write it again"
+        raise ValueError(expected("predictions", f"be readable as {suffix[1:]}", got, way_out)) from error
 
 
 def _from_table(table: DataFrame, label_column: str) -> Predictions:
     columns = [str(name) for name in table.columns]
-    table.columns = columns  # type: ignore[assignment]
+    table.columns = columns
     if label_column not in columns:
         requirement = f"be one of {', '.join(columns)}"
         raise ValueError(
