@@ -1,4 +1,4 @@
-"""Which bin a confidence falls into, sums that do not drift, equal-mass bins, and debiased errors."""
+"""The top label, which bin a confidence falls into, sums that do not drift, equal-mass bins, and debiased errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hf_calib.metrics.binning import (
     uniform_bins,
     uniform_edges,
 )
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.calibration import top_label, top_label_calibration_error
 
 PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -36,6 +36,26 @@ def confidences_and_correct(n_examples: int, seed: int = 0) -> tuple[np.ndarray,
     rng = np.random.default_rng(seed)
     confidences = rng.beta(4, 1, n_examples)
     return confidences, (rng.random(n_examples) < confidences**2).astype(float)
+
+
+# The top label
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("n_classes", [1, 2, 31, 32, 33, 300])
+def test_top_label_is_the_first_of_the_largest(
+    n_classes: int, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 20 * n_classes)
+    rng = np.random.default_rng(n_classes)
+    probs, labels = softmax(rng.standard_normal((500, n_classes)), axis=1), rng.integers(0, n_classes, 500)
+    probs[::50, -1] = probs[::50].max(axis=1)  # ties, in some chunks only
+    probs = probs.astype(dtype)
+    confidences, correct = top_label(probs, labels)
+    np.testing.assert_array_equal(confidences, probs.max(axis=1).astype(float))
+    np.testing.assert_array_equal(correct, probs.argmax(axis=1) == labels)
+    shares = np.eye(n_classes)[labels]
+    np.testing.assert_array_equal(top_label(probs, shares)[1], correct)
 
 
 # The bin of a value

@@ -23,7 +23,12 @@ from hf_calib.metrics.proper_scores import (
     negative_log_likelihood,
     root_brier_score,
 )
-from hf_calib.metrics.selective import area_under_risk_coverage, ood_auroc, risk_coverage_curve
+from hf_calib.metrics.selective import (
+    RiskCoverage,
+    area_under_risk_coverage,
+    ood_auroc,
+    risk_coverage_curve,
+)
 from hf_calib.metrics.smooth import smooth_calibration_error
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.sweep import ece_sweep
@@ -32,6 +37,7 @@ __all__ = [
     "BrierDecomposition",
     "ConsistencyTest",
     "Interval",
+    "RiskCoverage",
     "accuracy",
     "area_under_risk_coverage",
     "bootstrap_interval",

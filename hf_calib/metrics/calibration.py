@@ -19,6 +19,7 @@ from hf_calib.metrics.binning import (
     Binning,
     BinSums,
     FloatArray,
+    IntArray,
     assign_bins,
     sum_bins,
     sum_uniform_bins,
@@ -29,6 +30,8 @@ from hf_calib.metrics.binning import (
 
 Norm = Literal["l1", "l2", "max"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "max")
+
+_FEW_CLASSES = 32  # up to here a comparison class by class is faster than argmax
 
 
 def expected_calibration_error(
@@ -195,10 +198,32 @@ def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, Fl
 
     With labels (N,) that is 0 or 1, with soft labels (N, C) their share of the predicted class.
     """
-    rows = np.arange(len(probs))
-    predicted = probs.argmax(axis=1)
-    correct = labels[rows, predicted] if labels.ndim == 2 else predicted == labels
-    return probs[rows, predicted].astype(np.float64), correct.astype(np.float64)
+    confidences, predicted = _winners(probs)
+    correct = labels[np.arange(len(probs)), predicted] if labels.ndim == 2 else predicted == labels
+    return confidences, correct.astype(np.float64)
+
+
+def _winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
+    """The largest probability (N,) of each row and the first class (N,) that has it."""
+    n_rows, n_classes = probs.shape
+    if n_classes > _FEW_CLASSES:
+        predicted = probs.argmax(axis=1)
+        return probs[np.arange(n_rows), predicted].astype(np.float64), predicted
+    confidences, predicted = np.empty(n_rows), np.empty(n_rows, np.intp)
+    for part in row_chunks(n_rows, n_classes):
+        confidences[part], predicted[part] = _winners_of_few(probs[part])
+    return confidences, predicted
+
+
+def _winners_of_few(probs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same, class by class: argmax spends most of its time on getting from row to row."""
+    columns = np.ascontiguousarray(probs.T)
+    largest = columns.max(axis=0)
+    is_largest = (columns == largest).view(np.uint8)
+    if is_largest.sum(axis=0, dtype=np.uint8).max() > 1:  # ties
+        return largest, probs.argmax(axis=1)
+    classes = np.arange(len(columns), dtype=np.uint8)[:, None]
+    return largest, (is_largest * classes).sum(axis=0, dtype=np.uint8)
 
 
 def binned_error(sums: BinSums, *, n_examples: float, norm: Norm, debias: bool = False) -> float:

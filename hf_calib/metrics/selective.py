@@ -46,7 +46,8 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
         ValueError: if either are no probabilities, or their numbers of classes differ.
 
     Notes:
-        A temperature never changes it for two classes, and little for more. It asks for no labels.
+        It asks for no labels. A temperature cannot change it for two classes; for more it can, because it does
+        not keep the order of the scores.
 
     References:
         Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
