@@ -132,10 +132,11 @@ def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
 
 def _write_class(axes: Axes, name: str, numbers: str) -> None:
     """The name, cut to the panel's width, and below it the numbers."""
+    name = " ".join(name.split())
     short = name if len(name) <= 20 else name[:19] + "…"
     for text, points, look in ((short, 12, "bold"), (numbers, 4.5, "normal")):
         axes.annotate(
-            text.replace("\n", " "),
+            text,
             xy=(0, 1),
             xycoords="axes fraction",
             xytext=(0, points),

@@ -175,12 +175,13 @@ def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
 
 
 def _label_risk(axes: Axes) -> None:
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, 1.01)
     unit_ticks(axes, "x")
     plain_axes(axes)
     # The first few predictions may all be wrong, which says little and would flatten the rest.
     overall = max((line.get_ydata()[-1] for line in axes.lines), default=0.0)
     largest = max(np.max(line.get_ydata()) for line in axes.lines)
-    axes.set_ylim(0, min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1)
+    top = min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1
+    axes.set_ylim(-0.015 * top, top)  # a risk of 0 is to be seen
     axes.set_xlabel("coverage: share of predictions kept", fontsize=8)
     axes.set_ylabel("risk: error rate among them", fontsize=8)

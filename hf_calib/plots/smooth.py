@@ -32,6 +32,7 @@ _PANEL_INCHES = (2.5, 3.1)
 _THINNEST, _THICKEST = 0.7, 3.6  # points
 _EXAMPLES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
 _FEWEST_RESAMPLES = 50
+_DENSITY_BANDWIDTH = 0.02  # of the strip below: that of the curve may be far too wide to show the confidences
 
 
 def smooth_reliability_diagram(
@@ -67,6 +68,10 @@ def smooth_reliability_diagram(
     Raises:
         ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
 
+    Notes:
+        Where all resamples agree, as where every prediction is right, the band has no width: it shows what
+        this sample can tell, not what it has not met.
+
     References:
         Blasiok and Nakkiran 2023, section 2.
 
@@ -87,7 +92,7 @@ def smooth_reliability_diagram(
         curve = smooth_reliability(clipped, correct)
         band = _band(clipped, correct, curve, confidence_level, n_resamples, seed)
         _draw_curve(upper, curve, band, clipped, label=f"{confidence_level:.0%} band")
-        _draw_density(lower, curve, clipped, correct)
+        _draw_density(lower, clipped, correct)
         _label(upper, lower, first=j == 0)
         error = top_label_smooth_error(clipped, correct)
         summary = f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N {len(correct):,}"
@@ -122,7 +127,7 @@ def reliability_comparison(
 
     >>> figure = reliability_comparison({"a": ([0.9, 0.8], [1, 0]), "b": ([0.7, 0.6], [1, 1])})
     >>> [line.get_label() for line in figure.axes[0].lines if line.get_linewidth() > 1.2]
-    ['a (smECE 0.350)', 'b (smECE 0.340)']
+    ['a (smECE 0.350)', 'b (smECE 0.350)']
     """
     from matplotlib.figure import Figure
 
@@ -138,9 +143,15 @@ def reliability_comparison(
         label = textwrap.shorten(name, 44, placeholder="…") + f" (smECE {error:.3f})"
         marker = "o" if shown.sum() == 1 else None
         upper.plot(
-            curve.grid[shown], curve.accuracy[shown], linewidth=1.6, label=label, marker=marker, **look
+            curve.grid[shown],
+            curve.accuracy[shown],
+            linewidth=1.6,
+            label=label,
+            marker=marker,
+            clip_on=False,
+            **look,
         )
-        lower.plot(curve.grid, curve.density, linewidth=1.1, **look)
+        lower.plot(*_density(clipped), linewidth=1.1, **look)
     _label(upper, lower, first=True)
     lower.set_ylim(bottom=0)
     lower.set_yticks([])
@@ -203,26 +214,37 @@ def _draw_curve(
     low, high = band[:, shown]
     draw_diagonal(axes)
     if len(grid) == 1:
-        axes.errorbar(grid, accuracy, [accuracy - low, high - accuracy], color=BLUE, fmt="o", capsize=3)
+        axes.errorbar(
+            grid, accuracy, [accuracy - low, high - accuracy], color=BLUE, fmt="o", capsize=3, clip_on=False
+        )
     axes.fill_between(grid, low, high, color=SKY, linewidth=0, label=label)
     points = np.stack([grid, accuracy], axis=1)
     thickness = curve.density[shown] / curve.density[shown].max()
     widths = _THINNEST + (_THICKEST - _THINNEST) * np.sqrt((thickness[1:] + thickness[:-1]) / 2)
     segments = np.stack([points[:-1], points[1:]], axis=1)
     axes.add_collection(
-        LineCollection(list(segments), linewidths=widths.tolist(), colors=BLUE, capstyle="round", zorder=3)
+        LineCollection(
+            list(segments), linewidths=widths.tolist(), colors=BLUE, capstyle="round", zorder=3, clip_on=False
+        )
     )
     grey = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
     axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
 
 
-def _draw_density(axes: Axes, curve: SmoothReliability, confidences: FloatArray, correct: FloatArray) -> None:
-    axes.fill_between(curve.grid, curve.density, color="#BDBDBD", linewidth=0)
-    axes.set_ylim(0, curve.density.max() * 1.1)
+def _draw_density(axes: Axes, confidences: FloatArray, correct: FloatArray) -> None:
+    grid, density = _density(confidences)
+    axes.fill_between(grid, density, color="#BDBDBD", linewidth=0)
+    axes.set_ylim(0, density.max() * 1.1)
     axes.axvline(correct.mean(), color="black", linewidth=1.4, clip_on=False)
     axes.axvline(confidences.mean(), color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
     axes.set_yticks([])
+
+
+def _density(confidences: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Grid and density (G,) of the confidences."""
+    curve = smooth_reliability(confidences, np.ones_like(confidences), bandwidth=_DENSITY_BANDWIDTH)
+    return curve.grid, curve.density
 
 
 def _label(upper: Axes, lower: Axes, *, first: bool) -> None:
