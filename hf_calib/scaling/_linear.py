@@ -16,13 +16,13 @@ from scipy.optimize import minimize
 
 from hf_calib.scaling._inputs import blocks
 from hf_calib.scaling._objectives import SoftmaxObjective
-from hf_calib.scaling._solver import best_temperature
+from hf_calib.scaling._solver import BOUNDS, best_temperature
 
 FloatArray = NDArray[np.float64]
 Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
 
-_MAX_STEPS = 2000
-_STOP_AT = 1e-9  # largest entry of the gradient; rounding sets in a little below
+_MAX_STEPS = 1000
+_STOP_AT = 1e-8  # largest entry of the gradient; rounding sets in a little below
 _LEFT_TO_GAIN = 1e-9  # nats per example: more than that is not converged
 _LEAST_CURVATURE = 1e-8  # relative to the largest: flatter directions are left where they start
 
@@ -45,8 +45,10 @@ class LinearProblem:
     def _unit(self) -> float:
         objective = SoftmaxObjective(self.logits, self.labels)
         if not (objective.is_constant or objective.is_no_better_than_chance):
-            return best_temperature(objective)
-        total = sum(np.square(rows).sum() for rows, _, _ in self)
+            temperature = best_temperature(objective)
+            if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
+                return temperature
+        total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, _, _ in self)
         return float(np.sqrt(total / self.logits.size)) or 1.0
 
     def __iter__(self) -> Iterator[tuple[FloatArray, NDArray[np.bool_] | None, NDArray[np.int64]]]:

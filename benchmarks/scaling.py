@@ -1,0 +1,174 @@
+"""Time of the fitted temperature, as ratios to scikit-learn and to a grid search, in the same run.
+
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py --jobs nll
+
+Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...), method="temperature")`, the
+public way, which also predicts the examples fold by fold; and against the fit that it calls, alone, which is
+the fairer comparison. "above the optimum" is the mean NLL at the T that was found, in float64, less the least
+there is, in nats.
+
+Expected calibration error on the grid 0.1, 0.2, ..., 10: against what the papers' evaluation scripts do, with
+one tensor operation after another: for each T a softmax of all logits in torch, the largest probability of
+each row, and 15 masks, one per bin. It is timed once, and on every tenth T, unless --full-grid is given.
+
+Each round times every method once, so that a change of the machine's load meets all of them; the table gives
+medians over the rounds, and medians of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import sklearn
+import torch
+from scipy.optimize import minimize_scalar
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV, _TemperatureScaling
+from sklearn.frozen import FrozenEstimator
+
+from hf_calib.metrics import expected_calibration_error
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling._objectives import SoftmaxObjective
+
+SHAPES = [(10_000, 10), (50_000, 1000)]
+TRUE_TEMPERATURE = 2.5
+OURS = "hf_calib"
+N_BINS = 15
+
+Fit = Callable[[], float]  # fits, and returns T
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(1)
+    versions = f"numpy {np.__version__}, scikit-learn {sklearn.__version__}, torch {torch.__version__}"
+    print(f"{versions}, {args.rounds} rounds")
+    for shape in SHAPES:
+        logits, labels = make_data(*shape)
+        if "nll" in args.jobs:
+            compare_nll(logits, labels, args.rounds)
+        if "grid" in args.jobs:
+            compare_grids(logits, labels, args.rounds, every=1 if args.full_grid else 10)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", nargs="+", default=["nll", "grid"], choices=["nll", "grid"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--full-grid", action="store_true", help="time the baseline on all 100 temperatures")
+    return parser.parse_args()
+
+
+def make_data(n: int, c: int) -> tuple[np.ndarray, np.ndarray]:
+    """float32 logits that are `TRUE_TEMPERATURE` times those which the labels were drawn from."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=2, size=(n, c)).astype(np.float32)
+    logits[np.arange(n), rng.integers(c, size=n)] += 4
+    labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
+    logits *= TRUE_TEMPERATURE
+    return logits, labels
+
+
+def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
+    fits: dict[str, Fit] = {
+        OURS: lambda: TemperatureScaling().fit(logits, labels).temperature_,
+        "scikit-learn, its fit alone": lambda: 1 / float(_TemperatureScaling().fit(logits, labels).beta_),
+        "scikit-learn, public": partial(fit_public_scikit_learn, logits, labels),
+    }
+    seconds, temperatures = interleaved(fits, rounds)
+    objective = SoftmaxObjective(logits, labels)
+    least = minimize_scalar(  # convex in 1 / T: an inner minimum is the minimum
+        lambda t: objective.nll(1 / t).value,
+        bounds=(0.99 * temperatures[OURS], 1.01 * temperatures[OURS]),
+        options={"xatol": 1e-6},
+    ).fun
+    print_table(f"NLL temperature, {shape_of(logits)}", seconds)
+    for name, temperature in temperatures.items():
+        excess = objective.nll(1 / temperature).value - least
+        print(f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum")
+
+
+class Identity(ClassifierMixin, BaseEstimator):
+    """A classifier whose decision values are its inputs."""
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_classes = n_classes
+        self.classes_ = np.arange(n_classes)
+
+    def fit(self, logits: np.ndarray, labels: np.ndarray) -> Identity:
+        return self
+
+    def decision_function(self, logits: np.ndarray) -> np.ndarray:
+        return logits
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(axis=1)
+
+
+def fit_public_scikit_learn(logits: np.ndarray, labels: np.ndarray) -> float:
+    frozen = FrozenEstimator(Identity(logits.shape[1]))
+    fitted = CalibratedClassifierCV(frozen, method="temperature").fit(logits, labels)
+    return 1 / float(fitted.calibrated_classifiers_[0].calibrators[0].beta_)
+
+
+def compare_grids(logits: np.ndarray, labels: np.ndarray, rounds: int, every: int) -> None:
+    grid = np.arange(1, 101) / 10
+    seconds, temperatures = interleaved(
+        {OURS: lambda: TemperatureScaling("ece").fit(logits, labels).temperature_}, min(rounds, 3)
+    )
+    tensors = torch.from_numpy(logits), torch.from_numpy(labels)
+    start = time.perf_counter()
+    errors = [masked_bins_error(*tensors, temperature) for temperature in grid[::every]]
+    seconds["softmax and masks, torch"] = [(time.perf_counter() - start) * every] * len(seconds[OURS])
+    print_table(f"ECE on 100 temperatures, {shape_of(logits)} (the baseline: on {len(errors)})", seconds)
+    probs = torch.softmax(tensors[0] / grid[0], dim=1).numpy()
+    ours = expected_calibration_error(probs, labels)
+    print(f"  {OURS:30s} T = {temperatures[OURS]}; at T = 0.1 the two differ by {abs(ours - errors[0]):.1e}")
+
+
+def masked_bins_error(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:
+    """Expected calibration error with one mask over all examples for each bin."""
+    confidences, predicted = torch.softmax(logits / temperature, dim=1).max(dim=1)
+    correct = (predicted == labels).float()
+    edges = torch.linspace(0, 1, N_BINS + 1)
+    error = torch.zeros(())
+    for lower, upper in pairwise(edges):
+        inside = (confidences > lower) & (confidences <= upper)
+        if inside.any():
+            gap = (confidences[inside].mean() - correct[inside].mean()).abs()
+            error += gap * inside.float().mean()
+    return error.item()
+
+
+def interleaved(fits: dict[str, Fit], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of each fit in each round, and the T it finds; a round more comes first, to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in fits}
+    temperatures = {}
+    for _ in range(rounds + 1):
+        for name, fit in fits.items():
+            start = time.perf_counter()
+            temperatures[name] = fit()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: values[1:] for name, values in seconds.items()}, temperatures
+
+
+def shape_of(logits: np.ndarray) -> str:
+    return f"{logits.shape[0]} x {logits.shape[1]} {logits.dtype}"
+
+
+def print_table(title: str, seconds: dict[str, list[float]]) -> None:
+    print(f"\n{title}")
+    for name, values in seconds.items():
+        ratio = median(value / own for value, own in zip(values, seconds[OURS], strict=True))
+        print(f"  {name:30s} {1e3 * median(values):10.1f} ms {ratio:8.1f} x", flush=True)
+
+
+if __name__ == "__main__":
+    main()
