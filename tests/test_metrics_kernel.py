@@ -1,0 +1,207 @@
+"""The kernel calibration error against the authors' code and against scipy's densities, pair by pair."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from scipy.stats import beta, dirichlet
+
+from hf_calib.metrics import kde_calibration_error
+from hf_calib.metrics.kernel import BANDWIDTHS, choose_bandwidth, log_likelihood
+
+PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2"]
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+
+
+def load(golden: Path, case: str) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """The rows that the authors' code was run on, and its results."""
+    with np.load(golden / f"metrics_{case}.npz") as file:
+        n_used = int(file["kde_n_used_first_rows"])
+        probs, labels = softmax(file["logits"][:n_used], axis=1), file["labels"][:n_used]
+        return probs, labels, {key: float(file[key]) for key in file if key.startswith("kde_")}
+
+
+def random_predictions(n_examples: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet(np.ones(n_classes), n_examples), rng.integers(0, n_classes, n_examples)
+
+
+def as_points(confidences: np.ndarray) -> np.ndarray:
+    return np.stack([confidences, 1 - confidences], axis=1)
+
+
+class TestAgainstTheAuthorsCode:
+    @pytest.mark.parametrize("case", PREDICTIONS)
+    @pytest.mark.parametrize(("bandwidth", "key"), [(0.02, "bw0p02"), (0.1, "bw0p1")])
+    def test_top_label(self, golden: Path, case: str, bandwidth: float, key: str) -> None:
+        probs, labels, theirs = load(golden, case)
+        l1 = kde_calibration_error(probs, labels, bandwidth=bandwidth)
+        l2 = kde_calibration_error(probs, labels, bandwidth=bandwidth, norm="l2")
+        assert l1 == pytest.approx(theirs[f"kde_toplabel_{key}_l1"], **EXACT)
+        # Theirs is not rooted.
+        assert l2**2 == pytest.approx(theirs[f"kde_toplabel_{key}_l2"], **EXACT)
+
+    def test_canonical(self, golden: Path) -> None:
+        probs, labels, theirs = load(golden, "N300_K2")
+        error = kde_calibration_error(probs, labels, bandwidth=0.1, kind="canonical")
+        assert error == pytest.approx(theirs["kde_canonical_bw0p1_l1"], **EXACT)
+
+    @pytest.mark.parametrize("case", PREDICTIONS)
+    def test_likelihoods_of_the_bandwidths(self, golden: Path, case: str) -> None:
+        probs, _, theirs = load(golden, case)
+        points = as_points(probs[:300].max(axis=1))
+        likelihoods = np.array([log_likelihood(points, bandwidth) for bandwidth in BANDWIDTHS])
+        with_their_term = likelihoods - 300 * np.log(BANDWIDTHS)
+        chosen = BANDWIDTHS[with_their_term.argmax()]
+        assert chosen == pytest.approx(theirs["kde_bandwidth_loo_first300"], rel=1e-12)
+        # Their term wins by far more than any difference in likelihood; without it the choice is no extreme.
+        assert chosen < choose_bandwidth(points) < 0.1
+
+
+class TestAgainstDensities:
+    @pytest.mark.parametrize("soft", [False, True])
+    @pytest.mark.parametrize("n_classes", [2, 3, 7])
+    def test_canonical(self, n_classes: int, soft: bool) -> None:
+        probs, hard = random_predictions(40, n_classes)
+        shares = random_predictions(40, n_classes, seed=1)[0] if soft else np.eye(n_classes)[hard]
+        gaps = []
+        for i in range(40):
+            others = np.arange(40) != i
+            kernel = np.array([dirichlet.pdf(probs[i] / probs[i].sum(), p / 0.1 + 1) for p in probs[others]])
+            gaps.append(kernel @ shares[others] / kernel.sum() - probs[i])
+        labels = shares if soft else hard
+
+        def error(norm: str) -> float:
+            return kde_calibration_error(probs, labels, bandwidth=0.1, kind="canonical", norm=norm)
+
+        assert error("l1") == pytest.approx(np.abs(gaps).sum(axis=1).mean(), rel=1e-10)
+        assert error("l2") == pytest.approx(np.sqrt(np.square(gaps).sum(axis=1).mean()), rel=1e-10)
+
+    @pytest.mark.parametrize("soft", [False, True])
+    def test_top_label(self, soft: bool) -> None:
+        probs, hard = random_predictions(40, 3)
+        confidences, predicted = probs.max(axis=1), probs.argmax(axis=1)
+        shares = random_predictions(40, 3, seed=1)[0] if soft else np.eye(3)[hard]
+        correct = shares[np.arange(40), predicted]
+        gaps = []
+        for i in range(40):
+            others = np.arange(40) != i
+            c = confidences[others]
+            kernel = beta.pdf(confidences[i], c / 0.05 + 1, (1 - c) / 0.05 + 1)
+            gaps.append(abs(kernel @ correct[others] / kernel.sum() - confidences[i]))
+        error = kde_calibration_error(probs, shares if soft else hard, bandwidth=0.05)
+        assert error == pytest.approx(np.mean(gaps), rel=1e-10)
+
+    def test_log_likelihood(self) -> None:
+        points = random_predictions(30, 3)[0]
+        total = 0.0
+        for i in range(30):
+            densities = [dirichlet.pdf(points[i], points[j] / 0.2 + 1) for j in range(30) if j != i]
+            total += np.log(np.mean(densities))
+        assert log_likelihood(points, 0.2) == pytest.approx(total, rel=1e-10)
+
+
+class TestBandwidth:
+    def test_is_the_most_likely_of_the_grid(self) -> None:
+        points = as_points(np.random.default_rng(0).beta(5, 1, 400))
+        chosen = choose_bandwidth(points)
+        best = max(log_likelihood(points, bandwidth) for bandwidth in BANDWIDTHS)
+        assert log_likelihood(points, chosen) == best
+        probs = points[points[:, 0] >= 0.5]
+        labels = np.zeros(len(probs), dtype=int)
+        of_its_own = kde_calibration_error(probs, labels)
+        given = kde_calibration_error(probs, labels, bandwidth=choose_bandwidth(probs))
+        assert of_its_own == pytest.approx(given, **EXACT)
+
+    @pytest.mark.parametrize("kind", ["top_label", "canonical"])
+    def test_order_does_not_matter_where_only_some_examples_choose(self, kind: str) -> None:
+        probs, labels = random_predictions(1200, 3)
+        order = np.random.default_rng(1).permutation(1200)
+        error = kde_calibration_error(probs, labels, kind=kind)
+        assert kde_calibration_error(probs[order], labels[order], kind=kind) == pytest.approx(error, **EXACT)
+
+    @pytest.mark.parametrize("bandwidth", [0.0, -1.0, 1e-9, np.nan, np.inf])
+    def test_out_of_range_is_refused(self, bandwidth: float) -> None:
+        with pytest.raises(
+            ValueError, match=r"expected bandwidth to be finite and at least 1e-08, got .*; bandw"
+        ):
+            kde_calibration_error(np.eye(2), [0, 1], bandwidth=bandwidth)
+
+    def test_wide_kernels_average_the_others(self) -> None:
+        probs, labels = random_predictions(50, 3)
+        correct = (probs.argmax(axis=1) == labels).astype(float)
+        means = (correct.sum() - correct) / 49
+        error = kde_calibration_error(probs, labels, bandwidth=1e12)
+        assert error == pytest.approx(np.abs(means - probs.max(axis=1)).mean(), rel=1e-9)
+
+
+class TestExtremes:
+    @pytest.mark.parametrize("kind", ["top_label", "canonical"])
+    @pytest.mark.parametrize("bandwidth", [1e-8, 1e-5, 0.02, 1.0, None])
+    def test_certain_predictions_give_no_nan(self, kind: str, bandwidth: float | None) -> None:
+        probs = np.vstack([np.eye(3), np.eye(3), [[0.2, 0.5, 0.3]]])
+        for labels in ([0, 1, 2, 0, 1, 2, 1], [0, 1, 2, 1, 2, 0, 1], [1, 2, 0, 1, 2, 0, 0]):
+            error = kde_calibration_error(probs, labels, bandwidth=bandwidth, kind=kind)
+            assert 0 <= error <= 2
+
+    def test_certain_and_right_is_0(self) -> None:
+        labels = np.tile(np.arange(3), 4)
+        assert kde_calibration_error(np.eye(3)[labels], labels) == 0
+        assert kde_calibration_error(np.eye(3)[labels], labels, kind="canonical") < 1e-12
+        assert kde_calibration_error(np.eye(3)[labels], (labels + 1) % 3) == 1
+
+    def test_all_right_all_wrong_and_one_right(self) -> None:
+        probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.7, 0.3], [0.6, 0.4]])
+        right, wrong = (kde_calibration_error(probs, np.full(4, y), bandwidth=0.1) for y in (0, 1))
+        assert right == pytest.approx((0.1 + 0.1 + 0.3 + 0.4) / 4, **EXACT)
+        assert wrong == pytest.approx((0.9 + 0.9 + 0.7 + 0.6) / 4, **EXACT)
+        # Around the only one that is right nobody is; around its neighbour only it.
+        one = kde_calibration_error(probs, np.array([0, 1, 1, 1]), bandwidth=1e-5)
+        assert one == pytest.approx((0.9 + 0.1 + 0.7 + 0.6) / 4, **EXACT)
+
+    def test_two_examples(self) -> None:
+        probs = np.array([[0.9, 0.1], [0.7, 0.3]])
+        error = kde_calibration_error(probs, [0, 1], bandwidth=0.1)
+        assert error == pytest.approx((0.9 + 0.3) / 2, **EXACT)
+        assert np.isfinite(kde_calibration_error(probs, [0, 1]))
+
+    def test_equal_confidences(self) -> None:
+        probs = np.tile([0.75, 0.25], (5, 1))
+        error = kde_calibration_error(probs, [0, 0, 0, 1, 1])
+        assert error == pytest.approx((3 * 0.25 + 2 * 0) / 5, **EXACT)
+
+    def test_one_example_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"probs to hold at least 2 examples, got shape \(1, 2\)"):
+            kde_calibration_error(np.array([[0.4, 0.6]]), [0])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"kind": "classwise"}, "kind to be one of 'top_label', 'canonical', got 'classwise'"),
+            ({"norm": "max"}, "norm to be one of 'l1', 'l2', got 'max'"),
+        ],
+    )
+    def test_bad_options_are_refused(self, options: dict[str, str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            kde_calibration_error(np.eye(2), [0, 1], **options)
+
+
+class TestMemory:
+    def test_blocks_do_not_show(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        probs, labels = random_predictions(100, 4)
+        whole = [kde_calibration_error(probs, labels, kind=kind) for kind in ("top_label", "canonical")]
+        monkeypatch.setattr("hf_calib.metrics.kernel._BLOCK", 730)
+        cut = [kde_calibration_error(probs, labels, kind=kind) for kind in ("top_label", "canonical")]
+        assert cut == pytest.approx(whole, **EXACT)
+
+    def test_no_matrix_of_all_pairs(self) -> None:
+        probs, labels = random_predictions(4000, 3)
+        tracemalloc.start()
+        kde_calibration_error(probs, labels, bandwidth=0.1)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4000 * 4000 * 8 / 10
