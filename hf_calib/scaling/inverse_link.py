@@ -1,0 +1,234 @@
+"""The closed-form inverse link: from the probabilities that a known loss leads to, back to the posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import logsumexp
+
+from hf_calib._checks import expected
+from hf_calib.scaling import _inverse_link as link
+from hf_calib.scaling._base import FloatArray, LogitScaling
+from hf_calib.scaling._inputs import as_class_labels, as_logits, as_matrix, blocks
+
+if TYPE_CHECKING:
+    from hf_calib.losses import CalibrationLoss
+
+
+class InverseLink(LogitScaling):
+    r"""Undo what a known training loss does to the probabilities; needs no calibration data.
+
+    A focal-type loss is least not at the true posterior \eta but at other probabilities, p(\eta): at
+    \eta = 0.7 the focal loss with \gamma = 3 wants p = 0.558. That map is known and has a closed-form inverse,
+    so a model trained with such a loss can be corrected without data. `TemperatureScaling` instead is fitted
+    to what the model really does: where there are a few hundred held-out examples, prefer it, or fit it to
+    what this one returns.
+
+    $$\hat\eta:\quad \sum_y \hat\eta_y \frac{\partial L(z, y)}{\partial z} = 0, \qquad
+      \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
+
+    Args:
+        loss: the loss that the model was trained with, from `hf_calib.losses.make_loss`, with the same
+            hyperparameters; if it adapts, with the table that it had at the end.
+
+    Notes:
+        It mends the loss's own bias, not a model's: it assumes a network that reached the minimum of the
+        expected loss. One that was stopped early (as in fine-tuning), regularised, or over-fitted is
+        elsewhere, and the correction can be too much or too little. So compare before and after on held-out
+        data. The logits must be those that the loss saw, not divided by a temperature.
+
+        Supported: cross_entropy and brier (nothing to undo), label_smoothing, entropy_regularized, focal,
+        inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the
+        `_gra` losses, where the weight that scales the gradient is what counts: \eta_k \propto p_k / w_k.
+        A gamma that depends on p (steps, tables) is a constant at each p, as it is in training. Class weights
+        are divided out. Not supported are losses that couple the batch, and logit_norm and ece_ce, which
+        depend on more than p.
+
+        Some p are the minimum for no posterior, or for several, and there a branch is taken:
+        - dual_focal and inverse_focal jump as \eta moves through a tie of two classes: with C = 2, dual_focal
+          with gamma = 5 from p = 0.35 to 0.65, inverse_focal with gamma = 2 from 0.21 to 0.79. A p within the
+          jump solves the equation with an \eta of another ranking, which no minimum has; the classes
+          concerned get the same \eta, that of the tie, but for 1e-9 that keeps their order. (Where two p are
+          equal dual_focal itself is lower than all around, an isolated point that no training finds.)
+        - flsd and the tables: the minimum stays at a jump of gamma for a range of \eta, and jumps over some
+          p. What comes out is the \eta of the side on which p lies, ranked as above.
+        - inverse_focal, and tables, with gamma beyond 3.59: for some p the gradient pushes the label down,
+          and no \eta leads there; the classes concerned take all of the mass, ranked as above.
+        - label_smoothing, entropy_regularized, bsce: p less than smoothing / C, and the like, are never
+          reached; a posterior that would be negative becomes 0.
+
+        So the ranking of the classes, and the accuracy, stay as they are, but for class weights. Computed in
+        float64 from logarithms: logits of ±1e4 are no problem.
+
+    References:
+        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation", Theorem 11;
+        Tao et al. 2023, "Dual focal loss for calibration", Eq. 9.
+
+    >>> from hf_calib.losses import make_loss
+    >>> logits = np.log([[0.558, 0.442]])
+    >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(logits).round(2)
+    array([[0.7, 0.3]])
+    """
+
+    def __init__(self, loss: CalibrationLoss) -> None:
+        self.loss = loss
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
+        """Check the loss and the data; nothing is fitted, and `predict_proba` works without it.
+
+        Args:
+            logits: (N, C), any real dtype; -inf masks a class.
+            labels: (N,) int in [0, C), or None. They make no difference.
+
+        Returns:
+            self.
+
+        Raises:
+            TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
+            ValueError: if the loss has no inverse link, or a shape or a value is wrong.
+        """
+        matrix = as_matrix(logits, least_columns=2)
+        _checked_link(self.loss, matrix.shape[1])
+        if labels is not None:
+            as_class_labels(labels, matrix)
+        return self
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the log of the posterior, in nats and float64, for logits of any shape that ends in C.
+
+        These are logits again: another scaler can be fitted to them.
+
+        Raises:
+            TypeError, ValueError: as `fit`.
+        """
+        checked = as_logits(logits)
+        log_posterior, log_weights = _checked_link(self.loss, checked.shape[-1])
+        rows = checked.reshape(-1, checked.shape[-1])
+        result = np.empty(rows.shape)
+        for part, block in blocks(rows):
+            predictions = link.Predictions.of(block)
+            log_eta = link.in_order_of(predictions.log_p, log_posterior(predictions))
+            if log_weights is not None:  # the loss sees the posterior times the weights
+                log_eta -= log_weights
+                log_eta -= logsumexp(log_eta, axis=1, keepdims=True)
+            log_eta[~predictions.allowed] = -np.inf
+            result[part] = log_eta
+        return result.reshape(checked.shape)
+
+
+LogPosterior = Callable[[link.Predictions], FloatArray]
+
+
+def _modulated(loss: CalibrationLoss, **options: Any) -> LogPosterior:
+    gamma = _gamma(loss)
+    return lambda predictions: link.modulated(predictions, gamma(predictions.p), **options)
+
+
+def _detached(loss: CalibrationLoss) -> LogPosterior:
+    return _modulated(loss, detached=True)
+
+
+def _dual(loss: CalibrationLoss) -> LogPosterior:
+    rival, detached = loss.hyperparameters.get("rival", "next"), loss.name.endswith("_gra")
+    return _modulated(loss, rival=rival, detached=detached)
+
+
+def _bsce(loss: CalibrationLoss) -> LogPosterior:
+    detached = loss.name.endswith("_gra")
+    return lambda predictions: link.brier_norm(predictions, **loss.hyperparameters, detached=detached)
+
+
+def _unchanged(loss: CalibrationLoss) -> LogPosterior:
+    return lambda predictions: predictions.log_p
+
+
+def _smoothing(loss: CalibrationLoss) -> LogPosterior:
+    smoothing = loss.hyperparameters["smoothing"]
+    if smoothing == 1:
+        way_out = "with 1 the loss does not depend on the label"
+        raise ValueError(expected("smoothing", "be below 1", smoothing, way_out))
+    return lambda predictions: link.label_smoothing(predictions, smoothing)
+
+
+def _entropy(loss: CalibrationLoss) -> LogPosterior:
+    return lambda predictions: link.entropy_regularized(predictions, **loss.hyperparameters)
+
+
+def _focal_calibration(loss: CalibrationLoss) -> LogPosterior:
+    return lambda predictions: link.focal_calibration(predictions, **loss.hyperparameters)
+
+
+_LINKS: dict[str, Callable[[CalibrationLoss], LogPosterior]] = {
+    "ada_dual_focal": _dual,
+    "adafocal": _modulated,
+    "brier": _unchanged,
+    "bsce": _bsce,
+    "bsce_gra": _bsce,
+    "calfocal": _modulated,
+    "cross_entropy": _unchanged,
+    "dual_focal": _dual,
+    "dual_focal_gra": _dual,
+    "entropy_regularized": _entropy,
+    "flsd": _modulated,
+    "flsd_gra": _detached,
+    "focal": _modulated,
+    "focal_calibration": _focal_calibration,
+    "focal_gra": _detached,
+    "inverse_focal": _modulated,
+    "label_smoothing": _smoothing,
+}
+
+
+def _gamma(loss: CalibrationLoss) -> Callable[[FloatArray], link.Gamma]:
+    """Return gamma as a function of p, negative for the inverse focal loss."""
+    given = loss.hyperparameters
+    if loss.name.startswith("flsd"):
+        steps = np.array(given["gammas"])
+        return lambda p: steps[np.searchsorted(given["thresholds"], p, side="right")]
+    if hasattr(loss, "gammas"):
+        return _gamma_of_table(loss)
+    gamma = -given["gamma"] if loss.name == "inverse_focal" else given["gamma"]
+    return lambda p: gamma
+
+
+def _gamma_of_table(loss: Any) -> Callable[[FloatArray], FloatArray]:
+    inner, gammas, accuracies = (table.numpy() for table in (loss.edges[1:-1], loss.gammas, loss.accuracies))
+
+    def gamma(p: FloatArray) -> FloatArray:
+        bins = np.searchsorted(inner, p, side="right")
+        if not loss.hyperparameters.get("per_sample", False):
+            return gammas[bins]
+        gap = np.nan_to_num(p - accuracies[bins], nan=0.0)  # no accuracy yet: gamma 1
+        return np.exp(loss.hyperparameters["update_rate"] * gap)
+
+    return gamma
+
+
+def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, FloatArray | None]:
+    """Return the loss's map from predictions to log eta, and its log class weights (C,); or say why not."""
+    from hf_calib.losses import CalibrationLoss  # here, because it imports torch
+
+    if not isinstance(loss, CalibrationLoss):
+        way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
+        raise TypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+    if loss.name not in _LINKS:
+        way_out = f"use a loss among {', '.join(_LINKS)}, or fit TemperatureScaling"
+        raise ValueError(expected("loss", "have an inverse link", repr(loss.name), way_out))
+    if loss.multi_label:
+        way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
+        raise ValueError(expected("loss", "be single-label", "a multi-label loss", way_out))
+    return _LINKS[loss.name](loss), _log_class_weights(loss, n_classes)
+
+
+def _log_class_weights(loss: CalibrationLoss, n_classes: int) -> FloatArray | None:
+    if loss.class_weights is None:
+        return None
+    if len(loss.class_weights) != n_classes:
+        got, way_out = f"shape (..., {n_classes})", "pass the logits of the model that the loss trained"
+        raise ValueError(
+            expected("logits", f"have the {len(loss.class_weights)} classes of class_weights", got, way_out)
+        )
+    return loss.class_weights.detach().cpu().double().log().numpy()
