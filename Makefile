@@ -31,8 +31,16 @@ test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable ".[dev]"
 	touch $@
 
-bench: setup
-	$(BIN)/python benchmarks/losses.py
+bench: .venv-bench/installed
+	.venv-bench/bin/python benchmarks/losses.py
+	OMP_NUM_THREADS=1 .venv-bench/bin/python benchmarks/metrics.py
+	OMP_NUM_THREADS=1 .venv-bench/bin/python benchmarks/scaling.py
+
+# The packages that the metrics are compared with, away from what the tests run in.
+.venv-bench/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache

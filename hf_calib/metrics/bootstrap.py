@@ -193,9 +193,10 @@ def _resampled(
     options: dict[str, Any],
 ) -> Resampled:
     """The cheapest form of the metric; the function has accepted the options before."""
-    if metric in ("expected_calibration_error", "maximum_calibration_error"):
-        norm = {"norm": "max"} if metric == "maximum_calibration_error" else {}
-        return TopLabel(*top_label(probs, labels), **options, **norm)
+    if metric == "expected_calibration_error":
+        return TopLabel(*top_label(probs, labels), **options)
+    if metric == "maximum_calibration_error":
+        return TopLabel(*top_label(probs, labels), norm="max", **options)
     if metric == "classwise_calibration_error":
         return Classwise(probs, labels, **options)
     if metric in MEANS:
