@@ -58,10 +58,10 @@ def diagnose(report: CalibrationReport, quote: Callable[[str], str] = str) -> tu
     final = report.after or report.before
     sentences = [_overall_sentence(report.before, report.confidence_level)]
     sentences += _where(report.before, report.confidence_level, quote)
-    sentences.append(_chance_sentence(report.before))
+    sentences.append(_chance_sentence(report.before, report.confidence_level))
     if report.after is not None:
         sentences += _after_sentences(report, quote)
-    sentences += _gain_sentence(final, after=report.after is not None)
+    sentences.append(_gain_sentence(final, after=report.after is not None))
     return tuple(sentences)
 
 
@@ -75,14 +75,14 @@ def _overall_sentence(assessment: Assessment, level: float) -> str:
     return f"On the whole {found.verdict}: {means} ({interval})."
 
 
-def _chance_sentence(assessment: Assessment) -> str:
+def _chance_sentence(assessment: Assessment, level: float) -> str:
     test = assessment.consistency
     n_examples = len(assessment.correct)
     expected = (
         f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
         f"{test.expected:.4f} by chance alone (p = {test.p_value:.3g})"
     )
-    if test.p_value < 0.05:
+    if test.p_value <= 1 - level:
         return f"The calibration error is real: the ECE is {test.value:.4f}, and {expected}."
     return f"The calibration error is within sampling error: the ECE is {test.value:.4f}, and {expected}."
 
@@ -107,7 +107,7 @@ def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) ->
 
 def _classes_sentence(rows: Sequence[ClassRow], word: str, quote: Callable[[str], str]) -> str:
     named = [
-        f"{quote(row.name)} (confidence {row.confidence:.2f}, precision {row.precision:.2f})"
+        f'"{quote(row.name)}" (confidence {row.confidence:.2f}, precision {row.precision:.2f})'
         for row in rows[:_CLASSES_NAMED]
     ]
     more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
@@ -184,7 +184,9 @@ def _after_sentences(report: CalibrationReport, quote: Callable[[str], str]) -> 
         "After calibration: " + _lower_first(sentence)
         for sentence in _where(report.after, report.confidence_level, quote)
     ]
-    sentences.append("After calibration: " + _lower_first(_chance_sentence(report.after)))
+    sentences.append(
+        "After calibration: " + _lower_first(_chance_sentence(report.after, report.confidence_level))
+    )
     return sentences
 
 
@@ -192,15 +194,13 @@ def _lower_first(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
 
 
-def _gain_sentence(assessment: Assessment, *, after: bool) -> list[str]:
-    gap = assessment.metrics.get("post_processing_gap")
-    if gap is None:
-        return []
+def _gain_sentence(assessment: Assessment, *, after: bool) -> str:
+    gap = assessment.metrics["post_processing_gap"]
     more = "still " if after else ""
-    return [
-        f"A smooth recalibration of the top label's confidence could {more}lower the Brier score by at most "
-        f"{max(gap.value, 0):.4f}."
-    ]
+    return (
+        f"A smooth recalibration of the confidences could {more}lower their squared error by {gap.value:.4f} "
+        "at most, on these examples."
+    )
 
 
 def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
@@ -229,6 +229,6 @@ def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] =
 
 
 def _named(rows: Sequence[ClassRow], quote: Callable[[str], str]) -> str:
-    names = ", ".join(quote(row.name) for row in rows[:_CLASSES_NAMED])
+    names = ", ".join(f'"{quote(row.name)}"' for row in rows[:_CLASSES_NAMED])
     more = f" and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
     return f"{len(rows)} {'class' if len(rows) == 1 else 'classes'} ({names}{more})"

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
     from hf_calib.report._report import CalibrationReport
 
+CAPTIONS = {
+    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
+    "smooth_reliability": "Reliability without bins: smoothed accuracy, thick where confidences are frequent, "
+    "with a bootstrap band.",
+    "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
+    "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
+    "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
+}
+
 
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     """What `CalibrationReport.figures` returns."""

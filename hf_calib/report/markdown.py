@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hf_calib._markdown import escape
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
-from hf_calib.report.text import bin_table, class_table, footnotes, metric_table, summary
+from hf_calib.report.text import bin_table, class_table, final_state, footnotes, metric_table, summary
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -25,7 +25,7 @@ def to_markdown(report: CalibrationReport) -> str:
         ("Bins that add most to the calibration error", bin_table(report)),
         ("Classes", class_table(report, escape)),
     ):
-        lines += ["", f"## {title}", "", *_table(header, rows)]
+        lines += ["", f"## {title}{final_state(report)}", "", *_table(header, rows)]
     return "\n".join(lines) + "\n"
 
 

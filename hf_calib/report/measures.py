@@ -21,7 +21,7 @@ from hf_calib.metrics.sweep import top_label_sweep
 MAX_EXAMPLES_FOR_KDE = 2_000
 # What a metric without a fast path may cost, in values read by all its resamples: seconds, not minutes.
 _BUDGET = 2e7
-_MOST_CALLS, _FEWEST_CALLS = 400, 50
+_MOST_CALLS, _FEWEST_CALLS = 200, 50
 
 TopLabelMetric = Callable[[FloatArray, FloatArray], float]
 
@@ -59,6 +59,7 @@ class Measure:
     # "top_label": it calls `of_top_label`, so that resamples are (N,) and not (N, C). "none": no interval.
     resampling: Literal["fast", "rows", "top_label", "none"] = "fast"
     of_top_label: TopLabelMetric | None = None
+    cost: int = 0  # of a call, per example, beyond reading it; as much as reading so many values
     max_examples: int | None = None  # left out of reports on more
 
 
@@ -109,6 +110,12 @@ MEASURES: dict[str, Measure] = {
     ),
     "classwise_ece": Measure("Classwise ECE", "classwise_calibration_error", binned=True),
     "mce": Measure("Maximum calibration error", "maximum_calibration_error", binned=True),
+    "post_processing_gap": Measure(
+        "Post-processing gap of the top label's squared error",
+        "post_processing_gap",
+        resampling="rows",
+        cost=40,
+    ),
     "area_under_risk_coverage": Measure(
         "Area under the risk-coverage curve",
         "area_under_risk_coverage",
@@ -171,7 +178,6 @@ def _affordable(measure: Measure, n_examples: int, n_classes: int, n_resamples: 
         return 0
     if measure.resampling == "fast":
         return n_resamples
-    if measure.resampling == "top_label":
-        return min(n_resamples, max(_FEWEST_CALLS, min(_MOST_CALLS, int(_BUDGET // n_examples))))
-    calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * n_classes)))
+    width = 2 if measure.resampling == "top_label" else n_classes
+    calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * (width + measure.cost))))
     return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0

@@ -33,6 +33,11 @@ def states(report: CalibrationReport) -> dict[str, Assessment]:
     return {"before": report.before, "after": report.after}
 
 
+def final_state(report: CalibrationReport) -> str:
+    """Which probabilities the tables of bins and classes are about, to follow their titles."""
+    return "" if report.after is None else ", after calibration"
+
+
 def metric_table(report: CalibrationReport) -> Table:
     """Every metric, with its interval, before and after."""
     columns = states(report)
@@ -111,8 +116,12 @@ def footnotes(report: CalibrationReport) -> list[str]:
         "if the confidences were right.",
     ]
     notes += _fewer_resamples(report)
-    if "kde_ece" not in report.before.metrics:
-        notes.append(f"The kernel calibration error is left out above {MAX_EXAMPLES_FOR_KDE:,} examples.")
+    if "kde_ece" in report.before.metrics:
+        notes.append(
+            "The kernel ECE leaves each example out of its own estimate; resamples, which repeat examples, cannot."
+        )
+    else:
+        notes.append(f"The kernel ECE is left out above {MAX_EXAMPLES_FOR_KDE:,} examples.")
     if report.n_classes > _MOST_CLASSES:
         notes.append(
             f"Of {report.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."
@@ -124,10 +133,10 @@ def _fewer_resamples(report: CalibrationReport) -> list[str]:
     """Which metrics have fewer resamples than asked for, because they are slow, or no interval at all."""
     slow: dict[int, list[str]] = {}
     for key, value in report.before.metrics.items():
-        if value.n_resamples < report.n_resamples:
+        if value.n_resamples < report.n_resamples and MEASURES[key].resampling != "none":
             slow.setdefault(value.n_resamples, []).append(MEASURES[key].title)
     return [
-        f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling costs more: "
+        f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling is slow: "
         f"{'; '.join(titles)}."
         for count, titles in slow.items()
     ]

@@ -1,0 +1,107 @@
+"""A report as one HTML file: styles inside, figures as embedded pictures, no script, nothing to load."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from hf_calib.report.figures import CAPTIONS
+from hf_calib.report.text import bin_table, class_table, final_state, footnotes, metric_table, summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from hf_calib.report._report import CalibrationReport
+
+_DPI = 180
+# The colours follow the reader's light or dark mode; pictures keep their white ground in both, and on paper.
+_STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --faint: #666; --line: #d5d5d5; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #16181b; --ink: #e6e6e6; --faint: #a3a3a3; --line: #3a3d42; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--ground);
+  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.6rem; overflow-wrap: anywhere; }
+h2 { margin: 2.2rem 0 .6rem; font-size: 1.15rem; }
+p.summary, ul.notes, figcaption { color: var(--faint); font-size: .875rem; }
+li { margin: .3rem 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { border-bottom-width: 2px; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; white-space: normal;
+  min-width: 9rem; overflow-wrap: anywhere; }
+.figures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
+figure { margin: 0; max-width: 100%; }
+figure img { display: block; max-width: 100%; height: auto; padding: .5rem; background: #fff;
+  border-radius: 4px; border: 1px solid var(--line); }
+figcaption { margin-top: .35rem; max-width: 34rem; }
+@media print {
+  :root { --ground: #fff; --ink: #000; --faint: #444; --line: #bbb; }
+  body { padding: 0; max-width: none; font-size: 10pt; }
+  h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; }
+  thead { display: table-header-group; }
+  .scroll { overflow: visible; }
+}
+"""
+
+
+def to_html(report: CalibrationReport) -> str:
+    """What `CalibrationReport.to_html` returns."""
+    title = escape(f"Calibration of {report.name}")
+    state = final_state(report)
+    parts = [
+        f"<h1>{title}</h1>",
+        f'<p class="summary">{escape(summary(report))}</p>',
+        _section("Diagnosis", _bullets(report.diagnosis)),
+        _section("Mind", _bullets(report.warnings)) if report.warnings else "",
+        _section("Metrics", _table(*metric_table(report)), _bullets(footnotes(report), "notes")),
+        _section("Figures", _figures(report.figures())),
+        _section(f"Bins that add most to the calibration error{state}", _table(*bin_table(report))),
+        _section(f"Classes{state}", _table(*class_table(report))),
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _section(title: str, *parts: str) -> str:
+    return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", *parts, "</section>"])
+
+
+def _bullets(sentences: Iterable[str], style: str = "") -> str:
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="{style}">\n{items}\n</ul>' if style else f"<ul>\n{items}\n</ul>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+
+
+def _figures(figures: dict[str, Figure]) -> str:
+    shown = [_figure(figure, CAPTIONS[name]) for name, figure in figures.items()]
+    return f'<div class="figures">\n{chr(10).join(shown)}\n</div>'
+
+
+def _figure(figure: Figure, caption: str) -> str:
+    """PNG, which is the same on every run; its width in CSS pixels is that of the figure on paper."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=_DPI)
+    data = base64.b64encode(stream.getvalue()).decode("ascii")
+    width = round(figure.get_figwidth() * 96)
+    return (
+        f'<figure><img width="{width}" alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
