@@ -197,8 +197,11 @@ def _pull(forces: FloatArray) -> FloatArray:
 def _merge(positions: FloatArray, correct: FloatArray) -> _Groups:
     """Sort, and take together what is nearer than the resolution."""
     cells, counts = np.unique(np.floor(positions / _RESOLUTION), return_inverse=True, return_counts=True)[1:]
-    means = (np.bincount(cells, values) / counts for values in (positions, correct))
-    return _Groups(*means, counts / len(positions))
+    return _Groups(
+        position=np.bincount(cells, positions) / counts,
+        accuracy=np.bincount(cells, correct) / counts,
+        weight=counts / len(positions),
+    )
 
 
 def _logit(confidences: FloatArray) -> FloatArray:

@@ -81,7 +81,7 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
 
 
 def smooth_reliability(
-    confidences: FloatArray, correct: FloatArray, *, bandwidth: float | None = None, grid_size: int = 200
+    confidences: ArrayLike, correct: ArrayLike, *, bandwidth: float | None = None, grid_size: int = 200
 ) -> SmoothReliability:
     r"""The accuracy at each confidence, smoothed by a kernel, for a reliability diagram without bins.
 
@@ -106,17 +106,17 @@ def smooth_reliability(
     References:
         Blasiok and Nakkiran 2023 (the reflected Gaussian kernel); Nadaraya 1964; Watson 1964.
 
-    >>> curve = smooth_reliability(np.array([0.6, 0.9]), np.array([0.0, 1.0]), bandwidth=0.1, grid_size=5)
+    >>> curve = smooth_reliability([0.6, 0.9], [0, 1], bandwidth=0.1, grid_size=5)
     >>> curve.accuracy.round(3)
     array([  nan, 0.   , 0.001, 0.502, 0.999])
     """
-    confidences, correct = _check_events(confidences, correct)
+    stated, right = _check_events(confidences, correct)
     if grid_size < 2:
         raise ValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
     if bandwidth is None:
-        bandwidth = _fixed_point(_Spread(confidences, confidences - correct))
+        bandwidth = _fixed_point(_Spread(stated, stated - right))
     # An odd size centres the kernel on a point.
-    rows = _Spread(confidences, correct)[_grid_size(_check_bandwidth(bandwidth)) | 1].copy()
+    rows = _Spread(stated, right)[_grid_size(_check_bandwidth(bandwidth)) | 1].copy()
     rows[:, [0, -1]] *= 2  # an end point is its own mirror image: here both count
     mass, hits = _smooth(rows, bandwidth).clip(0)
     near = mass > _NEGLIGIBLE * mass.max()
