@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._checks import expected
 from hf_calib.metrics._inputs import check_choice, check_n_bins
+from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.scaling._base import softmax_in_place
 from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
@@ -22,6 +23,8 @@ from hf_calib.scaling._solver import best_temperature, undetermined
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
 PAPERS_GRID = np.arange(1, 101) / 10
+
+_CONFIDENCES = 2**20  # held at once in any case; more, if they take a fraction of the logits
 
 
 class TemperatureScaling(BaseEstimator):
@@ -111,7 +114,7 @@ class TemperatureScaling(BaseEstimator):
         elif grid is None:
             self.temperature_ = best_temperature(objective)
         else:
-            self.temperature_ = float(grid[np.argmin([self._score(objective, t) for t in grid])])
+            self.temperature_ = float(grid[np.argmin(self._scores(objective, grid))])
         problem = undetermined(objective, self.temperature_)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=2)
@@ -144,12 +147,18 @@ class TemperatureScaling(BaseEstimator):
             return SigmoidObjective(matrix, as_binary_labels(labels, matrix))
         return SoftmaxObjective(matrix, as_class_labels(labels, matrix))
 
-    def _score(self, objective: Objective, temperature: float) -> float:
+    def _scores(self, objective: Objective, grid: NDArray[np.float64]) -> list[float]:
+        """The criterion at each temperature."""
         if self.criterion == "nll":
-            return objective.nll(1 / temperature).value
-        return top_label_calibration_error(
-            objective.confidences(1 / temperature),
-            objective.correct,
-            n_bins=self.n_bins,
-            binning="uniform" if self.criterion == "ece" else "quantile",
-        )
+            return [objective.nll(1 / temperature).value for temperature in grid]
+        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
+        together = max(1, max(_CONFIDENCES, objective.logits.size // 8) // len(objective.correct))
+        scores = []
+        for first in range(0, len(grid), together):
+            for confidences in objective.confidences_at((1 / grid[first : first + together]).tolist()):
+                scores.append(
+                    top_label_calibration_error(
+                        confidences, objective.correct, n_bins=self.n_bins, binning=binning
+                    )
+                )
+        return scores
