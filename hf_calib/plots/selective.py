@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -71,7 +71,7 @@ def confidence_histogram(
 
 def _draw_halves(axes: Axes, confidences: FloatArray, right: np.ndarray, n_bins: int) -> None:
     edges = uniform_edges(n_bins)
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "right": {"color": BLUE, "edgecolor": "white"},
         "wrong": {"color": PEACH, "edgecolor": VERMILION, "hatch": "////"},
     }
@@ -179,8 +179,8 @@ def _label_risk(axes: Axes) -> None:
     unit_ticks(axes, "x")
     plain_axes(axes)
     # The first few predictions may all be wrong, which says little and would flatten the rest.
-    overall = max((line.get_ydata()[-1] for line in axes.lines), default=0.0)
-    largest = max(np.max(line.get_ydata()) for line in axes.lines)
+    curves = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
+    overall, largest = max(curve[-1] for curve in curves), max(curve.max() for curve in curves)
     top = min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1
     axes.set_ylim(-0.015 * top, top)  # a risk of 0 is to be seen
     axes.set_xlabel("coverage: share of predictions kept", fontsize=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -227,7 +227,12 @@ def _draw_curve(
             list(segments), linewidths=widths.tolist(), colors=BLUE, capstyle="round", zorder=3, clip_on=False
         )
     )
-    grey = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
+    grey: dict[str, Any] = {
+        "fontsize": 6.5,
+        "fontstyle": "italic",
+        "color": "#555555",
+        "transform": axes.transAxes,
+    }
     axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from hf_calib.report.tables import BinRow, ClassRow, gap_p_value
+from hf_calib.report.tables import BinRow, ClassRow, row_of_sums
 
 if TYPE_CHECKING:
     from hf_calib.report._report import Assessment, CalibrationReport
@@ -120,30 +120,26 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
 
     alpha is shared out over the bins (Bonferroni), so that many bins make no false alarm.
     """
+    n_examples = sum(row.count for row in rows)
     found: list[BinRow] = []
     for row in rows:
         if row.p_value >= alpha / len(rows):
             continue
         if found and np.isclose(found[-1].upper, row.lower) and found[-1].gap * row.gap > 0:
-            found[-1] = _join(found[-1], row)
+            found[-1] = _join(found[-1], row, n_examples)
         else:
             found.append(row)
     return sorted(found, key=lambda row: -row.contribution)
 
 
-def _join(first: BinRow, second: BinRow) -> BinRow:
-    count = first.count + second.count
-    confidence = first.confidence * first.count + second.confidence * second.count
-    right = first.accuracy * first.count + second.accuracy * second.count
-    return BinRow(
-        lower=first.lower,
-        upper=second.upper,
-        count=count,
-        confidence=confidence / count,
-        accuracy=right / count,
-        gap=(confidence - right) / count,
-        contribution=first.contribution + second.contribution,
-        p_value=gap_p_value(count, confidence, round(right)),
+def _join(first: BinRow, second: BinRow, n_examples: int) -> BinRow:
+    return row_of_sums(
+        first.lower,
+        second.upper,
+        count=first.count + second.count,
+        confidence=first.confidence * first.count + second.confidence * second.count,
+        right=round(first.accuracy * first.count + second.accuracy * second.count),
+        n_examples=n_examples,
     )
 
 

@@ -143,7 +143,7 @@ def _measure(
         result = getattr(metrics, measure.metric)(rows, targets, **options)
         return float(result if measure.part is None else getattr(result, measure.part))
 
-    n_resamples = _affordable(measure, *probs.shape, settings.n_resamples)
+    n_resamples = _affordable(measure, probs.shape, settings.n_resamples)
     if not n_resamples:
         return Measurement(compute(probs, labels))
     draw = partial(
@@ -172,12 +172,13 @@ def _of_two_columns(
     return compute, np.stack([1 - confidences, confidences], axis=1), correct.astype(np.int64)
 
 
-def _affordable(measure: Measure, n_examples: int, n_classes: int, n_resamples: int) -> int:
+def _affordable(measure: Measure, shape: tuple[int, ...], n_resamples: int) -> int:
     """How many resamples are worth their time; 0 where too few are."""
     if measure.resampling == "none":
         return 0
     if measure.resampling == "fast":
         return n_resamples
+    n_examples, n_classes = shape
     width = 2 if measure.resampling == "top_label" else n_classes
     calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * (width + measure.cost))))
     return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0

@@ -41,9 +41,9 @@ def _assessment(assessment: Assessment, level: float) -> dict[str, Any]:
         "consistency_test": _plain(
             {key: getattr(assessment.consistency, key) for key in ("value", "p_value", "expected")}
         ),
-        "bins": [_plain(row._asdict()) for row in assessment.bins],
-        "worst_bins": [_plain(row._asdict()) for row in worst_bins(assessment.bins)],
-        "classes": [_plain(row._asdict()) for row in assessment.classes],
+        "bins": [_plain(vars(row)) for row in assessment.bins],
+        "worst_bins": [_plain(vars(row)) for row in worst_bins(assessment.bins)],
+        "classes": [_plain(vars(row)) for row in assessment.classes],
     }
 
 

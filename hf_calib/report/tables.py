@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from scipy.special import bdtr, bdtrc
 from hf_calib.metrics.binning import FloatArray, IntArray, sum_bins, uniform_bins, uniform_edges
 
 
-class BinRow(NamedTuple):
+@dataclass(frozen=True)
+class BinRow:
     """The examples of one confidence bin, or of a run of them."""
 
     lower: float
@@ -24,7 +26,8 @@ class BinRow(NamedTuple):
     p_value: float  # of such a gap, either way, if the confidences were right
 
 
-class ClassRow(NamedTuple):
+@dataclass(frozen=True)
+class ClassRow:
     """One class: how often it occurs, how likely it was said to be, and how far its predictions hold."""
 
     index: int
@@ -48,24 +51,35 @@ def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple
     """
     sums = sum_bins(confidences, correct, uniform_bins(confidences, n_bins), n_bins)
     edges = uniform_edges(n_bins)
-    shown = [m for m in range(n_bins) if sums.counts[m]]
-    return tuple(_bin_row(edges[m], edges[m + 1], *(float(s[m]) for s in sums), len(correct)) for m in shown)
+    n_examples = len(correct)
+    return tuple(
+        row_of_sums(
+            float(edges[m]),
+            float(edges[m + 1]),
+            count=int(sums.counts[m]),
+            confidence=float(sums.confidence[m]),
+            right=float(sums.correct[m]),
+            n_examples=n_examples,
+        )
+        for m in range(n_bins)
+        if sums.counts[m]
+    )
 
 
-def _bin_row(
-    lower: float, upper: float, count: float, confidence: float, right: float, n_examples: int
+def row_of_sums(
+    lower: float, upper: float, *, count: int, confidence: float, right: float, n_examples: int
 ) -> BinRow:
+    """The row of the examples between two edges, from the sums of their confidences and right ones."""
     gap = (confidence - right) / count
-    p_value = gap_p_value(count, confidence, right)
     return BinRow(
-        float(lower),
-        float(upper),
-        int(count),
-        confidence / count,
-        right / count,
-        gap,
-        abs(gap) * count / n_examples,
-        p_value,
+        lower=lower,
+        upper=upper,
+        count=count,
+        confidence=confidence / count,
+        accuracy=right / count,
+        gap=gap,
+        contribution=abs(gap) * count / n_examples,
+        p_value=gap_p_value(count, confidence, right),
     )
 
 
