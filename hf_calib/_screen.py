@@ -71,12 +71,10 @@ def print_report(report: CalibrationReport) -> None:
 def print_calibration(done: Calibration) -> None:
     """What was fitted, on what, and the report before and after."""
     print_report(done.report)
-    shown = ", ".join(
-        f"{name} {value:.4g}" for name, value in done.numbers.items() if isinstance(value, float)
-    )
-    fitted = f"Fitted {done.method} ({done.criterion}) on {done.n_fitted:,} rows" + (
-        f": {shown}" if shown else ""
-    )
+    numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
+    details = ([done.criterion] if done.criterion else []) + [f"{k} {v:.4g}" for k, v in numbers.items()]
+    scaler = done.method.replace("_", " ") + (f" ({', '.join(details)})" if details else "")
+    fitted = f"Fitted the method {scaler} on {done.n_fitted:,} rows"
     lines = ["", f"{fitted}.", f"Reported on {done.held_out}.", *(f"Mind: {note}" for note in done.notes)]
     if done.served_difference is not None:
         lines.append(

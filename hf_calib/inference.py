@@ -112,7 +112,7 @@ def load_rows(data: str | Path, *, config_name: str | None = None, split: str = 
         split: which rows of a Hub data set or folder.
 
     Raises:
-        ValueError: if there is no such file, data set or split, or it is unreadable or empty.
+        ValueError: if there is no such file, data set or split, or it is unreadable.
     """
     if Path(data).is_file() or Path(data).suffix in _FILES:
         rows = _load_file("data", Path(data), None)
@@ -120,8 +120,6 @@ def load_rows(data: str | Path, *, config_name: str | None = None, split: str = 
         way_out = "name a file, a folder, or a data set on the Hub, and one of its splits"
         with _refusals("data", f"have a split {split!r}", data, way_out):
             rows = load_dataset(str(data), config_name, split=split)
-    if len(rows) == 0:
-        raise ValueError(expected("data", "have rows", f"none in {data}", "check the file or the split"))
     return rows
 
 
@@ -153,12 +151,14 @@ def predict(
         Predictions with (N, C) float32 logits, in the rows' order.
 
     Raises:
-        ValueError: if a column is missing or has empty rows, or labels do not fit the model.
+        ValueError: if there are no rows, a column is missing or has gaps, or labels do not fit the model.
         TypeError: if a column holds something else than texts or classes.
     """
     for argument, value in (("batch_size", batch_size), ("max_length", max_length)):
         if value is not None and value < 1:
             raise ValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
+    if len(rows) == 0:
+        raise ValueError(expected("data", "have rows", "none", "check the file or the split"))
     texts = _texts(rows, text_column)
     labels = _label_ids(rows, label_column, classifier.class_names, class_names)
     encoded = classifier.encode(texts, max_length)

@@ -65,7 +65,7 @@ class Calibration:
 
     Args:
         method: a key of `METHODS`.
-        criterion: what the fit minimised.
+        criterion: what a temperature minimised; None for another method.
         numbers: what was fitted, where that is a few numbers.
         n_fitted: rows the scaler was fitted on.
         held_out: where the rows of the report come from, in words.
@@ -75,7 +75,7 @@ class Calibration:
     """
 
     method: str
-    criterion: str
+    criterion: str | None
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
@@ -216,7 +216,8 @@ def calibrate_predictions(
     with whole_folder(output) as folder:
         save_predictions(kept, folder / "predictions.npz")
         write_report(report, folder)
-    return Calibration(method, criterion, fitted_numbers(scaler), len(fitted_on), held_out, report, notes)
+    numbers, minimised = fitted_numbers(scaler), getattr(scaler, "criterion", None)
+    return Calibration(method, minimised, numbers, len(fitted_on), held_out, report, notes)
 
 
 def calibrate_model(
@@ -265,7 +266,8 @@ def calibrate_model(
     fitted_on, reported, held_out = split_roles(found, tested, seed)
     notes = fit(scaler, fitted_on)
     report = _report(reported, source, n_bins, scaler)
-    fitting = {"criterion": criterion, "split": "calibration", "n_examples": len(fitted_on)}
+    minimised = getattr(scaler, "criterion", None)
+    fitting = {"criterion": minimised, "split": "calibration", "n_examples": len(fitted_on)}
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
     wanted = scaler.predict_proba(found.as_logits()[: len(texts)])
     with whole_folder(output, _move_into_place) as folder:
@@ -280,9 +282,8 @@ def calibrate_model(
         names = classifier.class_names
         difference = _served_difference(folder, texts, wanted, names, limit, trust_remote_code)
         write_report(report, folder / "calibration")
-    return Calibration(
-        method, criterion, fitted_numbers(scaler), len(fitted_on), held_out, report, notes, difference
-    )
+    numbers = fitted_numbers(scaler)
+    return Calibration(method, minimised, numbers, len(fitted_on), held_out, report, notes, difference)
 
 
 def _report(predictions: Predictions, source: str, n_bins: int, scaler: Any = None) -> CalibrationReport:

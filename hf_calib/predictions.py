@@ -192,7 +192,7 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
             return pandas.read_parquet(path)
         # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
         separator = "\t" if suffix == ".tsv" else ","
-        return pandas.read_csv(path, sep=separator, keep_default_na=False, float_precision="round_trip")
+        return pandas.read_csv(path, sep=separator, keep_default_na=False)
     except (OSError, ValueError) as error:  # what pandas and pyarrow raise derives from these
         got, way_out = f"{path} ({error})", "write it again"
         raise ValueError(expected("predictions", f"be readable as {suffix[1:]}", got, way_out)) from error
