@@ -246,6 +246,21 @@ def test_intervals_of_a_proper_score_hold_the_truth_as_often_as_they_say() -> No
     assert stats.binomtest(held, 200, 0.95).pvalue > 0.001
 
 
+def test_debiasing_brings_percentile_intervals_of_the_ece_back_to_the_truth() -> None:
+    held = {False: 0, True: 0}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        top = rng.integers(8, 15, 2000) / 15 + 1 / 30
+        probs = np.stack([top, 1 - top], axis=1)
+        labels = np.where(rng.random(2000) < top - 0.02, 0, 1)
+        for debias in held:
+            _, low, high = bootstrap_interval(ECE, probs, labels, n_resamples=200, seed=seed, debias=debias)
+            held[debias] += low <= 0.02 <= high
+    # As the docstring says: about half, and nine tenths.
+    assert held[False] < 42
+    assert held[True] > 48
+
+
 def test_noise_pushes_percentile_intervals_of_the_ece_up_and_bca_less() -> None:
     rng = np.random.default_rng(0)
     top = rng.uniform(0.5, 1, 1000)

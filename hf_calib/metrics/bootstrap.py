@@ -67,10 +67,9 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    To say how certain a reported number is, and whether two models differ. It does not test calibration: for
-    "could this error be chance alone?" take `consistency_test`. "percentile" takes quantiles of the
-    resampled metric $\theta^*$; "bca" moves their levels to correct for median bias and for a spread that
-    changes with the value:
+    To say how certain a reported number is. It does not test calibration: for "could this error be chance
+    alone?" take `consistency_test`. "percentile" takes quantiles of the resampled metric $\theta^*$; "bca"
+    moves their levels to correct for median bias and for a spread that changes with the value:
 
     $$\alpha \mapsto \Phi\Big(z_0 + \frac{z_0 + z_\alpha}{1 - a (z_0 + z_\alpha)}\Big), \quad
     z_0 = \Phi^{-1}\big(P(\theta^* < \hat\theta)\big), \quad
@@ -106,12 +105,22 @@ def bootstrap_interval(
 
         A binned calibration error is an average of absolute values, so noise makes it larger than the
         error of the population, and a resample adds that noise a second time: percentile intervals of the
-        ECE sit too high, and may even exclude the value itself. With a gap of 0.02 in each of 8 bins and
-        2,000 examples, the nominal 95% interval held the truth in 55% of trials ("bca": 83%); with a gap of
-        0.05, in 95% (90%). For a calibrated model the truth, 0, lies at the end of the range, and no
-        bootstrap interval holds it. So, near calibration: use "bca", and report `consistency_test` beside
-        it. ``debias=True`` mends the value; its resamples centre on the plain value, so its percentile
-        interval sits too high by one bias instead of two.
+        plain ECE sit too high, and may even exclude the value itself. ``debias=True`` takes the noise off
+        both; its resamples then centre on the plain value, so one bias is left of two. In 300 trials (60
+        without a gap) with 2,000 examples and the same gap in each of 8 bins, nominal 95% intervals held
+        the truth so often:
+
+        ============================  ========  ========  =====
+        gap                               0.05      0.02      0
+        ============================  ========  ========  =====
+        percentile                         93%       51%     0%
+        bca                                88%       82%     0%
+        percentile, ``debias=True``        95%       90%     2%
+        ============================  ========  ========  =====
+
+        So take ``debias=True`` with "percentile" for the ECE, and near calibration, where the truth lies at
+        the end of the range and no bootstrap interval can be relied on, `consistency_test`. Proper scores
+        and accuracy have no such bias.
 
         Where all resamples are equal (one example, or all alike) the interval is the value.
 
@@ -127,11 +136,8 @@ def bootstrap_interval(
     function = find_metric(metric)
     value = finite_value(function, rows, targets, options)
     resampled = _resampled(metric, function, rows, targets, options)
-    if method == "bca" and isinstance(resampled, AnyMetric) and len(rows) > MOST_METRIC_CALLS:
-        got = f"'bca' with {len(rows)} examples"
-        way_out = "BCa calls this metric once per example; use method='percentile'"
-        requirement = f"be 'percentile' for more than {MOST_METRIC_CALLS} examples"
-        raise ValueError(expected("method", requirement, got, way_out))
+    if method == "bca" and isinstance(resampled, AnyMetric):
+        _refuse_many_calls(len(rows))
     draws = _draw(resampled, len(rows), n_resamples, seed)
     if np.ptp(draws) <= _SAME:
         return Interval(value, value, value)
@@ -166,6 +172,16 @@ def finite_value(
     return value
 
 
+def check_resamples(draws: FloatArray) -> FloatArray:
+    """Return the metric of the resamples (B,), or say that some have none."""
+    failed = np.count_nonzero(~np.isfinite(draws))
+    if failed:
+        got = f"NaN or infinity for {failed} of {len(draws)}"
+        way_out = "this metric is undefined for some resamples; use more examples"
+        raise ValueError(expected("the metric of each resample", "be finite", got, way_out))
+    return draws
+
+
 def _check_options(n_resamples: int, confidence_level: float, method: str) -> None:
     check_n_resamples(n_resamples)
     check_choice("method", method, METHODS)
@@ -183,6 +199,13 @@ def check_n_resamples(n_resamples: int) -> None:
         raise TypeError(expected("n_resamples", "be an integer", repr(n_resamples), way_out)) from None
     if count < 1:
         raise ValueError(expected("n_resamples", "be at least 1", count, way_out))
+
+
+def _refuse_many_calls(n_examples: int) -> None:
+    if n_examples > MOST_METRIC_CALLS:
+        requirement = f"be 'percentile' for more than {MOST_METRIC_CALLS} examples"
+        way_out = "BCa calls this metric once per example; use method='percentile'"
+        raise ValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
 
 
 def _resampled(
@@ -216,13 +239,7 @@ def _per_example(metric: str, probs: NDArray[Any], labels: NDArray[Any]) -> Floa
 def _draw(resampled: Resampled, n_examples: int, n_resamples: int, seed: int) -> FloatArray:
     """The metric (B,) of B resamples with replacement."""
     blocks = _counts(n_examples, n_resamples, np.random.default_rng(seed))
-    draws = np.concatenate([resampled.evaluate(block) for block in blocks])
-    failed = np.count_nonzero(~np.isfinite(draws))
-    if failed:
-        got = f"NaN or infinity for {failed} of {n_resamples}"
-        way_out = "this metric is undefined for some resamples; use more examples"
-        raise ValueError(expected("the metric of each resample", "be finite", got, way_out))
-    return draws
+    return check_resamples(np.concatenate([resampled.evaluate(block) for block in blocks]))
 
 
 def _counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[IntArray]:

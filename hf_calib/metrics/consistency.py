@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.metrics._inputs import check_probs_and_labels
 from hf_calib.metrics.binning import Binning, FloatArray, IntArray, assign_bins, sum_bins, uniform_bins
-from hf_calib.metrics.bootstrap import Metric, check_n_resamples, find_metric, finite_value
+from hf_calib.metrics.bootstrap import Metric, check_n_resamples, check_resamples, find_metric, finite_value
 from hf_calib.metrics.calibration import Norm, binned_error, top_label
 
 _SAME = 1e-12  # errors this near to each other differ by rounding only
@@ -61,8 +61,8 @@ def consistency_test(
 
     Raises:
         TypeError: if a dtype is wrong, or metric is neither a name nor a function.
-        ValueError: if probs are no probabilities, labels do not fit or are soft, or an option is out of
-            range.
+        ValueError: if probs are no probabilities, labels do not fit or are soft, an option is out of range,
+            or the metric is not finite.
 
     Notes:
         What is tested depends on the metric: the expected and maximum calibration error look at the top label,
@@ -89,7 +89,7 @@ def consistency_test(
     value = finite_value(function, rows, targets, options)
     simulate = _simulation(metric, function, rows, targets, options)
     rng = np.random.default_rng(seed)
-    errors = np.array([simulate(rng) for _ in range(n_resamples)])
+    errors = check_resamples(np.array([simulate(rng) for _ in range(n_resamples)]))
     as_large = int(np.count_nonzero(errors >= value - _SAME))
     return ConsistencyTest(value, (1 + as_large) / (1 + n_resamples), float(errors.mean()))
 
