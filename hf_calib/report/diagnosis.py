@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from hf_calib.report.tables import BinRow, ClassRow, row_of_sums
+from hf_calib.report.tables import BinRow, ClassRow, gap_p_value, row_of_sums
 
 if TYPE_CHECKING:
     from hf_calib.report._report import Assessment, CalibrationReport
@@ -102,7 +102,30 @@ def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) ->
         rows = [row for row in significant_classes(assessment.classes, 1 - level) if sign * _gap(row) > 0]
         if rows:
             sentences.append(_classes_sentence(rows, word, quote))
-    return sentences
+    return sentences + _frequencies(assessment, 1 - level, quote)
+
+
+def _frequencies(assessment: Assessment, alpha: float, quote: Callable[[str], str]) -> list[str]:
+    """Which classes are more frequent than the model says: their share differs from that it was trained on."""
+    rows = misjudged_frequencies(assessment.classes, len(assessment.correct), alpha)
+    if not rows:
+        return []
+    named = ", ".join(
+        f'"{quote(row.name)}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
+        for row in rows[:_CLASSES_NAMED]
+    )
+    more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
+    return [f"Some classes occur more or less often than their probability says: {named}{more}."]
+
+
+def misjudged_frequencies(rows: Sequence[ClassRow], n_examples: int, alpha: float) -> list[ClassRow]:
+    """Classes whose frequency is not their mean probability, beyond chance, largest difference first."""
+    found = [
+        row
+        for row in rows
+        if gap_p_value(n_examples, row.mean_probability * n_examples, row.support) < alpha / len(rows)
+    ]
+    return sorted(found, key=lambda row: -abs(row.frequency - row.mean_probability))
 
 
 def _classes_sentence(rows: Sequence[ClassRow], word: str, quote: Callable[[str], str]) -> str:

@@ -29,6 +29,7 @@ body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background:
 h1 { margin: 0; font-size: 1.6rem; overflow-wrap: anywhere; }
 h2 { margin: 2.2rem 0 .6rem; font-size: 1.15rem; }
 p.summary, ul.notes, figcaption { color: var(--faint); font-size: .875rem; }
+ul { padding-left: 1.2rem; }
 li { margin: .3rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
@@ -45,6 +46,8 @@ figcaption { margin-top: .35rem; max-width: 34rem; }
   :root { --ground: #fff; --ink: #000; --faint: #444; --line: #bbb; }
   body { padding: 0; max-width: none; font-size: 10pt; }
   h2 { break-after: avoid; }
+  .figures { display: block; }
+  figure { margin-bottom: 6mm; }
   figure, tr { break-inside: avoid; }
   thead { display: table-header-group; }
   .scroll { overflow: visible; }
