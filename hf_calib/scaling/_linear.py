@@ -44,12 +44,14 @@ class LinearProblem:
 
     def _unit(self) -> float:
         objective = SoftmaxObjective(self.logits, self.labels)
-        if not (objective.is_constant or objective.is_no_better_than_chance):
+        if objective.is_constant:
+            return 1.0
+        if not objective.is_no_better_than_chance:
             temperature = best_temperature(objective)
             if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
                 return temperature
         total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, _, _ in self)
-        return float(np.sqrt(total / self.logits.size)) or 1.0
+        return float(np.sqrt(total / self.logits.size))
 
     def __iter__(self) -> Iterator[tuple[FloatArray, NDArray[np.bool_] | None, NDArray[np.int64]]]:
         """Yield features, with 0 for masked ones, the mask if there is any, and labels."""
@@ -149,7 +151,7 @@ class LinearProblem:
 def fit_vector(problem: LinearProblem) -> tuple[Linear, bool]:
     """Return a weight and a bias per class, for features in units of `unit`, and whether they converged."""
     curvature, mean, variance = problem.curvature()
-    scale = np.sqrt(np.stack([_at_least(curvature * variance, _LEAST_CURVATURE), curvature]))
+    scale = np.sqrt(_at_least(np.stack([curvature * variance, curvature]), _LEAST_CURVATURE))
 
     def unpack(theta: FloatArray) -> Linear:
         weight, centered = theta.reshape(2, -1) / scale
