@@ -260,6 +260,24 @@ class TestBranches:
         assert (probs[:2, 0] > probs[:2, 1]).all()  # the predicted class stays
         assert probs[2, 0] > 0.5 + 1e-5
 
+    @pytest.mark.parametrize(
+        ("name", "edge"), [("dual_focal", 0.65077), ("inverse_focal", 0.79168), ("focal", 0.5)]
+    )
+    def test_the_global_minimum_of_two_classes_skips_the_jump(self, name: str, edge: float) -> None:
+        loss = make_loss(name, gamma={"dual_focal": 5.0, "inverse_focal": 2.0, "focal": 3.0}[name])
+        p = np.linspace(0.00005, 0.99995, 10_000)  # without the tie
+        logits = np.log(np.stack([p, 1 - p], axis=1))
+        first, second = (
+            loss(torch.tensor(logits), torch.full((10_000,), label), reduction="none").numpy()
+            for label in (0, 1)
+        )
+        etas = np.array([0.5001, 0.6, 0.8, 0.95])
+        best = np.array([np.argmin(eta * first + (1 - eta) * second) for eta in etas])
+        assert p[best[0]] == pytest.approx(edge, abs=2e-4)
+        assert (np.diff(p[best]) > 0).all()
+        posterior = InverseLink(loss).predict_proba(logits[best])[:, 0]
+        np.testing.assert_allclose(posterior, etas, atol=1e-3)
+
     def test_inverse_focal_jumps_past_a_tie(self) -> None:
         link = InverseLink(make_loss("inverse_focal"))
         probs = link.predict_proba(np.log([[0.75, 0.25], [0.81, 0.19]]))

@@ -210,7 +210,8 @@ def test_scikit_learn_conventions() -> None:
     ("scaler", "n", "message"),
     [
         (SplineScaling("quadratic"), 50, "expected spline to be one of .* got 'quadratic'"),
-        (SplineScaling(n_knots=3), 50, "expected n_knots to be at least 4, got 3"),
+        (SplineScaling(n_knots=3), 50, "expected n_knots to be an integer of at least 4, got 3"),
+        (SplineScaling(n_knots=5.5), 50, "expected n_knots to be an integer of at least 4, got 5.5"),
         (SplineScaling(), 5, "at least n_knots=6 rows, got 5 examples; use TemperatureScaling"),
         (SplineScaling(), 1, "at least n_knots=6 rows, got 1 examples"),
     ],

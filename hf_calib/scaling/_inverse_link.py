@@ -143,8 +143,8 @@ def entropy_regularized(predictions: Predictions, entropy_weight: float) -> Floa
 def in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
     """Return log eta, rows that sum to 1, with classes that rank otherwise than in p pooled with their betters.
 
-    No minimum has other ranks than its eta; where p jumps as eta moves through a tie, what lies in the jump
-    belongs to the tie. A trace of p keeps the order of classes that are pooled.
+    The global minimum ranks the classes as eta does; where it jumps as eta moves through a tie, what lies in
+    the jump belongs to the tie. A trace of p keeps the order of classes that are pooled.
     """
     log_eta = log_eta - log_eta.max(axis=1, keepdims=True)
     log_eta -= logsumexp(log_eta, axis=1, keepdims=True)

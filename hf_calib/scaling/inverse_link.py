@@ -36,9 +36,11 @@ class InverseLink(LogitScaling):
 
     Notes:
         It mends the loss's own bias, not a model's: it assumes a network that reached the minimum of the
-        expected loss. One that was stopped early (as in fine-tuning), regularised, or over-fitted is
-        elsewhere, and the correction can be too much or too little. So compare before and after on held-out
-        data. The logits must be those that the loss saw, not divided by a temperature.
+        expected loss. What is left is about what a model trained with cross entropy would have had. After a
+        short fine-tuning, where a focal loss leaves a model under-confident, that is most of the way. Where a
+        model has over-fitted, the loss's caution is all that holds it back, and to undo it makes matters
+        worse. So compare before and after on held-out data, where there are any. The logits must be those
+        that the loss saw, not divided by a temperature.
 
         Supported: cross_entropy and brier (nothing to undo), label_smoothing, entropy_regularized, focal,
         inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the
@@ -50,9 +52,10 @@ class InverseLink(LogitScaling):
         Some p are the minimum for no posterior, or for several, and there a branch is taken:
         - dual_focal and inverse_focal jump as \eta moves through a tie of two classes: with C = 2, dual_focal
           with gamma = 5 from p = 0.35 to 0.65, inverse_focal with gamma = 2 from 0.21 to 0.79. A p within the
-          jump solves the equation with an \eta of another ranking, which no minimum has; the classes
-          concerned get the same \eta, that of the tie, but for 1e-9 that keeps their order. (Where two p are
-          equal dual_focal itself is lower than all around, an isolated point that no training finds.)
+          jump solves the equation with an \eta of another ranking, which the global minimum never has (a local
+          one of dual_focal can: that of a model that is wrong). The classes concerned get the same \eta, that
+          of the tie, but for 1e-9 that keeps their order. (Where two p are equal, to the last bit, dual_focal
+          itself is lower than all around: a point that no training finds.)
         - flsd and the tables: the minimum stays at a jump of gamma for a range of \eta, and jumps over some
           p. What comes out is the \eta of the side on which p lies, ranked as above.
         - inverse_focal, and tables, with gamma beyond 3.59: for some p the gradient pushes the label down,
@@ -64,8 +67,9 @@ class InverseLink(LogitScaling):
         float64 from logarithms: logits of ±1e4 are no problem.
 
     References:
-        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation", Theorem 11;
-        Tao et al. 2023, "Dual focal loss for calibration", Eq. 9.
+        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation: a theoretical
+        perspective", whose closed-form transformation is the one of focal; Tao et al. 2023, "Dual focal loss
+        for calibration", Theorem 1 and Eq. 9; here the gradient through q counts, too.
 
     >>> from hf_calib.losses import make_loss
     >>> logits = np.log([[0.558, 0.442]])

@@ -46,7 +46,7 @@ class IsotonicScaling(ClassProbabilityScaling):
 
     References:
         Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
-        (one-vs-rest); Zhang et al. 2020, "Mix-n-Match", section 4.2 (joint).
+        (one-vs-rest); Zhang et al. 2020, "Mix-n-Match", multi-class isotonic regression (joint).
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))

@@ -57,7 +57,7 @@ class SplineScaling(BaseEstimator):
         the order of the examples makes no difference.
 
     References:
-        Gupta et al. 2021, "Calibration of neural networks using splines", section 4.
+        Gupta et al. 2021, "Calibration of neural networks using splines".
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -87,9 +87,9 @@ class SplineScaling(BaseEstimator):
             ValueError: if a parameter, a shape or a value is wrong, or there are fewer examples than knots.
         """
         check_choice("spline", self.spline, get_args(Spline))
-        if self.n_knots < _LEAST_KNOTS:
-            way_out = "the paper takes 6"
-            raise ValueError(expected("n_knots", f"be at least {_LEAST_KNOTS}", self.n_knots, way_out))
+        if not isinstance(self.n_knots, int | np.integer) or self.n_knots < _LEAST_KNOTS:
+            requirement, way_out = f"be an integer of at least {_LEAST_KNOTS}", "the paper takes 6"
+            raise ValueError(expected("n_knots", requirement, self.n_knots, way_out))
         matrix = as_matrix(logits, least_columns=2)
         objective = SoftmaxObjective(matrix, as_class_labels(labels, matrix))
         if objective.size < self.n_knots:
