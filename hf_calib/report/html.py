@@ -51,6 +51,9 @@ figcaption { margin-top: .35rem; max-width: 34rem; }
   figure, tr { break-inside: avoid; }
   thead { display: table-header-group; }
   .scroll { overflow: visible; }
+  table { font-size: 8.5pt; }
+  th, td { padding: .15rem .45rem; }
+  th { white-space: normal; }
 }
 """
 
@@ -105,6 +108,6 @@ def _figure(figure: Figure, caption: str) -> str:
     data = base64.b64encode(stream.getvalue()).decode("ascii")
     width = round(figure.get_figwidth() * 96)
     return (
-        f'<figure><img width="{width}" alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+        f'<figure><img style="width: {width}px" alt="{escape(caption)}" src="data:image/png;base64,{data}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )

@@ -60,7 +60,7 @@ class Measure:
     resampling: Literal["fast", "rows", "top_label", "none"] = "fast"
     of_top_label: TopLabelMetric | None = None
     cost: int = 0  # of a call, per example, beyond reading it; as much as reading so many values
-    max_examples: int | None = None  # left out of reports on more
+    n_examples: tuple[float, float] = (1, np.inf)  # left out of reports on fewer or more
 
 
 def _sweep(confidences: FloatArray, correct: FloatArray) -> float:
@@ -106,7 +106,7 @@ MEASURES: dict[str, Measure] = {
     ),
     # Its leave-one-out regression would count an example that was drawn twice as its own neighbour.
     "kde_ece": Measure(
-        "Kernel ECE", "kde_calibration_error", resampling="none", max_examples=MAX_EXAMPLES_FOR_KDE
+        "Kernel ECE", "kde_calibration_error", resampling="none", n_examples=(2, MAX_EXAMPLES_FOR_KDE)
     ),
     "classwise_ece": Measure("Classwise ECE", "classwise_calibration_error", binned=True),
     "mce": Measure("Maximum calibration error", "maximum_calibration_error", binned=True),
@@ -130,7 +130,7 @@ def measure_all(probs: NDArray[Any], labels: NDArray[np.int64], settings: Settin
     return {
         key: _measure(measure, probs, labels, settings)
         for key, measure in MEASURES.items()
-        if measure.max_examples is None or len(probs) <= measure.max_examples
+        if measure.n_examples[0] <= len(probs) <= measure.n_examples[1]
     }
 
 

@@ -121,7 +121,7 @@ def footnotes(report: CalibrationReport) -> list[str]:
             "The kernel ECE leaves each example out of its own estimate; resamples, which repeat examples, cannot."
         )
     else:
-        notes.append(f"The kernel ECE is left out above {MAX_EXAMPLES_FOR_KDE:,} examples.")
+        notes.append(f"The kernel ECE is for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples.")
     if report.n_classes > _MOST_CLASSES:
         notes.append(
             f"Of {report.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."
