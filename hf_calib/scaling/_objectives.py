@@ -135,7 +135,6 @@ class SigmoidObjective(_Objective):
 
     def __init__(self, logits: NDArray[Any], labels: NDArray[np.bool_]) -> None:
         self.logits, self.labels, self.size = logits, labels, labels.size
-        self.correct = ((logits > 0) == labels).ravel().astype(np.float64)
         _refuse_masked_labels(np.count_nonzero(np.isneginf(logits) & labels))
         margin = shortfall = 0.0
         for margins in self._margins():
@@ -143,6 +142,10 @@ class SigmoidObjective(_Objective):
             shortfall += np.maximum(-margins, 0).sum()
         self.drift = -margin / 2 / self.size
         self.shortfall = shortfall / self.size
+
+    @property
+    def correct(self) -> FloatArray:
+        return ((self.logits > 0) == self.labels).ravel().astype(np.float64)
 
     def nll(self, beta: float) -> Curve:
         total = np.zeros(3)

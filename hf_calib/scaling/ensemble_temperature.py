@@ -55,7 +55,7 @@ class EnsembleTemperatureScaling(BaseEstimator):
         faces of the simplex. For "nll" such problems are solved in turn (Newton). The rows are read block by
         block. In a row with classes masked by -inf, the uniform distribution is that over the others.
 
-        `fit` warns where data do not determine T, as `TemperatureScaling` does, or if T is at its bound.
+        `fit` warns where data do not determine T, as `TemperatureScaling` does, or where it is out of bounds.
 
     References:
         Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty
@@ -98,7 +98,7 @@ class EnsembleTemperatureScaling(BaseEstimator):
         self.n_classes_ = matrix.shape[1]
         problem = undetermined(objective, self.temperature_)
         if problem is None and self.criterion == "mse":
-            problem = _at_a_bound(self.temperature_)
+            problem = _beyond_bounds(objective, self.temperature_)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=2)
         return self
@@ -208,8 +208,10 @@ def _least_on_simplex(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
     return best
 
 
-def _at_a_bound(temperature: float) -> str | None:
-    if not any(math.isclose(temperature, bound, rel_tol=1e-6) for bound in MSE_BOUNDS):
+def _beyond_bounds(objective: SoftmaxObjective, temperature: float) -> str | None:
+    """Far from the right scale the squared error is flat, so the likelihood is asked too."""
+    low, high = MSE_BOUNDS
+    if low * 1.001 < temperature < high / 1.001 and low / 10 < best_temperature(objective) < high * 10:
         return None
     way_out = 'check the scale of the logits, or use criterion="nll", which has wider bounds'
-    return expected("the best temperature", f"lie within {MSE_BOUNDS}", temperature, way_out)
+    return expected("the best temperature", f"lie within {MSE_BOUNDS}", f"{temperature:.4g}", way_out)

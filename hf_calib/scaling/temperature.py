@@ -152,13 +152,12 @@ class TemperatureScaling(BaseEstimator):
         if self.criterion == "nll":
             return [objective.nll(1 / temperature).value for temperature in grid]
         binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        together = max(1, max(_CONFIDENCES, objective.logits.size // 8) // len(objective.correct))
+        correct = objective.correct
+        together = max(1, max(_CONFIDENCES, objective.logits.size // 8) // len(correct))
         scores = []
         for first in range(0, len(grid), together):
             for confidences in objective.confidences_at((1 / grid[first : first + together]).tolist()):
                 scores.append(
-                    top_label_calibration_error(
-                        confidences, objective.correct, n_bins=self.n_bins, binning=binning
-                    )
+                    top_label_calibration_error(confidences, correct, n_bins=self.n_bins, binning=binning)
                 )
         return scores
