@@ -243,7 +243,10 @@ def print_table(
 ) -> None:
     print(f"\n{title}")
     for name, taken in seconds.items():
-        ratio = median(slow / ours for slow, ours in zip(taken, seconds[OURS], strict=False))
+        if len(taken) == len(seconds[OURS]):
+            ratio = median(theirs / ours for theirs, ours in zip(taken, seconds[OURS], strict=True))
+        else:  # timed once
+            ratio = taken[0] / median(seconds[OURS])
         times = f"{1e3 * median(taken):9.1f} ms  x {ratio:7.2f}  value {values[name]:.8f}"
         held = f"  memory {memory[name]:.3f} of the input" if memory else ""
         print(f"  {name:32s} {times}{held}", flush=True)

@@ -82,6 +82,7 @@ def test_p_values_of_a_discrete_metric_are_never_too_small(
         (CLASSWISE, {}),
         ("brier_score", {}),
         ("smooth_calibration_error", {}),
+        ("kde_calibration_error", {"bandwidth": 0.05}),
     ],
 )
 def test_overconfidence_is_found(metric: str, options: dict[str, object]) -> None:

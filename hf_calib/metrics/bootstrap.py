@@ -94,7 +94,8 @@ def bootstrap_interval(
     Raises:
         TypeError: if a dtype is wrong, or metric is neither a name nor a function.
         ValueError: if probs are no probabilities, labels do not fit, an option is out of range, the metric
-            is not finite, or BCa is undefined or would take a call of the metric per example for more than
+            is not finite, the metric is `kde_calibration_error` (it counts the copies of an example as its
+            neighbours), or BCa is undefined or would take a call of the metric per example for more than
             10,000 examples.
 
     Notes:
@@ -134,6 +135,7 @@ def bootstrap_interval(
     _check_options(n_resamples, confidence_level, method)
     rows, targets = check_probs_and_any_labels(probs, labels)
     function = find_metric(metric)
+    _refuse_neighbours(function)
     value = finite_value(function, rows, targets, options)
     resampled = _resampled(metric, function, rows, targets, options)
     if method == "bca" and isinstance(resampled, AnyMetric):
@@ -199,6 +201,16 @@ def check_n_resamples(n_resamples: int) -> None:
         raise TypeError(expected("n_resamples", "be an integer", repr(n_resamples), way_out)) from None
     if count < 1:
         raise ValueError(expected("n_resamples", "be at least 1", count, way_out))
+
+
+def _refuse_neighbours(function: Metric) -> None:
+    if function is metrics.kde_calibration_error:
+        requirement = "be a metric that may see an example twice"
+        way_out = (
+            "it leaves each example out of its own estimate, but not the copies of it in a resample; "
+            "use consistency_test, or smooth_calibration_error"
+        )
+        raise ValueError(expected("metric", requirement, "kde_calibration_error", way_out))
 
 
 def _refuse_many_calls(n_examples: int) -> None:
