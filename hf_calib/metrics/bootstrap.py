@@ -86,7 +86,8 @@ def bootstrap_interval(
         confidence_level: in (0, 1).
         method: "percentile" or "bca".
         seed: of the random draws; the same seed gives the same interval.
-        options: go to the metric, such as ``n_bins=10``.
+        options: go to the metric, such as ``n_bins=10``. One that has the name of an argument here, as the
+            ``metric`` of `post_processing_gap`, goes in with the function: ``functools.partial``.
 
     Returns:
         ``Interval(value, low, high)`` in the unit of the metric.

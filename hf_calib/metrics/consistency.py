@@ -52,7 +52,8 @@ def consistency_test(
             ``metric(probs, labels, **options) -> float``. Larger must mean worse.
         n_resamples: B, how many times to draw labels, at least 1.
         seed: of the random draws; the same seed gives the same p-value.
-        options: go to the metric, such as ``n_bins=10``.
+        options: go to the metric, such as ``n_bins=10``. One that has the name of an argument here, as the
+            ``metric`` of `post_processing_gap`, goes in with the function: ``functools.partial``.
 
     Returns:
         ``ConsistencyTest(value, p_value, expected)``: the metric, in its unit; a fraction in (0, 1], at least
