@@ -1,0 +1,292 @@
+"""What every scaler promises. A new one adds a line to `SCALERS`.
+
+scikit-learn's own checks run as far as they apply. Left out, and why:
+- inputs are two-dimensional, class labels are any values, `y` by that name, continuous or 2-D targets, data
+  frames' column names, `n_features_in_`, sparse or object arrays, sample weights: scalers take logits whose
+  columns are the classes 0..C-1, by position or as `logits=`, `labels=`, of any shape that ends in C;
+- their wording of errors about NaN, empty data or one feature: ours says more (tests/test_temperature.py);
+- checks whose targets do not number the columns of their features (`check_estimators_fit_returns_self`,
+  `check_readonly_memmap_input` and others): the tests below say the same with such data;
+- for multi-label and label-free scalers also those that fit on one label per row.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from scipy.special import expit, log_softmax
+from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import estimator_checks
+
+from hf_calib import scaling
+from hf_calib.losses import make_loss
+
+SCALERS: dict[str, Callable[[], BaseEstimator]] = {
+    "DirichletScaling": scaling.DirichletScaling,
+    "EnsembleTemperatureScaling": scaling.EnsembleTemperatureScaling,
+    "EnsembleTemperatureScaling-nll": lambda: scaling.EnsembleTemperatureScaling("nll"),
+    "HistogramBinning": scaling.HistogramBinning,
+    "InverseLink": lambda: scaling.InverseLink(make_loss("focal")),
+    "IsotonicScaling": scaling.IsotonicScaling,
+    "IsotonicScaling-joint": lambda: scaling.IsotonicScaling("joint"),
+    "MatrixScaling": scaling.MatrixScaling,
+    "PerLabelTemperatureScaling": scaling.PerLabelTemperatureScaling,
+    "SplineScaling": scaling.SplineScaling,
+    "TemperatureScaling": scaling.TemperatureScaling,
+    "TemperatureScaling-ece": lambda: scaling.TemperatureScaling("ece"),
+    "TemperatureScaling-multi_label": lambda: scaling.TemperatureScaling(multi_label=True),
+    "VectorScaling": scaling.VectorScaling,
+}
+MULTI_LABEL = {"PerLabelTemperatureScaling", "TemperatureScaling-multi_label"}
+LABEL_FREE = {"InverseLink"}
+KEEP_THE_PREDICTED_CLASS = {
+    "EnsembleTemperatureScaling",
+    "EnsembleTemperatureScaling-nll",
+    "InverseLink",
+    "SplineScaling",
+    "TemperatureScaling",
+    "TemperatureScaling-ece",
+}
+MIX_CLASSES = {"DirichletScaling", "MatrixScaling"}  # these refuse -inf
+
+PARAMETER_CHECKS = [
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_estimator_tags_renamed",
+    "check_get_params_invariance",
+    "check_mixin_order",
+    "check_no_attributes_set_in_init",
+    "check_set_params",
+]
+FIT_CHECKS = [
+    "check_dict_unchanged",
+    "check_dont_overwrite_parameters",
+    "check_estimators_dtypes",
+    "check_estimators_pickle",
+    "check_estimators_unfitted",
+    "check_f_contiguous_array_estimator",
+    "check_fit_check_is_fitted",
+    "check_fit_idempotent",
+    "check_inplace_ensure_writeable",
+    "check_methods_sample_order_invariance",
+    "check_methods_subset_invariance",
+    "check_pipeline_consistency",
+]
+
+
+@pytest.fixture(params=SCALERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _let_them_warn() -> Iterator[None]:
+    """What each says about data that do not determine it is tested in its own file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, message="expected ")
+        yield
+
+
+def sampled(name: str, n: int = 400, c: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Over-confident logits, exact in float16, with the kind of labels that the scaler takes."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=2, size=(n, c)).astype(np.float16).astype(np.float64)
+    if name in MULTI_LABEL:
+        return 2 * logits, (rng.random((n, c)) < expit(logits)).astype(int)
+    return 2 * logits, (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
+
+
+def check_probs(name: str, probs: np.ndarray, shape: tuple[int, ...]) -> None:
+    assert probs.dtype == np.float64
+    assert probs.shape == shape
+    assert probs.min() >= 0
+    assert probs.max() <= 1 + 1e-12
+    if name not in MULTI_LABEL:
+        np.testing.assert_allclose(probs.sum(axis=-1), 1, atol=1e-12)
+
+
+def test_every_scaler_is_here() -> None:
+    assert scaling.__all__ == sorted(scaling.__all__)
+    assert {name.split("-")[0] for name in SCALERS} == set(scaling.__all__)
+
+
+class TestScikitLearnsChecks:
+    @pytest.mark.parametrize("check", PARAMETER_CHECKS)
+    def test_of_parameters(self, name: str, check: str) -> None:
+        if not hasattr(estimator_checks, check):
+            pytest.skip(f"this scikit-learn has no {check}")
+        getattr(estimator_checks, check)(name, SCALERS[name]())
+
+    @pytest.mark.parametrize("check", FIT_CHECKS)
+    def test_of_fits(self, name: str, check: str) -> None:
+        if name in MULTI_LABEL | LABEL_FREE:
+            pytest.skip("these checks fit with one label per row")
+        if not hasattr(estimator_checks, check):
+            pytest.skip(f"this scikit-learn has no {check}")
+        getattr(estimator_checks, check)(name, SCALERS[name]())
+
+
+class TestFit:
+    def test_returns_self_and_leaves_parameters_and_data_alone(self, name: str) -> None:
+        scaler = SCALERS[name]()
+        logits, labels = sampled(name)
+        before, parameters = (logits.copy(), labels.copy()), scaler.get_params()
+        assert scaler.fit(logits, labels) is scaler
+        scaler.predict_proba(logits)
+        assert scaler.get_params() == parameters
+        np.testing.assert_array_equal(logits, before[0])
+        np.testing.assert_array_equal(labels, before[1])
+
+    def test_read_only_data_will_do(self, name: str) -> None:
+        logits, labels = sampled(name)
+        logits.flags.writeable = labels.flags.writeable = False
+        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+
+    def test_keywords(self, name: str) -> None:
+        logits, labels = sampled(name)
+        by_name = SCALERS[name]().fit(logits=logits, labels=labels).predict_proba(logits=logits)
+        by_position = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        np.testing.assert_array_equal(by_name, by_position)
+
+    def test_twice_is_as_once(self, name: str) -> None:
+        scaler = SCALERS[name]()
+        logits, labels = sampled(name)
+        once = scaler.fit(logits, labels).predict_proba(logits)
+        scaler.fit(logits[:100, :3] * 3, np.minimum(labels[:100, :3] if labels.ndim > 1 else labels[:100], 2))
+        np.testing.assert_array_equal(scaler.fit(logits, labels).predict_proba(logits), once)
+
+    def test_clones_are_not_fitted(self, name: str) -> None:
+        if name in LABEL_FREE:
+            pytest.skip("nothing is fitted")
+        logits, labels = sampled(name)
+        with pytest.raises(NotFittedError):
+            clone(SCALERS[name]().fit(logits, labels)).predict_proba(logits)
+
+    def test_pickle(self, name: str) -> None:
+        logits, labels = sampled(name)
+        scaler = SCALERS[name]().fit(logits, labels)
+        restored = pickle.loads(pickle.dumps(scaler))
+        np.testing.assert_array_equal(restored.predict_proba(logits), scaler.predict_proba(logits))
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_narrow_logits_are_as_good(self, name: str, dtype: type) -> None:
+        logits, labels = sampled(name)
+        wide = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        narrow = logits.astype(dtype)
+        np.testing.assert_array_equal(narrow.astype(np.float64), logits)
+        ours = SCALERS[name]().fit(narrow, labels).predict_proba(narrow)
+        np.testing.assert_allclose(ours, wide, rtol=1e-9, atol=1e-12)
+
+    def test_the_order_of_the_rows_does_not_matter(self, name: str) -> None:
+        logits, labels = sampled(name)
+        order = np.random.default_rng(1).permutation(len(logits))
+        ours = SCALERS[name]().fit(logits[order], labels[order]).predict_proba(logits)
+        np.testing.assert_allclose(ours, SCALERS[name]().fit(logits, labels).predict_proba(logits), atol=1e-6)
+
+    def test_fifty_rows(self, name: str) -> None:
+        logits, labels = sampled(name, n=50, c=10)
+        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), (50, 10))
+
+    def test_a_class_that_no_label_names(self, name: str) -> None:
+        logits, labels = sampled(name)
+        if labels.ndim > 1:
+            labels[:, 3] = 0
+        else:
+            logits, labels = logits[labels != 3], labels[labels != 3]
+        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+
+    def test_saturated_logits(self, name: str) -> None:
+        logits, labels = sampled(name)
+        saturated = np.where(logits > 0, 1e4, -1e4)
+        check_probs(name, SCALERS[name]().fit(saturated, labels).predict_proba(saturated), logits.shape)
+
+    def test_masked_classes(self, name: str) -> None:
+        logits, labels = sampled(name)
+        masked = np.random.default_rng(2).random(logits.shape) < 0.2
+        masked[labels.astype(bool) if labels.ndim > 1 else (np.arange(len(labels)), labels)] = False
+        logits[masked] = -np.inf
+        if name in MIX_CLASSES:
+            with pytest.raises(ValueError, match="expected logits to be finite"):
+                SCALERS[name]().fit(logits, labels)
+            return
+        probs = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        check_probs(name, probs, logits.shape)
+        if name != "HistogramBinning":  # there a bin holds all small probabilities alike
+            assert probs[masked].max() < 1e-9
+
+
+class TestRefused:
+    def test_not_finite(self, name: str) -> None:
+        logits, labels = sampled(name)
+        for value in (np.nan, np.inf):
+            logits[5, 1] = value
+            with pytest.raises(ValueError, match=r"NaN or \+inf in 1 of 400 rows"):
+                SCALERS[name]().fit(logits, labels)
+
+    def test_other_shapes_and_dtypes(self, name: str) -> None:
+        logits, labels = sampled(name)
+        with pytest.raises(ValueError, match="expected logits to have shape"):
+            SCALERS[name]().fit(logits[0], labels)
+        with pytest.raises(ValueError, match="expected logits to hold at least one example"):
+            SCALERS[name]().fit(logits[:0], labels[:0])
+        with pytest.raises(TypeError, match="expected logits to hold real numbers"):
+            SCALERS[name]().fit(logits.astype(complex), labels)
+
+    def test_labels_that_do_not_fit(self, name: str) -> None:
+        if name in LABEL_FREE:
+            pytest.skip("labels are not looked at")
+        logits, labels = sampled(name)
+        with pytest.raises(ValueError, match="expected labels to have"):
+            SCALERS[name]().fit(logits, labels[:-1])
+        with pytest.raises(ValueError, match=r"expected labels to (lie in|be 0 or 1)"):
+            SCALERS[name]().fit(logits, labels + 1)
+
+
+class TestPredictions:
+    def test_single_rows_and_more_axes(self, name: str) -> None:
+        logits, labels = sampled(name)
+        scaler = SCALERS[name]().fit(logits, labels)
+        whole = scaler.predict_proba(logits)
+        check_probs(name, whole, logits.shape)
+        np.testing.assert_allclose(scaler.predict_proba(logits[:1]), whole[:1], rtol=1e-12)
+        stacked = scaler.predict_proba(logits.reshape(2, 200, 4))
+        np.testing.assert_allclose(stacked.reshape(400, 4), whole, rtol=1e-12)
+
+    def test_are_those_of_transform(self, name: str) -> None:
+        logits, labels = sampled(name)
+        scaler = SCALERS[name]().fit(logits, labels)
+        if not hasattr(scaler, "transform"):
+            pytest.skip("it does not map the logits")
+        scaled = scaler.transform(logits)
+        expected = expit(scaled) if name in MULTI_LABEL else np.exp(log_softmax(scaled, axis=1))
+        np.testing.assert_allclose(scaler.predict_proba(logits), expected, rtol=1e-12, atol=1e-300)
+
+    def test_the_predicted_class_stays(self, name: str) -> None:
+        logits, labels = sampled(name, n=1000, c=6)
+        probs = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        if name in MULTI_LABEL:
+            np.testing.assert_array_equal(probs > 0.5, logits > 0)
+        elif name in KEEP_THE_PREDICTED_CLASS:
+            predicted = probs[np.arange(1000), logits.argmax(axis=1)]
+            assert (predicted >= probs.max(axis=1) * (1 - 1e-12)).all()  # some logits are tied
+        else:
+            accuracy = np.mean(logits.argmax(axis=1) == labels)
+            assert np.mean(probs.argmax(axis=1) == labels) > accuracy - 0.03
+
+    def test_are_better_than_before(self, name: str) -> None:
+        if name in LABEL_FREE:
+            pytest.skip("these logits are not those of its loss")
+        logits, labels = sampled(name, n=4000)
+        scaler = SCALERS[name]().fit(logits[:2000], labels[:2000])
+        probs, logits, labels = scaler.predict_proba(logits[2000:]), logits[2000:], labels[2000:]
+        if name in MULTI_LABEL:
+            before, targets = expit(logits), labels
+        else:
+            before, targets = np.exp(log_softmax(logits, axis=1)), np.eye(4)[labels]
+        assert np.mean((probs - targets) ** 2) < np.mean((before - targets) ** 2)
