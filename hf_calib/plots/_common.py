@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,15 @@ def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str,
 def no_panel() -> str:
     """The message for a picture of nothing."""
     return expected("a diagram", "have at least one panel", "none", "pass {name: (confidences, correct)}")
+
+
+def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
+    """Return a name for each class: its number where none are given."""
+    names = tuple(map(str, range(n_classes) if class_names is None else class_names))
+    if len(names) != n_classes:
+        way_out = "name the columns of probs in their order"
+        raise ValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
+    return names
 
 
 def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:

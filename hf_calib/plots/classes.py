@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
-from hf_calib._checks import expected
 from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
-from hf_calib.metrics.binning import FloatArray, mean_bins, sum_bins, uniform_bins
-from hf_calib.metrics.calibration import top_label_calibration_error
-from hf_calib.plots._common import BLUE, SKY, draw_diagonal, plain_axes, unit_ticks
+from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins
+from hf_calib.metrics.calibration import class_gaps, class_sums
+from hf_calib.plots._common import BLUE, SKY, check_class_names, draw_diagonal, plain_axes, unit_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,9 +66,9 @@ def class_reliability_grid(
 
     checked, targets = check_probs_and_labels(probs, labels)
     n_classes = checked.shape[1]
-    names = _check_names(class_names, n_classes)
-    n_bins = check_n_bins(n_bins)
-    errors = _class_errors(checked, targets, n_bins)
+    names = check_class_names(class_names, n_classes)
+    sums = class_sums(checked, targets, check_n_bins(n_bins))
+    errors = class_gaps(sums)
     shown = np.argsort(-errors, kind="stable")[:max_classes]
     columns = min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -77,9 +76,8 @@ def class_reliability_grid(
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, c in zip(grid.flat, shown, strict=False):
-        hits = (targets == c).astype(np.float64)
-        _draw_class(axes, checked[:, c].astype(np.float64), hits, n_bins)
-        _write_class(axes, names[c], f"error {errors[c]:.3f}, {hits.sum():.0f} examples")
+        _draw_class(axes, mean_bins(BinSums(*(total[c] for total in sums))))
+        _write_class(axes, names[c], f"error {errors[c]:.3f}, {sums.correct[c].sum():.0f} examples")
     for axes in grid.flat[len(shown) :]:
         axes.remove()
     figure.supxlabel("probability of the class", fontsize=8)
@@ -88,35 +86,14 @@ def class_reliability_grid(
     return figure
 
 
-def _check_names(class_names: Sequence[str] | None, n_classes: int) -> list[str]:
-    names = list(map(str, range(n_classes) if class_names is None else class_names))
-    if len(names) != n_classes:
-        way_out = "name the columns of probs in their order"
-        raise ValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
-    return names
-
-
-def _class_errors(probs: np.ndarray, labels: np.ndarray, n_bins: int) -> FloatArray:
-    """The terms (C,) of the classwise calibration error."""
-    return np.array(
-        [
-            top_label_calibration_error(
-                column.astype(np.float64), (labels == c).astype(np.float64), n_bins=n_bins
-            )
-            for c, column in enumerate(probs.T)
-        ]
-    )
-
-
-def _draw_class(axes: Axes, probabilities: FloatArray, hits: FloatArray, n_bins: int) -> None:
-    bins = mean_bins(sum_bins(probabilities, hits, uniform_bins(probabilities, n_bins), n_bins))
+def _draw_class(axes: Axes, bins: BinMeans) -> None:
     shown = bins.counts > 0
     counts, stated, frequency = bins.counts[shown], bins.confidence[shown], bins.accuracy[shown]
     draw_diagonal(axes)
     low, high = _wilson(frequency, counts)
     axes.vlines(stated, low, high, color=SKY, linewidth=2.2)
     # Sizes follow the logarithm: in most classes nearly all examples lie in the first bin.
-    sizes = 5 + 22 * np.log1p(counts) / np.log1p(len(hits))
+    sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
     axes.scatter(stated, frequency, s=sizes, color=BLUE, linewidth=0, zorder=3, clip_on=False)
     unit_ticks(axes)
     plain_axes(axes)

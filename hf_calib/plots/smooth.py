@@ -91,7 +91,7 @@ def smooth_reliability_diagram(
         clipped = confidences.clip(0, 1)
         curve = smooth_reliability(clipped, correct)
         band = _band(clipped, correct, curve, confidence_level, n_resamples, seed)
-        _draw_curve(upper, curve, band, clipped, label=f"{confidence_level:.0%} band")
+        _draw_curve(upper, curve, band, clipped, label=f"{100 * confidence_level:g}% band")
         _draw_density(lower, clipped, correct)
         _label(upper, lower, first=j == 0)
         error = top_label_smooth_error(clipped, correct)

@@ -13,7 +13,8 @@ from hf_calib._checks import expected
 from hf_calib.metrics import consistency_test
 from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label, top_label_calibration_error
+from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
+from hf_calib.plots._common import check_class_names
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.measures import Measurement, Settings, measure_all
 from hf_calib.report.tables import BinRow, ClassRow, bin_rows, class_rows
@@ -174,7 +175,7 @@ def calibration_report(
     """
     checked, targets = check_probs_and_labels(probs, labels)
     after = None if calibrated is None else _check_calibrated(calibrated, targets, checked.shape)
-    names = _check_names(class_names, checked.shape[1])
+    names = check_class_names(class_names, checked.shape[1])
     settings = Settings(check_n_bins(n_bins), confidence_level, n_resamples, seed)
     return CalibrationReport(
         name=str(name),
@@ -199,40 +200,19 @@ def _check_calibrated(
     return check_probs_and_labels(array, labels)[0]
 
 
-def _check_names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    if class_names is None:
-        return tuple(map(str, range(n_classes)))
-    names = tuple(map(str, class_names))
-    if len(names) != n_classes:
-        way_out = "name the columns of probs in their order"
-        raise ValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
-    return names
-
-
 def _assess(
     probs: NDArray[Any], labels: NDArray[np.int64], names: tuple[str, ...], settings: Settings
 ) -> Assessment:
     confidences, correct = top_label(probs, labels)
+    gaps = class_gaps(class_sums(probs, labels, settings.n_bins))
     return Assessment(
         metrics=measure_all(probs, labels, settings),
         consistency=consistency_test(
             probs, labels, n_resamples=settings.n_resamples, seed=settings.seed, n_bins=settings.n_bins
         ),
         bins=bin_rows(confidences, correct, settings.n_bins),
-        classes=class_rows(probs, labels, gaps=_class_gaps(probs, labels, settings.n_bins), names=names),
+        classes=class_rows(probs, labels, gaps=gaps, names=names),
         probs=probs,
         confidences=confidences,
         correct=correct,
-    )
-
-
-def _class_gaps(probs: NDArray[Any], labels: NDArray[np.int64], n_bins: int) -> FloatArray:
-    """The terms (C,) whose mean is the classwise calibration error."""
-    return np.array(
-        [
-            top_label_calibration_error(
-                column.astype(np.float64), (labels == c).astype(np.float64), n_bins=n_bins
-            )
-            for c, column in enumerate(probs.T)
-        ]
     )

@@ -69,7 +69,7 @@ def _overall_sentence(assessment: Assessment, level: float) -> str:
     found = overall(assessment, level)
     confidence, accuracy = assessment.confidences.mean(), assessment.correct.mean()
     means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
-    interval = f"difference {found.gap:+.3f}, {level:.0%} interval {found.low:+.3f} to {found.high:+.3f}"
+    interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if found.verdict == "neither":
         return f"On the whole neither over- nor under-confident beyond chance: {means} ({interval})."
     return f"On the whole {found.verdict}: {means} ({interval})."
@@ -80,7 +80,7 @@ def _chance_sentence(assessment: Assessment, level: float) -> str:
     n_examples = len(assessment.correct)
     expected = (
         f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
-        f"{test.expected:.4f} by chance alone (p = {test.p_value:.3g})"
+        f"{test.expected:.4f} by chance alone (p = {test.p_value:.2g})"
     )
     if test.p_value <= 1 - level:
         return f"The calibration error is real: the ECE is {test.value:.4f}, and {expected}."

@@ -21,7 +21,7 @@ def summary(report: CalibrationReport) -> str:
     """One line on what was measured."""
     return (
         f"{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
-        f"intervals of {report.confidence_level:.0%} from {report.n_resamples:,} bootstrap resamples, "
+        f"intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} bootstrap resamples, "
         f"seed {report.seed}."
     )
 
@@ -45,7 +45,7 @@ def metric_table(report: CalibrationReport) -> Table:
         [MEASURES[key].title, *(_with_interval(column.metrics[key]) for column in columns.values())]
         for key in report.before.metrics
     ]
-    tests = [f"{column.consistency.p_value:.3g}" for column in columns.values()]
+    tests = [f"{column.consistency.p_value:.2g}" for column in columns.values()]
     rows.append(["Consistency test of the ECE (p)", *tests])
     return ["metric", *columns], rows
 
