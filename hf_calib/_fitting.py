@@ -52,13 +52,13 @@ def split_roles(
             got = f"{tested.n_classes} classes and {found.n_classes}, or other names"
             way_out = "use predictions of one model"
             raise ValueError(expected("the test data", "have the same classes", got, way_out))
-        return found, tested, f"all {len(tested)} rows of the test data"
+        return found, tested, f"all {len(tested):,} rows of the test data"
     if len(found) < 2:
         way_out = "pass more rows, or test data"
         raise ValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
     chosen = half_of(found.labels, seed)
     rest = np.setdiff1d(np.arange(len(found)), chosen)
-    held_out = f"the other {len(rest)} of {len(found)} rows, drawn with seed {seed}"
+    held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
     return found.select(chosen), found.select(rest), held_out
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hf_calib.posthoc import Calibration
     from hf_calib.report import CalibrationReport
 
+_TITLE = 20  # the least width of a table's first column
+_GAP = 3  # between columns
+
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
@@ -40,19 +43,23 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
     transformers.logging.set_verbosity_error()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: list[TaskID] = []
-        left = 0
+    bars = Progress(*columns, console=Console(stderr=True))
+    tasks: list[TaskID] = []
+    left = 0
 
-        def move(done: int, total: int) -> None:
-            nonlocal left
-            if not left:
-                tasks.append(bars.add_task("predicting", total=total))
-                left = total
-            left -= done
-            bars.advance(tasks[-1], done)
+    def move(done: int, total: int) -> None:
+        nonlocal left
+        bars.start()
+        if not left:
+            tasks.append(bars.add_task("predicting", total=total))
+            left = total
+        left -= done
+        bars.advance(tasks[-1], done)
 
+    try:
         yield move
+    finally:
+        bars.stop()
 
 
 def print_json(record: Any) -> None:
@@ -73,9 +80,9 @@ def print_calibration(done: Calibration) -> None:
     print_report(done.report)
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     details = ([done.criterion] if done.criterion else []) + [f"{k} {v:.4g}" for k, v in numbers.items()]
-    scaler = done.method.replace("_", " ") + (f" ({', '.join(details)})" if details else "")
-    fitted = f"Fitted the method {scaler} on {done.n_fitted:,} rows"
-    lines = ["", f"{fitted}.", f"Reported on {done.held_out}.", *(f"Mind: {note}" for note in done.notes)]
+    fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
+    fitted += f" ({', '.join(details)})." if details else "."
+    lines = ["", fitted, f"Reported on {done.held_out}.", *(f"Mind: {note}" for note in done.notes)]
     if done.served_difference is not None:
         lines.append(
             "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
@@ -84,21 +91,39 @@ def print_calibration(done: Calibration) -> None:
     print_lines(lines)
 
 
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column may wrap, and whose numbers don't."""
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first column and header may wrap; its cells lose their intervals where there is no room."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=escape(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(
-            escape(name), justify="right" if i else "left", no_wrap=bool(i), min_width=0 if i else 20
-        )
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+    console = Console()
+    forms = (rows, _per_line(rows, "\n["), _per_line(rows, ""))
+    shown = next((form for form in forms if sum(_widths(form)) <= console.width), forms[-1])
+    table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for i, (name, width) in enumerate(zip(header, _widths(shown), strict=True)):
+        look: dict[str, Any] = {"width": width - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
+        table.add_column(Text(name, overflow="fold"), **look)
+    for row in shown:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _per_line(rows: Sequence[Sequence[str]], mark: str) -> list[list[str]]:
+    """Put "[low, high]" on a line of its own, or leave it out."""
+
+    def shorten(cell: str) -> str:
+        value, interval, rest = cell.partition(" [")
+        return f"{value}{mark}{rest}" if interval and mark else value
+
+    return [[row[0], *map(shorten, row[1:])] for row in rows]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """What the columns need: their longest line, but for the first, which wraps."""
+    cells = [[max(map(len, cell.split("\n"))) for cell in row] for row in rows]
+    return [width + _GAP for width in (_TITLE, *map(max, list(zip(*cells, strict=True))[1:]))]
 
 
 def print_lines(lines: Iterable[str]) -> None:
