@@ -21,6 +21,10 @@ FloatArray = NDArray[np.float64]
 # Stands for -inf, whose product with a weight of 0 would be NaN.
 _MASKED = -1e150
 
+# Numbers below 1e-304 need not be exact, and arithmetic is many times slower where it underflows.
+_LOG_TINY = -700.0
+_ROOT_OF_TINY = float(np.exp(_LOG_TINY / 2))
+
 
 class Curve(NamedTuple):
     """The negative log-likelihood at one beta, with its first and second derivative in beta."""
@@ -102,13 +106,18 @@ class SoftmaxObjective(_Objective):
         roots = [beta for beta in position if beta / 2 not in position]
         found = np.empty((len(position), self.size))
         for rows, gaps in self._gaps():
-            ones = np.ones(gaps.shape[1])
+            ones, lowest = np.ones(gaps.shape[1]), gaps.min()
             weights = np.empty_like(gaps)
             for root in roots:
-                np.exp(np.multiply(gaps, root, out=weights), out=weights)
+                np.multiply(gaps, root, out=weights)
+                if root * lowest < _LOG_TINY:
+                    np.maximum(weights, _LOG_TINY, out=weights)
+                np.exp(weights, out=weights)
                 beta = root
                 np.dot(weights, ones, out=found[position[beta], rows])
                 while (beta := 2 * beta) in position:
+                    if beta * lowest < _LOG_TINY:
+                        weights += _ROOT_OF_TINY
                     weights *= weights
                     np.dot(weights, ones, out=found[position[beta], rows])
         np.divide(1, found, out=found)
@@ -127,7 +136,9 @@ class SoftmaxObjective(_Objective):
         """Yield z - max(z)."""
         for rows, gaps in blocks(self.logits):
             gaps -= self.largest[rows, None]
-            yield rows, np.maximum(gaps, _MASKED, out=gaps)
+            if gaps.min() < _MASKED:
+                np.maximum(gaps, _MASKED, out=gaps)
+            yield rows, gaps
 
 
 class SigmoidObjective(_Objective):

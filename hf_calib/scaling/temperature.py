@@ -17,6 +17,7 @@ from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.scaling._base import softmax_in_place
 from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
+from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
 
@@ -24,6 +25,7 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 
 PAPERS_GRID = np.arange(1, 101) / 10
 
+_MANY_CLASSES = 128  # for which interpolated confidences pay, and are small beside the logits
 _CONFIDENCES = 2**20  # held at once in any case; more, if they take a fraction of the logits
 
 
@@ -114,7 +116,7 @@ class TemperatureScaling(BaseEstimator):
         elif grid is None:
             self.temperature_ = best_temperature(objective)
         else:
-            self.temperature_ = float(grid[np.argmin(self._scores(objective, grid))])
+            self.temperature_ = self._best_on(grid, objective)
         problem = undetermined(objective, self.temperature_)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=2)
@@ -147,17 +149,30 @@ class TemperatureScaling(BaseEstimator):
             return SigmoidObjective(matrix, as_binary_labels(labels, matrix))
         return SoftmaxObjective(matrix, as_class_labels(labels, matrix))
 
+    def _best_on(self, grid: NDArray[np.float64], objective: Objective) -> float:
+        """The first of the best temperatures. Of a large search the finalists only are scored exactly."""
+        found = interpolation(1 / grid) if self.criterion != "nll" else None
+        if found is None or objective.logits.shape[1] < _MANY_CLASSES or self.multi_label:
+            return float(grid[np.argmin(self._scores(objective, grid))])
+        nodes, coefficients = found
+        masses = 1 / objective.confidences_at(nodes)
+        scores = [self._error(1 / (row @ masses), objective.correct) for row in coefficients]
+        # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
+        finalists = grid[np.array(scores) <= min(scores) + 1e-6 + 8 / objective.size]
+        return float(finalists[np.argmin(self._scores(objective, finalists))])
+
     def _scores(self, objective: Objective, grid: NDArray[np.float64]) -> list[float]:
         """The criterion at each temperature."""
         if self.criterion == "nll":
             return [objective.nll(1 / temperature).value for temperature in grid]
-        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
         correct = objective.correct
         together = max(1, max(_CONFIDENCES, objective.logits.size // 8) // len(correct))
         scores = []
         for first in range(0, len(grid), together):
-            for confidences in objective.confidences_at((1 / grid[first : first + together]).tolist()):
-                scores.append(
-                    top_label_calibration_error(confidences, correct, n_bins=self.n_bins, binning=binning)
-                )
+            rows = objective.confidences_at((1 / grid[first : first + together]).tolist())
+            scores += [self._error(confidences, correct) for confidences in rows]
         return scores
+
+    def _error(self, confidences: NDArray[np.float64], correct: NDArray[np.float64]) -> float:
+        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
+        return top_label_calibration_error(confidences, correct, n_bins=self.n_bins, binning=binning)
