@@ -98,17 +98,36 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
 
 
 def test_the_curve_is_that_of_the_metrics_between_the_extreme_confidences() -> None:
-    confidences, correct = panel(*classifier(400, 2))
+    confidences, correct = panel(*classifier(400, 2, temperature=1))
     upper, _ = plots.smooth_reliability_diagram({"m": (confidences, correct)}, n_resamples=5).axes
     (line,) = (c for c in upper.collections if isinstance(c, LineCollection))
     segments = np.array(line.get_segments())
     curve = smooth_reliability(confidences, correct)
+    assert curve.bandwidth < bandwidth_limit(confidences)
     shown = (curve.grid >= confidences.min()) & (curve.grid <= confidences.max())
     np.testing.assert_allclose(segments[:, 0, 0], curve.grid[shown][:-1])
     np.testing.assert_allclose(segments[:, 0, 1], curve.accuracy[shown][:-1])
     np.testing.assert_allclose(segments[-1, 1], [curve.grid[shown][-1], curve.accuracy[shown][-1]])
     middle = (curve.density[shown][1:] + curve.density[shown][:-1]) / 2
     assert np.argmax(line.get_linewidths()) == np.argmax(middle)
+
+
+def bandwidth_limit(confidences: np.ndarray) -> float:
+    return 1.06 * confidences.std() / len(confidences) ** 0.2
+
+
+def test_a_large_error_does_not_flatten_the_curve() -> None:
+    """Right below a confidence of 0.5 never, above always: the error, 0.25, is no bandwidth to see that with."""
+    confidences = np.linspace(0, 1, 2_001)
+    correct = (confidences > 0.5).astype(float)
+    assert smooth_reliability(confidences, correct).bandwidth > 0.15
+    for draw in (OF_PANELS["smooth"], OF_PANELS["comparison"]):
+        axes = draw({"m": (confidences, correct)}).axes[0]
+        lines = [c for c in axes.collections if isinstance(c, LineCollection)]
+        x, y = (np.array(lines[0].get_segments())[:, 0] if lines else axes.lines[1].get_xydata()).T
+        reach = 3 * bandwidth_limit(confidences)
+        assert y[x < 0.5 - reach].max() < 0.01
+        assert y[x > 0.5 + reach].min() > 0.99
 
 
 def test_the_smooth_panel_states_its_numbers() -> None:

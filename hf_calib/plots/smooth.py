@@ -32,6 +32,7 @@ _PANEL_INCHES = (2.5, 3.1)
 _THINNEST, _THICKEST = 0.7, 3.6  # points
 _EXAMPLES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
 _FEWEST_RESAMPLES = 50
+_NARROWEST = 0.01  # bandwidth, where all confidences are nearly equal
 _DENSITY_BANDWIDTH = 0.02  # of the strip below: that of the curve may be far too wide to show the confidences
 
 
@@ -69,11 +70,15 @@ def smooth_reliability_diagram(
         ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
 
     Notes:
+        The bandwidth is that of the smooth calibration error, as the paper has it, but not above the normal
+        reference rule, 1.06 times the standard deviation of the confidences over $N^{1/5}$: the paper's choice
+        grows with the error, so that for a badly calibrated model it would flatten the curve.
+
         Where all resamples agree, as where every prediction is right, the band has no width: it shows what
         this sample can tell, not what it has not met.
 
     References:
-        Blasiok and Nakkiran 2023, section 2.
+        Blasiok and Nakkiran 2023, section 2; Silverman 1986, section 3.4.2 (reference rule).
 
     >>> figure = smooth_reliability_diagram({"before": ([0.9, 0.8, 0.7], [1, 0, 1])}, n_resamples=20)
     >>> len(figure.axes)
@@ -89,7 +94,7 @@ def smooth_reliability_diagram(
     for j, (name, (confidences, correct)) in enumerate(checked.items()):
         upper, lower = axes[:, j]
         clipped = confidences.clip(0, 1)
-        curve = smooth_reliability(clipped, correct)
+        curve = _curve(clipped, correct)
         band = _band(clipped, correct, curve, confidence_level, n_resamples, seed)
         _draw_curve(upper, curve, band, clipped, label=f"{100 * confidence_level:g}% band")
         _draw_density(lower, clipped, correct)
@@ -137,7 +142,7 @@ def reliability_comparison(
     draw_diagonal(upper)
     for (name, (confidences, correct)), look in zip(checked.items(), line_looks(), strict=False):
         clipped = confidences.clip(0, 1)
-        curve = smooth_reliability(clipped, correct)
+        curve = _curve(clipped, correct)
         shown = _seen(curve, clipped)
         error = top_label_smooth_error(clipped, correct)
         label = textwrap.shorten(name, 44, placeholder="…") + f" (smECE {error:.3f})"
@@ -170,6 +175,15 @@ def _check_band(confidence_level: float, n_resamples: int) -> None:
         raise ValueError(expected("confidence_level", "lie between 0 and 1", confidence_level, way_out))
     if n_resamples < 2:
         raise ValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
+
+
+def _curve(confidences: FloatArray, correct: FloatArray) -> SmoothReliability:
+    """The curve at the bandwidth of the smooth calibration error, or a narrower one where that hides its shape."""
+    curve = smooth_reliability(confidences, correct)
+    reference = max(1.06 * float(confidences.std()) * len(confidences) ** -0.2, _NARROWEST)
+    if curve.bandwidth <= reference:
+        return curve
+    return smooth_reliability(confidences, correct, bandwidth=reference)
 
 
 def _band(
