@@ -138,4 +138,5 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_written(output: Path | None) -> None:
     """Say where the files are."""
     if output is not None:
-        print_lines(["", f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}"])
+        names = ", ".join(sorted(path.name for path in output.iterdir()))
+        print(f"\nWritten to {output}: {names}")

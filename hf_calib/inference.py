@@ -219,8 +219,8 @@ def _label_ids(
 def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[np.int64]:
     number = {name: i for i, name in enumerate(names)}
     folded = {name.casefold(): i for name, i in number.items()}
-    if len(folded) == len(number) and not set(labels) <= set(number):
-        number, labels = folded, [label.casefold() for label in labels]
+    if len(folded) == len(number):  # capitals tell no two classes apart
+        number |= {label: folded[label.casefold()] for label in set(labels) if label.casefold() in folded}
     unknown = sorted(set(labels) - set(number))
     if unknown:
         requirement = f"hold the model's classes ({few(names)})"
