@@ -358,6 +358,12 @@ class TestDataThatDoNotDetermineTheParameters:
             np.testing.assert_allclose(probs, np.where(logits > 0, 0.5, 0.25), atol=1e-8)
         assert probs[np.arange(150), labels].min() > 0.2
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_warning_points_at_the_caller(self, kind: type[Linear]) -> None:
+        with pytest.warns(UserWarning, match="expected labels to determine") as caught:
+            kind().fit(*sampled(10, 12))
+        assert [warning.filename for warning in caught] == [__file__]
+
     def test_a_fit_that_does_not_converge_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hf_calib.scaling._linear._MAX_STEPS", 1)
         with pytest.warns(UserWarning, match="expected the fit to converge"):
