@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
 
 from hf_calib import scaling
 from hf_calib._checks import did_you_mean, expected
-from hf_calib.data.splits import draw_rows
 from hf_calib.predictions import Predictions
 
 FOLDED = {"temperature": "TemperatureScaling", "vector": "VectorScaling", "matrix": "MatrixScaling"}
@@ -69,11 +69,13 @@ def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
     >>> np.bincount(labels[half_of(labels, seed=0)])
     array([1, 2])
     """
-    rng = np.random.default_rng(seed)
     n_rows = len(labels) // 2
-    if n_rows <= len(labels) - len(np.unique(labels)):
-        return draw_rows(labels, n_rows, rng)
-    return np.sort(rng.permutation(len(labels))[:n_rows])
+    counts = np.unique(labels, return_counts=True)[1]
+    enough = counts.min() >= 2 and len(counts) <= n_rows
+    chosen, _ = train_test_split(
+        np.arange(len(labels)), train_size=n_rows, stratify=labels if enough else None, random_state=seed
+    )
+    return np.sort(chosen)
 
 
 def fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:

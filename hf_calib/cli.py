@@ -94,11 +94,13 @@ def evaluate(
                 source, label_column=label_column, n_bins=n_bins, output=output
             )
         else:
-            rows = posthoc.Rows(
+            from hf_calib import posthoc_models
+
+            rows = posthoc_models.Rows(
                 data, config_name, split, text_column, label_column, names, max_length, batch_size
             )
             with _screen.progress() as progress:
-                report = posthoc.evaluate_model(
+                report = posthoc_models.evaluate_model(
                     source,
                     rows,
                     n_bins=n_bins,
@@ -160,11 +162,17 @@ def calibrate(
                 source, output, test=test_data, label_column=label_column, **options
             )
         else:
+            from hf_calib import posthoc_models
+
             reading = (text_column, label_column, names, max_length, batch_size)
-            rows = posthoc.Rows(data, config_name, split, *reading)
-            test = None if test_data is None else posthoc.Rows(test_data, config_name, test_split, *reading)
+            rows = posthoc_models.Rows(data, config_name, split, *reading)
+            test = (
+                None
+                if test_data is None
+                else posthoc_models.Rows(test_data, config_name, test_split, *reading)
+            )
             with _screen.progress() as progress:
-                done = posthoc.calibrate_model(
+                done = posthoc_models.calibrate_model(
                     source,
                     rows,
                     output,

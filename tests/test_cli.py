@@ -19,7 +19,8 @@ from scipy.special import softmax
 from tiny import TRUE_TEMPERATURE, sequences, text_of, tiny_bert, tokenizer
 from typer.testing import CliRunner
 
-from hf_calib import posthoc, scaling
+from hf_calib import posthoc, posthoc_models, scaling
+from hf_calib._fitting import METHODS
 from hf_calib.cli import app
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import Predictions, load_predictions, save_predictions
@@ -238,7 +239,7 @@ class TestCalibrateModel:
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(posthoc, "fold", lambda model, scaler, batch: model)
+        monkeypatch.setattr(posthoc_models, "fold", lambda model, scaler, batch: model)
         result = call(
             *(
                 "calibrate",
@@ -273,7 +274,7 @@ class TestCalibrateModel:
 
 
 class TestCalibratePredictions:
-    @pytest.mark.parametrize("method", sorted(posthoc.METHODS))
+    @pytest.mark.parametrize("method", sorted(METHODS))
     def test_every_method(self, method: str, workplace: Path, tmp_path: Path) -> None:
         done = called_for_json(
             *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
@@ -287,7 +288,7 @@ class TestCalibratePredictions:
         found = negative_log_likelihood(written.probabilities(), written.labels)
         assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(found)
         fitted_on = load_predictions(workplace / "data.npz")
-        scaler = getattr(scaling, posthoc.METHODS[method])().fit(fitted_on.as_logits(), fitted_on.labels)
+        scaler = getattr(scaling, METHODS[method])().fit(fitted_on.as_logits(), fitted_on.labels)
         np.testing.assert_allclose(written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12)
 
     def test_rows_are_held_out_and_probabilities_are_read_as_logits(

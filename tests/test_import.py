@@ -33,11 +33,11 @@ LAYERS = [
         "training_args",
         "config_file",
     },
-    {"model_card", "callbacks"},
+    {"model_card", "callbacks", "posthoc"},
     {"_preflight"},
     {"trainer"},
-    {"_screen", "posthoc", "recipe"},
-    {"comparison", "demo"},
+    {"_screen", "comparison", "posthoc_models", "recipe"},
+    {"demo"},
     {"cli", "__init__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
