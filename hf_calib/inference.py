@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_calib._checks import did_you_mean, expected
-from hf_calib.data.sources import _load_file
+from hf_calib.data.sources import load_file
 from hf_calib.data.splits import read_column
 from hf_calib.predictions import Predictions, few
 
@@ -115,7 +115,7 @@ def load_rows(data: str | Path, *, config_name: str | None = None, split: str = 
         ValueError: if there is no such file, data set or split, or it is unreadable.
     """
     if Path(data).is_file() or Path(data).suffix in _FILES:
-        rows = _load_file("data", Path(data), None)
+        rows = load_file("data", Path(data), None)
     else:
         way_out = "name a file, a folder, or a data set on the Hub, and one of its splits"
         with _refusals("data", f"have a split {split!r}", data, way_out):

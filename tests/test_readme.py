@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 from conftest import ROOT
+from scipy.special import softmax
+from tiny import N_LABELS, tiny_bert
+from transformers import AutoModelForSequenceClassification
 
 import hf_calib
+from hf_calib import cli, evaluate_modules, metrics, scaling
 from hf_calib.losses import LOSSES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_table_of_losses_is_complete_and_gives_the_defaults() -> None:
@@ -24,10 +33,40 @@ def test_table_of_losses_is_complete_and_gives_the_defaults() -> None:
 
 
 def test_first_example_uses_real_names() -> None:
-    block = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert block is not None
-    imported = [node for node in ast.walk(ast.parse(block[1])) if isinstance(node, ast.ImportFrom)]
+    imported = [node for node in ast.walk(ast.parse(EXAMPLES[0])) if isinstance(node, ast.ImportFrom)]
     assert {alias.name for node in imported for alias in node.names} <= set(hf_calib.__all__)
+
+
+def test_second_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=2, size=(2, 300, N_LABELS))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=-1)
+    names: dict[str, Any] = {
+        "model": tiny_bert(),
+        "calibration_logits": 2 * logits[0],
+        "calibration_labels": labels[0],
+        "test_logits": 2 * logits[1],
+        "test_probs": softmax(2 * logits[1], axis=-1),
+        "test_labels": labels[1],
+    }
+    exec(EXAMPLES[1], names)
+    assert capsys.readouterr().out.startswith("# Calibration of model")
+    assert names["low"] <= names["value"] <= names["high"]
+    loaded = AutoModelForSequenceClassification.from_pretrained("calibrated")
+    record = loaded.config.calibration
+    assert record["temperature"] == pytest.approx(names["scaler"].temperature_)
+
+
+def test_every_metric_scaler_and_command_is_named() -> None:
+    functions = {name for name in metrics.__all__ if name.islower()}
+    for name in functions | set(scaling.__all__) | set(evaluate_modules.MODULES):
+        assert f"`{name}`" in README or f'"{name}"' in README, name
+    for command in cli.app.registered_commands:
+        assert command.callback is not None
+        assert f"hf-calib {command.callback.__name__}" in README
 
 
 def test_commands_and_files_exist() -> None:

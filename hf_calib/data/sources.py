@@ -103,10 +103,10 @@ def _load_files(files: dict[str, Path], cache: str | None) -> DatasetDict:
             )
     for role, path in files.items():  # before the first one is read
         _reader(role, path)
-    return DatasetDict({role: _load_file(role, path, cache) for role, path in files.items()})
+    return DatasetDict({role: load_file(role, path, cache) for role, path in files.items()})
 
 
-def _load_file(role: str, path: Path, cache: str | None) -> Dataset:
+def load_file(role: str, path: Path, cache: str | None) -> Dataset:
     kind, options = _reader(role, path)
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
