@@ -110,11 +110,9 @@ def compare(
     check_output(output)
     found = [(source, _report_of(source, label_column, n_bins)) for source in sources]
     names = [str(report["name"]) for _, report in found]
+    all_differ = len(set(names)) == len(names)
     comparison = Comparison(
-        {
-            name if names.count(name) == 1 else f"{name} ({source})": report
-            for name, (source, report) in zip(names, found, strict=True)
-        }
+        {name if all_differ else source: report for name, (source, report) in zip(names, found, strict=True)}
     )
     figure = comparison.figure()
     if output is not None:

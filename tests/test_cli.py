@@ -345,7 +345,7 @@ class TestReport:
         found = called_for_json(*words)
         assert found == json.loads((tmp_path / "compared" / "comparison.json").read_text())
         alone = called_for_json("evaluate", workplace / "test.npz")
-        assert found["reports"]["test"] == alone
+        assert found["reports"][str(workplace / "test.npz")] == alone  # two are named "data"
         assert [report["n_examples"] for report in found["reports"].values()] == [240, 80, 120]
 
     def test_a_saved_report_draws_what_its_predictions_draw(self, workplace: Path, tmp_path: Path) -> None:

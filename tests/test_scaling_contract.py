@@ -52,6 +52,9 @@ KEEP_THE_PREDICTED_CLASS = {
     "TemperatureScaling",
     "TemperatureScaling-ece",
 }
+FITTED = [name for name in SCALERS if name not in LABEL_FREE]
+ONE_LABEL_PER_ROW = [name for name in FITTED if name not in MULTI_LABEL]
+MAP_LOGITS = [name for name, make in SCALERS.items() if hasattr(make(), "transform")]
 MIX_CLASSES = {"DirichletScaling", "MatrixScaling"}  # these refuse -inf
 
 PARAMETER_CHECKS = [
@@ -123,10 +126,9 @@ class TestScikitLearnsChecks:
             pytest.skip(f"this scikit-learn has no {check}")
         getattr(estimator_checks, check)(name, SCALERS[name]())
 
+    @pytest.mark.parametrize("name", ONE_LABEL_PER_ROW)
     @pytest.mark.parametrize("check", FIT_CHECKS)
     def test_of_fits(self, name: str, check: str) -> None:
-        if name in MULTI_LABEL | LABEL_FREE:
-            pytest.skip("these checks fit with one label per row")
         if not hasattr(estimator_checks, check):
             pytest.skip(f"this scikit-learn has no {check}")
         getattr(estimator_checks, check)(name, SCALERS[name]())
@@ -161,9 +163,8 @@ class TestFit:
         scaler.fit(logits[:100, :3] * 3, np.minimum(labels[:100, :3] if labels.ndim > 1 else labels[:100], 2))
         np.testing.assert_array_equal(scaler.fit(logits, labels).predict_proba(logits), once)
 
+    @pytest.mark.parametrize("name", FITTED)
     def test_clones_are_not_fitted(self, name: str) -> None:
-        if name in LABEL_FREE:
-            pytest.skip("nothing is fitted")
         logits, labels = sampled(name)
         with pytest.raises(NotFittedError):
             clone(SCALERS[name]().fit(logits, labels)).predict_proba(logits)
@@ -238,9 +239,8 @@ class TestRefused:
         with pytest.raises(TypeError, match="expected logits to hold real numbers"):
             SCALERS[name]().fit(logits.astype(complex), labels)
 
+    @pytest.mark.parametrize("name", FITTED)
     def test_labels_that_do_not_fit(self, name: str) -> None:
-        if name in LABEL_FREE:
-            pytest.skip("labels are not looked at")
         logits, labels = sampled(name)
         with pytest.raises(ValueError, match="expected labels to have"):
             SCALERS[name]().fit(logits, labels[:-1])
@@ -258,11 +258,10 @@ class TestPredictions:
         stacked = scaler.predict_proba(logits.reshape(2, 200, 4))
         np.testing.assert_allclose(stacked.reshape(400, 4), whole, rtol=1e-12)
 
+    @pytest.mark.parametrize("name", MAP_LOGITS)
     def test_are_those_of_transform(self, name: str) -> None:
         logits, labels = sampled(name)
         scaler = SCALERS[name]().fit(logits, labels)
-        if not hasattr(scaler, "transform"):
-            pytest.skip("it does not map the logits")
         scaled = scaler.transform(logits)
         expected = expit(scaled) if name in MULTI_LABEL else np.exp(log_softmax(scaled, axis=1))
         np.testing.assert_allclose(scaler.predict_proba(logits), expected, rtol=1e-12, atol=1e-300)
@@ -279,9 +278,8 @@ class TestPredictions:
             accuracy = np.mean(logits.argmax(axis=1) == labels)
             assert np.mean(probs.argmax(axis=1) == labels) > accuracy - 0.03
 
+    @pytest.mark.parametrize("name", FITTED)  # these logits are not those of the loss of InverseLink
     def test_are_better_than_before(self, name: str) -> None:
-        if name in LABEL_FREE:
-            pytest.skip("these logits are not those of its loss")
         logits, labels = sampled(name, n=4000)
         scaler = SCALERS[name]().fit(logits[:2000], labels[:2000])
         probs, logits, labels = scaler.predict_proba(logits[2000:]), logits[2000:], labels[2000:]
