@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
 
 _TITLE = 20  # the least width of a table's first column
+_WORD = 16  # the longest word of a header that is not broken
 _GAP = 3  # between columns
 
 
@@ -92,7 +93,10 @@ def print_calibration(done: Calibration) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first column and header may wrap; its cells lose their intervals where there is no room."""
+    """A table whose first column and header may wrap.
+
+    Where there is no room, its cells lose their intervals; columns that still do not fit follow below.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -100,14 +104,22 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
     console = Console()
     forms = (rows, _per_line(rows, "\n["), _per_line(rows, ""))
-    shown = next((form for form in forms if sum(_widths(form)) <= console.width), forms[-1])
-    table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for i, (name, width) in enumerate(zip(header, _widths(shown), strict=True)):
-        look: dict[str, Any] = {"width": width - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
-        table.add_column(Text(name, overflow="fold"), **look)
-    for row in shown:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    shown = next((form for form in forms if sum(_widths(header, form)) <= console.width), forms[-1])
+    widths = _widths(header, shown)
+    at_once = len(header)
+    if sum(widths) > console.width:
+        at_once = max(1, (console.width - widths[0]) // max(widths[1:]))
+    for start in range(1, len(header), at_once):
+        columns = [0, *range(start, min(start + at_once, len(header)))]
+        table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for i in columns:
+            look: dict[str, Any] = (
+                {"width": widths[i] - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
+            )
+            table.add_column(Text(header[i], overflow="fold"), **look)
+        for row in shown:
+            table.add_row(*(Text(row[i]) for i in columns))
+        console.print(table)
 
 
 def _per_line(rows: Sequence[Sequence[str]], mark: str) -> list[list[str]]:
@@ -120,10 +132,11 @@ def _per_line(rows: Sequence[Sequence[str]], mark: str) -> list[list[str]]:
     return [[row[0], *map(shorten, row[1:])] for row in rows]
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """What the columns need: their longest line, but for the first, which wraps."""
-    cells = [[max(map(len, cell.split("\n"))) for cell in row] for row in rows]
-    return [width + _GAP for width in (_TITLE, *map(max, list(zip(*cells, strict=True))[1:]))]
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What the columns need: their longest line or, up to a limit, word of the header; the first one wraps."""
+    words = [min(_WORD, max(map(len, name.split()), default=0)) for name in header[1:]]
+    lines = [[max(map(len, cell.split("\n"))) for cell in row[1:]] for row in rows]
+    return [width + _GAP for width in (_TITLE, *map(max, zip(words, *lines, strict=True)))]
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -348,6 +348,16 @@ class TestReport:
         assert found["reports"][str(workplace / "test.npz")] == alone  # two are named "data"
         assert [report["n_examples"] for report in found["reports"].values()] == [240, 80, 120]
 
+    def test_columns_that_do_not_fit_follow_below(self, workplace: Path, tmp_path: Path) -> None:
+        predictions = load_predictions(workplace / "test.npz")
+        files = [tmp_path / f"predictions_{i}.npz" for i in range(7)]
+        for path in files:
+            save_predictions(predictions, path)
+        shown = call("report", *files).stdout
+        assert shown.count("Calibration compared") == 2
+        assert re.findall(r"predictions_\d", shown) == [path.stem for path in files]
+        assert sum(line.count("0.") for line in shown.splitlines() if "Accuracy" in line) == 7
+
     def test_a_saved_report_draws_what_its_predictions_draw(self, workplace: Path, tmp_path: Path) -> None:
         from hf_calib.comparison import compare
 
