@@ -38,6 +38,8 @@ print("|---|---|---|---|---|---|---|---|")
 for run in args.runs:
     results = json.loads((run / "results.json").read_text())
     loss = make_loss(results["loss"], **results["hyperparameters"])
+    if hasattr(loss, "update"):
+        parser.error(f"{run}: the table that {results['loss']} had at the end is not in results.json")
     classifier = load_classifier(run / "calibrated")
     found = predict(
         classifier, rows, text_column=args.text_column, max_length=args.max_length, batch_size=128

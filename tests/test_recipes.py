@@ -44,8 +44,11 @@ SHORT = [
 
 
 def run(launcher: list[str], recipe: str, *arguments: str) -> str:
+    return call([*launcher, str(ROOT / "recipes" / recipe), *SHORT, *arguments])
+
+
+def call(command: list[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [*launcher, str(ROOT / "recipes" / recipe), *SHORT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -124,6 +127,11 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     assert isinstance(two, dict)
     for key in ("test_ece", "test_adaptive_ece", "test_nll_calibrated", "temperature"):
         assert two[key] == pytest.approx(one[key], rel=1e-5), key
+    table = call([*PYTHON, str(ROOT / "recipes" / "inverse_link.py"), str(tmp_path / "one"), *text_arguments[4:6],
+                  "--max_length", "32"])  # fmt: skip
+    cells = [cell.split() for cell in table.splitlines()[-1].split("|")]
+    assert float(cells[3][0]) == pytest.approx(one["test_ece"], abs=1e-3)  # rounded
+    assert float(cells[8][0]) == pytest.approx(one["test_nll_calibrated"], abs=1e-3)
 
 
 def test_text_recipe_trains_the_papers_cnn(text_arguments: list[str], tmp_path: Path) -> None:
