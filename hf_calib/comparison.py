@@ -126,7 +126,7 @@ def compare(
 
 def _report_of(source: str, label_column: str, n_bins: int) -> Mapping[str, Any]:
     path = Path(source)
-    inside = [path / _REPORT, path / "calibration" / _REPORT]
+    inside = [path / folder / _REPORT for folder in (".", "calibration", "report")]
     path = next((file for file in inside if file.is_file()), path)
     if path.suffix != ".json":
         return evaluate_predictions(source, label_column=label_column, n_bins=n_bins).to_dict()

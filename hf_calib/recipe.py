@@ -8,14 +8,22 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
 
 from hf_calib.data import choose_columns, docstring_dataset, limit_samples, load_splits, split_calibration
 from hf_calib.model_card import METRICS
+from hf_calib.posthoc import write_to
+from hf_calib.report import calibration_report
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
+    from transformers import EvalPrediction
 
+    from hf_calib.report import CalibrationReport
     from hf_calib.trainer import CalibrationTrainer
 
 BUILT_IN = "docstrings"
@@ -95,8 +103,8 @@ def run(
 ) -> dict[str, float]:
     """Train, report the test set before and after the temperature, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline; `results.json`, all numbers; and
-    `reliability.png`; for a loss with gammas, `gammas.png`.
+    In `output_dir`: `calibrated/`, the model for a plain pipeline; `results.json`, the numbers; `report/`, the
+    calibration report with its figures; for a loss with gammas, `gammas.png`.
 
     Returns:
         The test metrics, keys `test_...`.
@@ -104,37 +112,64 @@ def run(
     # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
     warnings.filterwarnings("ignore", message="the evaluation split is also the calibration split")
     trainer.train(resume_from_checkpoint=resume)
+    trainer.compute_metrics = kept = _KeepPredictions()
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test")
     folder = Path(str(trainer.args.output_dir))
     if trainer.temperature is not None:
         trainer.save_calibrated_model(folder / "calibrated")
     if trainer.is_world_process_zero():
         _write_results(trainer, metrics, folder)
-        print(results_table(metrics))
+        report = _report(trainer, kept)
+        write_to(folder / "report", report)
+        print(results_table(report, trainer.temperature))
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return metrics
 
 
-def results_table(metrics: Mapping[str, float], prefix: str = "test") -> str:
-    """Test metrics before and after the temperature, as plain text.
+class _KeepPredictions:
+    """A `compute_metrics` for which the Trainer gathers all logits and labels."""
 
-    >>> print(results_table({"test_ece": 0.21, "test_ece_calibrated": 0.02, "temperature": 0.5}))
-                                   before    after T = 0.500
-    Expected calibration error     0.2100    0.0200
+    logits: NDArray[Any]
+    labels: NDArray[Any]
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.logits, self.labels = map(np.asarray, (prediction.predictions, prediction.label_ids))
+        return {}
+
+
+def _report(trainer: CalibrationTrainer, kept: _KeepPredictions) -> CalibrationReport:
+    logits = kept.logits.astype(np.float64)
+    temperature, model = trainer.temperature, cast(Any, trainer.model)
+    return calibration_report(
+        softmax(logits, axis=1),
+        kept.labels,
+        calibrated=None if temperature is None else softmax(logits / temperature, axis=1),
+        n_bins=trainer.args.n_bins,
+        class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],
+        name=trainer.calibration_loss.name,
+    )
+
+
+def results_table(report: CalibrationReport, temperature: float | None) -> str:
+    """The trainer's metrics with their 95% intervals, before and after the temperature, as plain text.
+
+    >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
+    >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
+    >>> print(results_table(report, None).splitlines()[1])
+    Accuracy                       0.5000 [0.4100, 0.6000]
     """
-    after = f"after T = {metrics['temperature']:.3f}" if "temperature" in metrics else ""
-    lines = [f"{'':<31}{'before':<10}{after}".rstrip()]
+    after = "" if temperature is None else f"after T = {temperature:.3f}"
+    lines = [f"{'':<31}{'before':<26}{after}".rstrip()]
+    states = [state.metrics for state in (report.before, report.after) if state is not None]
     for name, title in METRICS.items():
-        if f"{prefix}_{name}" in metrics:
-            values = [
-                metrics[key] for key in (f"{prefix}_{name}", f"{prefix}_{name}_calibrated") if key in metrics
-            ]
-            lines.append(f"{title:<31}" + "".join(f"{value:<10.4f}" for value in values).rstrip())
+        found = [state[name] for state in states]
+        cells = [f"{value.value:.4f} [{value.low:.4f}, {value.high:.4f}]" for value in found]
+        lines.append(f"{title:<31}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
     return "\n".join(lines)
 
 
 def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], folder: Path) -> None:
-    from hf_calib.plots import gamma_dynamics, reliability_diagram, save_figure
+    from hf_calib.plots import gamma_dynamics, save_figure
 
     args = trainer.args
     results = {
@@ -146,8 +181,5 @@ def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], fo
     partial = folder / "results.json.partial"
     partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, folder / "results.json")
-    if trainer.last_evaluation is not None:
-        panels = trainer.last_evaluation.panels()
-        save_figure(reliability_diagram(panels, n_bins=args.n_bins), folder / "reliability.png")
     if any("gamma_00" in entry for entry in trainer.state.log_history):
         save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

@@ -95,10 +95,18 @@ def test_text_recipe_trains_reports_and_saves(text_arguments: list[str], tmp_pat
         str(tmp_path),
     )
     assert "after T = " in printed
-    assert {"calibrated", "results.json", "reliability.png", "gammas.png"} <= {
-        p.name for p in tmp_path.iterdir()
-    }
+    assert {"calibrated", "results.json", "report", "gammas.png"} <= {p.name for p in tmp_path.iterdir()}
     assert results(tmp_path)["loss"] == "adafocal"
+    metrics = results(tmp_path)["metrics"]
+    assert isinstance(metrics, dict)
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    for state, suffix in (("before", ""), ("after", "_calibrated")):
+        # Not the adaptive ECE: this model's confidences are alike to 1e-7, and float32 has more ties than float64.
+        for name in ("accuracy", "nll", "brier", "ece", "classwise_ece"):
+            measured = report[state]["metrics"][name]
+            assert measured["value"] == pytest.approx(metrics[f"test_{name}{suffix}"], rel=1e-5), name
+            assert f"{measured['value']:.4f} [{measured['low']:.4f}, {measured['high']:.4f}]" in printed
+    assert (tmp_path / "report" / "figures" / "reliability.png").is_file()
     prediction = pipeline("text-classification", model=str(tmp_path / "calibrated"), device="cpu")(
         "an array"
     )[0]
