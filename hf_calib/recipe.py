@@ -122,7 +122,9 @@ def run(
         report = _report(trainer, kept)
         write_to(folder / "report", report)
         print(results_table(report, trainer.temperature))
-        print("95% bootstrap intervals over the test rows; those of binned errors sit high, see report/report.md")
+        print(
+            "95% bootstrap intervals over the test rows; those of binned errors sit high, see report/report.md"
+        )
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return metrics
 
