@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
@@ -24,18 +25,6 @@ from hf_calib.metrics.binning import (
 )
 from hf_calib.metrics.calibration import top_label_calibration_error
 
-PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
-EDGE_CASES = [
-    "exact15",
-    "allequal",
-    "ones",
-    "n7",
-    "n1",
-    "discrete5",
-    "allcorrect",
-    "allwrong",
-    "nearone",
-]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
 # What every function of (probs, labels) promises is tested for each of these; other files test the rest.
@@ -53,7 +42,7 @@ NAMES = [
 ALL_METRICS = [getattr(metrics, name) for name in NAMES]
 
 
-@pytest.fixture(params=PREDICTIONS)
+@pytest.fixture(params=GOLDEN_PREDICTIONS)
 def predictions(request: pytest.FixtureRequest, golden: Path) -> dict[str, np.ndarray]:
     with np.load(golden / f"metrics_{request.param}.npz") as file:
         arrays = dict(file)
@@ -121,7 +110,7 @@ def test_quantile_bins_equal_the_papers_code(predictions: dict[str, np.ndarray])
     np.testing.assert_allclose(means.confidence, predictions["adaece_b15_bin_conf"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", EDGE_CASES)
+@pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
 def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
         confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)

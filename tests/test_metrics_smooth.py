@@ -6,24 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 from scipy.integrate import trapezoid
 from scipy.special import softmax
 
 from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
 from hf_calib.metrics.smooth import smooth_reliability, top_label_smooth_error
 
-PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
-EDGE_CASES = [
-    "exact15",
-    "allequal",
-    "ones",
-    "n7",
-    "n1",
-    "discrete5",
-    "allcorrect",
-    "allwrong",
-    "nearone",
-]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
 
@@ -42,7 +31,7 @@ def mirrored_gaussian(at: np.ndarray, sources: np.ndarray, bandwidth: float) -> 
 
 
 class TestAgainstTheAuthorsCode:
-    @pytest.mark.parametrize("case", PREDICTIONS)
+    @pytest.mark.parametrize("case", GOLDEN_PREDICTIONS)
     def test_value_and_bandwidth(self, golden: Path, case: str) -> None:
         with np.load(golden / f"metrics_{case}.npz") as file:
             probs, labels = softmax(file["logits"], axis=1), file["labels"]
@@ -52,7 +41,7 @@ class TestAgainstTheAuthorsCode:
         correct = (probs.argmax(axis=1) == labels).astype(float)
         assert smooth_reliability(probs.max(axis=1), correct).bandwidth == bandwidth
 
-    @pytest.mark.parametrize("case", EDGE_CASES)
+    @pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
     def test_edge_cases(self, golden: Path, case: str) -> None:
         with np.load(golden / "metrics_edges.npz") as file:
             confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pictures import overlapping, written
-from scipy.special import softmax
+from sampled import predictions
 
 from hf_calib import plots
 from hf_calib.metrics import classwise_calibration_error, risk_coverage_curve, smooth_calibration_error
@@ -24,11 +24,7 @@ LONG = "a fine-tuned checkpoint with_a_name_that_nobody_would_choose <script> $\
 def classifier(
     n_examples: int = 500, n_classes: int = 4, temperature: float = 0.6, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    logits = 2 * rng.standard_normal((n_examples, n_classes))
-    truth = softmax(logits, axis=1)
-    labels = (truth.cumsum(axis=1) > rng.random((n_examples, 1))).argmax(axis=1)
-    return softmax(logits / temperature, axis=1), labels
+    return predictions(n_examples, n_classes, temperature, seed)
 
 
 def panel(probs: np.ndarray, labels: np.ndarray) -> Panel:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sampled import predictions
 from scipy.special import softmax
 from scipy.stats import binomtest
 
@@ -23,17 +24,6 @@ from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.tables import bin_rows, gap_p_value, worst_bins
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
-
-
-def predictions(
-    n_examples: int = 400, n_classes: int = 4, temperature: float = 1.0, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities at a temperature, and labels drawn from those at temperature 1."""
-    rng = np.random.default_rng(seed)
-    logits = 2 * rng.standard_normal((n_examples, n_classes))
-    truth = softmax(logits, axis=1)
-    labels = (truth.cumsum(axis=1) > rng.random((n_examples, 1))).argmax(axis=1)
-    return softmax(logits / temperature, axis=1), labels
 
 
 def quick(probs: np.ndarray, labels: np.ndarray, **options: object) -> CalibrationReport:

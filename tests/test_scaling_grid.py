@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampled import sampled
 from scipy.special import softmax
 
 from hf_calib.scaling import TemperatureScaling
@@ -12,13 +13,6 @@ from hf_calib.scaling._interpolation import ACCURACY, interpolation
 from hf_calib.scaling._objectives import SigmoidObjective, SoftmaxObjective
 
 TENTHS = np.arange(1, 101) / 10
-
-
-def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(scale=2, size=(n, c))
-    labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
-    return logits * temperature, labels
 
 
 class TestConfidences:

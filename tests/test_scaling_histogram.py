@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampled import sampled
 from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -10,13 +11,6 @@ from hf_calib.metrics import expected_calibration_error
 from hf_calib.scaling.histogram import HistogramBinning
 
 KINDS = ["uniform", "equal_mass"]
-
-
-def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits that are `temperature` times the ones which the labels were drawn from."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(scale=2, size=(n, c))
-    return logits * temperature, (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
 
 
 def by_loops(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray, new: np.ndarray) -> np.ndarray:

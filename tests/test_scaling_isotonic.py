@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampled import sampled
 from scipy.special import log_softmax, softmax
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -17,13 +18,6 @@ KINDS = ["one_vs_rest", "joint"]
 def case(golden: Path) -> dict[str, np.ndarray]:
     with np.load(golden / "posthoc_ets_spline_isotonic_K5.npz") as arrays:
         return dict(arrays)
-
-
-def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits that are `temperature` times the ones which the labels were drawn from."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(scale=2, size=(n, c))
-    return logits * temperature, (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
 
 
 @pytest.mark.parametrize(("kind", "key"), [("one_vs_rest", "irova_probs_test"), ("joint", "mir_probs_test")])

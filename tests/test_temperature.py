@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sampled import sampled
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 from sklearn.base import clone
@@ -18,14 +19,6 @@ from hf_calib.scaling._solver import BOUNDS
 
 GOLDEN = ["overconf_N2000_K10", "underconf_N1500_K50"]
 TENTHS = np.arange(1, 101) / 10
-
-
-def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits that are `temperature` times the ones which the labels were drawn from."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(scale=2, size=(n, c))
-    labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
-    return logits * temperature, labels
 
 
 def nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:

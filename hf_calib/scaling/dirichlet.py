@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hf_calib.scaling._linear import FloatArray
 from hf_calib.scaling.vector_matrix import PenalisedMatrixScaling
@@ -45,27 +44,6 @@ class DirichletScaling(PenalisedMatrixScaling):
     >>> np.allclose(scaler.predict_proba(3 * logits), scaler.predict_proba(3 * logits + 100))
     True
     """
-
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> DirichletScaling:
-        """Find the matrix and the biases.
-
-        Args:
-            logits: (N, C) logits or log-probabilities, any real dtype, read in float64; finite.
-            labels: (N,) int in [0, C), without -100.
-
-        Returns:
-            self, with `weight_` and `bias_`.
-
-        Raises:
-            TypeError: if a dtype is wrong.
-            ValueError: if a parameter, a shape or a value is wrong.
-        """
-        self._fit_matrix(logits, labels)
-        return self
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return log_softmax(logits) @ weight.T + bias in float64; logits of any shape that ends in C."""
-        return self._map(logits)
 
     def _features(self, block: FloatArray) -> FloatArray:
         block -= block.max(axis=-1, keepdims=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,9 @@ from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class LinearScaling(LogitScaling):
     """What the linear scalers share: when the labels are taken as uncertain, and what is said about it."""
@@ -22,7 +25,7 @@ class LinearScaling(LogitScaling):
     weight_: FloatArray
     bias_: FloatArray
 
-    def _fit(self, logits: NDArray[Any], labels: ArrayLike, stacklevel: int = 3) -> None:
+    def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
         problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.doubt = 1 / (problem.size + 1) if reason else 0.0
@@ -37,11 +40,11 @@ class LinearScaling(LogitScaling):
                 "labels were counted as 1 / (N + 1) uncertain: fit on more examples, or fewer parameters"
             )
             message = expected("labels", "determine every class's parameters", reason, way_out)
-            warnings.warn(message, UserWarning, stacklevel=stacklevel)
+            warnings.warn(message, UserWarning, stacklevel=3)
         if not converged:
             way_out = "check the scale of the logits, or raise the penalties"
             message = expected("the fit", "converge", "a gradient that is not near 0", way_out)
-            warnings.warn(message, UserWarning, stacklevel=stacklevel)
+            warnings.warn(message, UserWarning, stacklevel=3)
 
     def _features(self, block: FloatArray) -> FloatArray:
         return block
@@ -65,14 +68,29 @@ class PenalisedMatrixScaling(LinearScaling):
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
-    def _fit_matrix(self, logits: ArrayLike, labels: ArrayLike) -> None:
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
+        """Find the matrix and the biases.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; finite.
+            labels: (N,) int in [0, C), without -100.
+
+        Returns:
+            self, with `weight_` and `bias_`.
+
+        Raises:
+            TypeError: if a dtype is wrong.
+            ValueError: if a parameter, a shape or a value is wrong.
+        """
         for name in ("off_diagonal_penalty", "bias_penalty"):
             _check_penalty(name, getattr(self, name))
         matrix = as_matrix(logits, least_columns=2)
         _refuse_masks(matrix)
-        self._fit(matrix, labels, stacklevel=4)
+        self._fit(matrix, labels)
+        return self
 
-    def _map(self, logits: ArrayLike) -> FloatArray:
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return features @ weight.T + bias in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "weight_")
         features = as_fitted_logits(logits, len(self.bias_))
         _refuse_masks(features)
@@ -203,27 +221,6 @@ class MatrixScaling(PenalisedMatrixScaling):
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  0.8])
     """
-
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> MatrixScaling:
-        """Find the matrix and the biases.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; finite.
-            labels: (N,) int in [0, C), without -100.
-
-        Returns:
-            self, with `weight_` and `bias_`.
-
-        Raises:
-            TypeError: if a dtype is wrong.
-            ValueError: if a parameter, a shape or a value is wrong.
-        """
-        self._fit_matrix(logits, labels)
-        return self
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return logits @ weight.T + bias in float64; logits of any shape that ends in C."""
-        return self._map(logits)
 
 
 def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | None:

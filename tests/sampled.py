@@ -1,0 +1,37 @@
+"""Predictions whose labels were drawn from known probabilities, and where the metrics' golden values are."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import softmax
+
+GOLDEN_PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
+GOLDEN_EDGE_CASES = [
+    "exact15",
+    "allequal",
+    "ones",
+    "n7",
+    "n1",
+    "discrete5",
+    "allcorrect",
+    "allwrong",
+    "nearone",
+]
+
+
+def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits that are `temperature` times the ones which the labels were drawn from."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=2, size=(n, c))
+    return logits * temperature, (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
+
+
+def predictions(
+    n_examples: int = 400, n_classes: int = 4, temperature: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities at a temperature, and labels drawn from those at temperature 1."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.standard_normal((n_examples, n_classes))
+    truth = softmax(logits, axis=1)
+    labels = (truth.cumsum(axis=1) > rng.random((n_examples, 1))).argmax(axis=1)
+    return softmax(logits / temperature, axis=1), labels
