@@ -11,5 +11,5 @@ def escape(text: str) -> str:
     >>> print(escape("a|b <script> [x](y)"))
     a\|b &lt;script&gt; \[x\]\(y\)
     """
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+    text = " ".join(text.splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,19 +13,41 @@ from hf_calib._checks import expected
 
 def check_output(output: Path | None) -> None:
     """Refuse a folder that cannot be written, before any work is done."""
-    if output is not None and output.exists() and not output.is_dir():
-        raise ValueError(expected("output", "be a folder", f"the file {output}", "name another one"))
+    if output is None:
+        return
+    there = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(expected("output", "be a folder", f"the file {there}", "name another one"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="_saving-", dir=there):
+            pass
+    except OSError as error:
+        got = f"{output} ({error.strerror})"
+        raise ValueError(expected("output", "be writable", got, "name another folder")) from error
 
 
 def replace_files(made: Path, target: Path) -> None:
-    """Put a finished folder in its place; in one that exists, its entries one by one, beside what is there."""
+    """Put a finished folder in its place; in one that exists, its entries one by one, beside what is there.
+
+    A model's config.json comes last: without it nothing takes the folder for a model.
+
+    Raises:
+        ValueError: if a folder is in a file's place, or the other way round; nothing is moved then.
+    """
     if not target.exists():
         made.rename(target)
         return
-    for path in sorted(made.iterdir()):
-        if path.is_dir() and (target / path.name).is_dir():
-            shutil.rmtree(target / path.name)
-        os.replace(path, target / path.name)
+    entries = sorted(made.iterdir(), key=lambda path: (path.name == "config.json", path.name))
+    for path in entries:
+        old = target / path.name
+        if old.exists() and old.is_dir() != path.is_dir():
+            kind = "a folder" if path.is_dir() else "a file"
+            raise ValueError(expected(str(old), f"be {kind}", "the other", "name another output folder"))
+    for path in entries:
+        old = target / path.name
+        if old.is_dir():
+            old.rename(made.parent / f"old-{path.name}")  # goes with the scratch folder
+        os.replace(path, old)
 
 
 @contextmanager

@@ -108,6 +108,9 @@ def compare(
         TypeError: if columns or arrays are of the wrong kind.
     """
     check_output(output)
+    if len(set(sources)) < len(sources):
+        way_out = "name each file once"
+        raise ValueError(expected("the sources", "be different", ", ".join(sources), way_out))
     found = [(source, _report_of(source, label_column, n_bins)) for source in sources]
     names = [str(report["name"]) for _, report in found]
     all_differ = len(set(names)) == len(names)
@@ -132,14 +135,26 @@ def _report_of(source: str, label_column: str, n_bins: int) -> Mapping[str, Any]
         return evaluate_predictions(source, label_column=label_column, n_bins=n_bins).to_dict()
     way_out = "pass a report.json that hf-calib evaluate or calibrate wrote"
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (OSError, ValueError) as error:
         got = f"{source} ({error})"
         raise ValueError(expected("the report", "be readable as JSON", got, way_out)) from error
     keys = {"name", "n_examples", "n_bins", "before", "after"}
-    if not isinstance(report, dict) or not keys <= set(report):
+    if not isinstance(report, dict) or not keys <= set(report) or not all(map(_is_state, _states(report))):
         raise ValueError(expected("the report", f"hold {', '.join(sorted(keys))}", source, way_out))
     return report
+
+
+def _states(report: Mapping[str, Any]) -> list[Any]:
+    return [report["before"], *([] if report["after"] is None else [report["after"]])]
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, dict) and {"metrics", "bins", "consistency_test"} <= set(state)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _cell(metric: Mapping[str, Any] | None) -> str:

@@ -63,12 +63,22 @@ class TextClassifier:
         return self.model(**batch).logits.float().cpu().numpy()
 
     @property
+    def _positions_of_padding(self) -> int:
+        """Positions that RoBERTa and its kin keep: they count a text's own from behind the padding token's."""
+        found = (
+            getattr(module, "padding_idx", None)
+            for name, module in self.model.named_modules()
+            if name.endswith("position_embeddings")
+        )
+        return max((index + 1 for index in found if index is not None), default=0)
+
+    @property
     def longest(self) -> int | None:
         """Tokens that the model can read; None where nothing says so."""
-        limits = (
-            self.tokenizer.model_max_length,
-            getattr(self.model.config, "max_position_embeddings", None),
-        )
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if positions is not None:
+            positions -= self._positions_of_padding
+        limits = (self.tokenizer.model_max_length, positions)
         known = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
         return min(known, default=None)
 
@@ -162,6 +172,10 @@ def predict(
     texts = _texts(rows, text_column)
     labels = _label_ids(rows, label_column, classifier.class_names, class_names)
     encoded = classifier.encode(texts, max_length)
+    empty = [i for i, row in enumerate(encoded) if not row["input_ids"]]
+    if empty:
+        got = f"none in {len(empty)} of {len(texts)} rows (first in row {empty[0]})"
+        raise ValueError(expected("texts", "have at least one token", got, "remove these rows"))
     logits = np.empty((len(texts), len(classifier.class_names)), dtype=np.float32)
     # The longest first: a batch that does not fit in memory fails at once.
     order = np.argsort([-len(row["input_ids"]) for row in encoded], kind="stable")
@@ -211,6 +225,11 @@ def _label_ids(
     unnamed = data_names is None and list(model_names) == [f"LABEL_{i}" for i in range(len(names))]
     if isinstance(feature, ClassLabel) and not unnamed:
         labels = [feature.names[label] for label in labels]
+    elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
+        labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
+    elif isinstance(labels[0], int) and data_names is not None:
+        way_out = "leave class_names out where the labels are the model's ids"
+        raise ValueError(expected("class_names", f"name the labels of {column!r}", "numbers there", way_out))
     if isinstance(labels[0], str):
         return _ids_of_names(labels, names, column)
     return _checked_ids(labels, names, column)

@@ -15,6 +15,8 @@ from hf_calib.plots import save_figure
 from hf_calib.predictions import FORMATS, Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, calibration_report
 
+_CALIBRATED = "predictions.npz"
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -143,6 +145,10 @@ def calibrate_predictions(
     """
     scaler = make_scaler(method, criterion, n_bins, METHODS)
     check_output(output)
+    written = output / _CALIBRATED
+    if written.resolve() in {Path(name).resolve() for name in (source, test) if name is not None}:
+        way_out = "name another folder: the calibrated ones are written there under the same name"
+        raise ValueError(expected("output", "be another folder than the predictions'", output, way_out))
     found = load_predictions(source, label_column=label_column)
     tested = None if test is None else load_predictions(test, label_column=label_column)
     fitted_on, reported, held_out = split_roles(found, tested, seed)
@@ -151,7 +157,7 @@ def calibrate_predictions(
     assert report.after is not None
     kept = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
     with whole_folder(output) as folder:
-        save_predictions(kept, folder / "predictions.npz")
+        save_predictions(kept, folder / _CALIBRATED)
         write_report(report, folder)
     numbers, minimised = fitted_numbers(scaler), getattr(scaler, "criterion", None)
     return Calibration(method, minimised, numbers, len(fitted_on), held_out, report, notes)

@@ -19,7 +19,7 @@ from hf_calib.inference import TextClassifier, load_classifier, load_rows, predi
 from hf_calib.posthoc import Calibration, report_on, write_report, write_to
 from hf_calib.predictions import Predictions
 from hf_calib.report import CalibrationReport
-from hf_calib.saving import _move_into_place, standalone_copy
+from hf_calib.saving import replace_model, standalone_copy
 
 Progress = Callable[[int, int], None]
 
@@ -139,7 +139,7 @@ def calibrate_model(
     fitting = {"criterion": minimised, "split": "calibration", "n_examples": len(fitted_on)}
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
     wanted = scaler.predict_proba(found.as_logits()[: len(texts)])
-    with whole_folder(output, _move_into_place) as folder:
+    with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
         plain.config.calibration = {**recorded, **fitting}
         batch = classifier.batch(

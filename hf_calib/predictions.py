@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet")
 KINDS = ("logits", "probs")
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file raises
 
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
 
@@ -163,10 +165,10 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
 
 def _read_npz(path: Path) -> Predictions:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (*KINDS, "labels", "class_names") if name in file}
             found = ", ".join(file.files)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (*_UNREADABLE, zipfile.BadZipFile, TypeError) as error:  # TypeError: one array, not a file of them
         way_out = "write it with numpy.savez, plain arrays only"
         raise ValueError(
             expected("predictions", "be readable as npz", f"{path} ({error})", way_out)
@@ -180,7 +182,7 @@ def _read_npz(path: Path) -> Predictions:
         arrays["labels"],
         arrays.get("logits"),
         arrays.get("probs"),
-        None if names is None else tuple(str(name) for name in names),
+        None if names is None else tuple(str(name) for name in np.atleast_1d(names)),
     )
 
 
@@ -193,7 +195,7 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
         # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
         separator = "\t" if suffix == ".tsv" else ","
         return pandas.read_csv(path, sep=separator, keep_default_na=False)
-    except (OSError, ValueError) as error:  # what pandas and pyarrow raise derives from these
+    except _UNREADABLE as error:  # what pandas and pyarrow raise derives from these
         got, way_out = f"{path} ({error})", "write it again"
         raise ValueError(expected("predictions", f"be readable as {suffix[1:]}", got, way_out)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from hf_calib.data import choose_columns, docstring_dataset, limit_samples, load_splits, split_calibration
+from hf_calib.losses import logits_of
 from hf_calib.model_card import METRICS
 from hf_calib.posthoc import write_to
 from hf_calib.report import calibration_report
@@ -113,6 +115,8 @@ def run(
     warnings.filterwarnings("ignore", message="the evaluation split is also the calibration split")
     trainer.train(resume_from_checkpoint=resume)
     trainer.compute_metrics = kept = _KeepPredictions()
+    trainer.preprocess_logits_for_metrics = lambda outputs, labels: logits_of(outputs)
+    trainer.args.prediction_loss_only = False
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test")
     folder = Path(str(trainer.args.output_dir))
     if trainer.temperature is not None:
@@ -179,10 +183,10 @@ def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], fo
         "loss": trainer.calibration_loss.name,
         "hyperparameters": trainer.calibration_loss.hyperparameters,
         "seed": args.seed,
-        "metrics": dict(metrics),
+        "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
     }
     partial = folder / "results.json.partial"
-    partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, folder / "results.json")
     if any("gamma_00" in entry for entry in trainer.state.log_history):
         save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
-import tempfile
 from collections.abc import Container, Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from huggingface_hub import HfApi
 
 from hf_calib._checks import expected
+from hf_calib._output import replace_files, whole_folder
 from hf_calib.folding import fold_temperature
 
 _WEIGHTS = (
@@ -60,28 +59,16 @@ def save_folded(
     which says that the temperature is folded in, last.
     """
     fold_temperature(plain, temperature, batch=batch)
-    target = Path(output_dir)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, or in it where it exists (it may be a mount): on the same file system.
-    home = target if target.exists() else target.parent
-    with tempfile.TemporaryDirectory(prefix="_saving-", dir=home) as scratch:
-        made = Path(scratch, "model")
-        made.mkdir()
-        plain.save_pretrained(made)
+    with whole_folder(Path(output_dir), replace_model) as folder:
+        plain.save_pretrained(folder)
         if processing_class is not None:
-            processing_class.save_pretrained(made)
-        _move_into_place(made, target)
+            processing_class.save_pretrained(folder)
 
 
-def _move_into_place(made: Path, target: Path) -> None:
-    if not target.exists():
-        made.rename(target)
-        return
+def replace_model(made: Path, target: Path) -> None:
+    """Put a finished model in its place, and remove what another one left there of its weights."""
     new = {path.name for path in made.iterdir()}
-    for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
-        if path.is_dir() and (target / path.name).is_dir():
-            shutil.rmtree(target / path.name)
-        os.replace(path, target / path.name)
+    replace_files(made, target)
     for name in _weights_but_for({path.name for path in target.iterdir()}, new):
         (target / name).unlink()
 

@@ -332,6 +332,43 @@ class TestCalibratePredictions:
         done = called_for_json("calibrate", tmp_path / "few.npz", "--output", tmp_path / "out")
         assert (done["n_fitted"], done["report"]["n_examples"]) == (2, 2)
 
+    def test_predictions_are_not_overwritten(self, workplace: Path, tmp_path: Path) -> None:
+        before = (workplace / "data.npz").read_bytes()
+        (tmp_path / "predictions.npz").write_bytes(before)
+        for words in (
+            (tmp_path / "predictions.npz", "--output", tmp_path),
+            (workplace / "data.npz", "--test-data", tmp_path / "predictions.npz", "--output", tmp_path),
+        ):
+            assert_refused(call("calibrate", *words), "be another folder than the predictions'")
+        assert (tmp_path / "predictions.npz").read_bytes() == before
+        assert names_in(tmp_path) == {"predictions.npz"}
+
+
+class TestOutput:
+    def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for folder, message in (
+            (tmp_path / "file" / "sub", "got the file"),
+            (Path("/proc/none"), "be writable"),
+        ):
+            assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
+
+    def test_nothing_moves_where_something_is_in_the_way(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "report.md").mkdir()
+        (tmp_path / "report.html").write_text("mine")
+        result = call("evaluate", workplace / "data.npz", "--output", tmp_path)
+        assert_refused(result, "report.md to be a file, got the other")
+        assert (tmp_path / "report.html").read_text() == "mine"
+        assert names_in(tmp_path) == {"report.md", "report.html"}
+
+    def test_an_earlier_report_is_replaced(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "figures" / "old.png").write_text("")
+        (tmp_path / "mine.txt").write_text("mine")
+        assert call("evaluate", workplace / "data.npz", "--output", tmp_path).exit_code == 0
+        assert names_in(tmp_path) == {*REPORT, "mine.txt"}
+        assert "old.png" not in names_in(tmp_path / "figures")
+
 
 class TestReport:
     def test_files_and_reports_side_by_side(self, workplace: Path, tmp_path: Path) -> None:
@@ -376,6 +413,14 @@ class TestReport:
         )
         (tmp_path / "broken.json").write_text("{")
         assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
+        (tmp_path / "part.json").write_text(
+            '{"name": "a", "n_examples": 1, "n_bins": 1, "before": {}, "after": null}'
+        )
+        assert_refused(call("report", tmp_path / "part.json"), "expected the report to hold")
+        (tmp_path / "nan.json").write_text('{"name": NaN}')
+        assert_refused(call("report", tmp_path / "nan.json"), "be readable as JSON, got .*NaN is not JSON")
+        twice = call("report", workplace / "data.npz", workplace / "data.npz")
+        assert_refused(twice, "expected the sources to be different")
         assert_refused(call("report", tmp_path), "expected predictions to name an existing file")
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "a", "--n-bins", 10)
         mixed = call("report", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")

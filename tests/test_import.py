@@ -19,14 +19,13 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
     {"_checks", "_markdown"},
-    {"_heads", "losses", "metrics"},
+    {"_heads", "_output", "losses", "metrics"},
     {"evaluate_modules", "predictions", "scaling", "plots", "folding", "models", "data", "_random"},
     {"report"},
     {
         "_checkpoint",
         "_datasets",
         "_fitting",
-        "_output",
         "_evaluation",
         "inference",
         "saving",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import transformers
 from datasets import ClassLabel, Dataset, Features, Value
 from scipy.special import softmax
-from tiny import N_LABELS, sequences, text_of, tiny_bert, tokenizer
+from tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
 
 from hf_calib.inference import load_classifier, load_rows, predict
 from hf_calib.predictions import Predictions, load_predictions, save_predictions
@@ -127,10 +128,17 @@ class TestNpz:
         ):
             load_predictions(path)
 
-    def test_what_is_no_archive(self, tmp_path: Path) -> None:
-        path = tmp_path / "text.npz"
-        path.write_text("hello")
-        with pytest.raises(ValueError, match=r"be readable as npz, got .*text.npz"):
+    @pytest.mark.parametrize("content", ["text", "nothing", "one array", "half"])
+    def test_what_is_no_archive(self, content: str, tmp_path: Path) -> None:
+        path = tmp_path / "some.npz"
+        save_predictions(Predictions(LABELS, logits=LOGITS), path)
+        if content == "one array":
+            with path.open("wb") as file:
+                np.save(file, LOGITS)
+        else:
+            whole = path.read_bytes()
+            path.write_bytes({"text": b"hello", "nothing": b"", "half": whole[: len(whole) // 2]}[content])
+        with pytest.raises(ValueError, match=r"be readable as npz, got .*some.npz"):
             load_predictions(path)
 
 
@@ -202,6 +210,12 @@ class TestTables:
         with pytest.raises(ValueError, match=f"be readable as {path.suffix[1:]}, got .*{name}"):
             load_predictions(path)
 
+    def test_half_a_download(self, tmp_path: Path) -> None:
+        whole = gzip.compress(b"prob_a,prob_b,label\n" + b"0.5,0.5,0\n" * 1000)
+        (tmp_path / "p.csv.gz").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"be readable as csv, got .*p.csv.gz"):
+            load_predictions(tmp_path / "p.csv.gz")
+
     def test_no_such_file_or_format(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"name an existing file, got .*nothing.csv"):
             load_predictions(tmp_path / "nothing.csv")
@@ -264,6 +278,22 @@ class TestPredict:
         found = predict(classifier, rows, max_length=2).as_logits()
         np.testing.assert_allclose(found[0], found[2], atol=1e-5)
 
+    def test_roberta_counts_positions_from_behind_the_padding_token(self, tmp_path: Path) -> None:
+        words = tokenizer()
+        size = {**TEXT, "max_position_embeddings": 16 + words.pad_token_id + 1}
+        config = transformers.RobertaConfig(**size, num_labels=N_LABELS, pad_token_id=words.pad_token_id)
+        transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+        words.save_pretrained(tmp_path)
+        classifier = load_classifier(tmp_path)
+        assert classifier.longest == 16
+        rows = Dataset.from_dict({"text": ["w1 " * 300, "w1 w1"], "label": [0, 0]})
+        assert np.isfinite(predict(classifier, rows).as_logits()).all()
+
+    def test_texts_without_a_token(self, model_folder: Path) -> None:
+        rows = Dataset.from_dict({"text": ["w1", "", "w2"], "label": [0, 1, 2]})
+        with pytest.raises(ValueError, match=r"none in 1 of 3 rows \(first in row 1\); remove these rows"):
+            predict(load_classifier(model_folder), rows)
+
     def test_a_decoder_without_a_padding_token(self, tmp_path: Path) -> None:
         config = transformers.GPT2Config(
             vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=N_LABELS
@@ -309,6 +339,18 @@ class TestLabels:
         names = ["Kunst", "Recht", "NA", "Sport"]
         found = predict(load_classifier(model_folder), labelled(["Sport", "Kunst"]), class_names=names)
         np.testing.assert_array_equal(found.labels, [3, 0])
+
+    @pytest.mark.parametrize("class_names", [None, ["1", "2", "3", "4"]])
+    def test_numbers_that_are_names(self, class_names: list[str] | None, tmp_path: Path) -> None:
+        model = tiny_bert(id2label={i: str(i + 1) for i in range(4)})
+        model.save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        found = predict(load_classifier(tmp_path), labelled([3, 1, 2]), class_names=class_names)
+        np.testing.assert_array_equal(found.labels, [2, 0, 1])
+
+    def test_names_for_numbers_are_not_ignored(self, model_folder: Path) -> None:
+        with pytest.raises(ValueError, match="class_names to name the labels of 'label', got numbers there"):
+            predict(load_classifier(model_folder), labelled([3, 0]), class_names=["a", "b", "c", "d"])
 
     def test_a_model_without_names_takes_numbers(self, tmp_path: Path) -> None:
         tiny_bert().save_pretrained(tmp_path)

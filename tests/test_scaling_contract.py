@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit, log_softmax
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError
@@ -238,6 +239,8 @@ class TestRefused:
             SCALERS[name]().fit(logits[:0], labels[:0])
         with pytest.raises(TypeError, match="expected logits to hold real numbers"):
             SCALERS[name]().fit(logits.astype(complex), labels)
+        with pytest.raises(TypeError, match=r"pass logits.detach\(\).float\(\).cpu\(\).numpy\(\)"):
+            SCALERS[name]().fit(torch.from_numpy(logits).bfloat16(), labels)
 
     @pytest.mark.parametrize("name", FITTED)
     def test_labels_that_do_not_fit(self, name: str) -> None:

@@ -184,3 +184,14 @@ class TestEdges:
             scaler.predict_proba(np.zeros((2, 4)))
         with pytest.raises(ValueError, match="allow at least one class, got -inf for every class in 1 rows"):
             scaler.predict_proba(np.full((1, 3), -np.inf))
+
+
+def test_the_uniform_part_alone_still_ranks() -> None:
+    rng = np.random.default_rng(3)
+    logits, labels = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
+    with pytest.warns(UserWarning, match="expected "):
+        scaler = EnsembleTemperatureScaling().fit(logits, labels)
+    np.testing.assert_array_equal(scaler.weights_, [0, 0, 1])
+    probs = scaler.predict_proba(logits)
+    np.testing.assert_allclose(probs, 1 / 3, atol=1e-8)
+    np.testing.assert_array_equal(probs.argmax(axis=1), logits.argmax(axis=1))

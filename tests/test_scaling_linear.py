@@ -368,3 +368,14 @@ class TestDataThatDoNotDetermineTheParameters:
         monkeypatch.setattr("hf_calib.scaling._linear._MAX_STEPS", 1)
         with pytest.warns(UserWarning, match="expected the fit to converge"):
             VectorScaling().fit(*sampled(500, 5))
+
+    def test_a_class_that_is_all_but_separated_does_not_run_away(self) -> None:
+        rng = np.random.default_rng(2)
+        logits = 100 * rng.normal(size=(40, 5))
+        labels = (logits / 100 + 0.5 * rng.gumbel(size=logits.shape)).argmax(axis=1)
+        with pytest.warns(UserWarning, match="all but told from the others"):
+            scaler = DirichletScaling().fit(logits, labels)
+        assert np.abs(scaler.weight_).max() < 1
+        fresh = 100 * rng.normal(size=(2000, 5))
+        true = (fresh / 100 + 0.5 * rng.gumbel(size=fresh.shape)).argmax(axis=1)
+        assert scaler.predict_proba(fresh)[np.arange(2000), true].min() > 1e-9

@@ -175,6 +175,25 @@ def test_batches_without_rows_or_labels_change_nothing() -> None:
     assert state.compute() == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
+    logits, labels = random_batch(500, 200)
+    labels[labels > 100] = -100
+    narrow, wide = StreamingCalibration(), StreamingCalibration()
+    narrow.update(logits, labels.to(dtype))
+    wide.update(logits, labels)
+    assert narrow.compute() == wide.compute()
+
+
+def test_unsigned_labels_have_no_room_for_ignored_ones() -> None:
+    logits, labels = random_batch(50, 10)
+    labels[:5] = 156  # what -100 becomes
+    state = StreamingCalibration()
+    state.update(logits, labels.to(torch.uint8))
+    with pytest.raises(ValueError, match="got 5 that do not"):
+        state.compute()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_logits_are_widened_before_the_softmax(dtype: torch.dtype) -> None:
     logits, labels = random_batch(300, 5, dtype)

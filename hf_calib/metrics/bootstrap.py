@@ -142,7 +142,7 @@ def bootstrap_interval(
     if method == "bca" and isinstance(resampled, AnyMetric):
         _refuse_many_calls(len(rows))
     draws = _draw(resampled, len(rows), n_resamples, seed)
-    if np.ptp(draws) <= _SAME:
+    if np.abs(draws - value).max() <= _SAME:
         return Interval(value, value, value)
     levels = np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
     if method == "bca":

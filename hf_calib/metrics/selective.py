@@ -138,7 +138,8 @@ def _uncertainty(probs: NDArray[Any], score: UncertaintyScore) -> FloatArray:
     for part in row_chunks(*probs.shape):
         # Probabilities that rounding put just below 0 count as 0.
         rows = np.maximum(probs[part].astype(np.float64, copy=False), 0)
-        entropy[part] = entr(rows).sum(axis=1)
+        # Sorted, so that rows which differ in the order of the classes only are tied to the last bit.
+        entropy[part] = entr(np.sort(rows, axis=1)).sum(axis=1)
     return entropy
 
 

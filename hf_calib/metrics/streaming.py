@@ -83,6 +83,8 @@ class StreamingCalibration:
         device = torch.device("cpu") if logits.device.type == "mps" else logits.device
         self._start(n_classes, device)
         rows = logits.to(self._sums.device).reshape(-1, n_classes)
+        if not labels.is_floating_point():
+            labels = labels.long()  # in narrow ones C and -100 would wrap around
         targets = labels.to(self._sums.device).reshape(rows.shape if self.multi_label else rows.shape[:1])
         to_events = sigmoid_events if self.multi_label else softmax_events
         step = max(1, _CHUNK_ELEMENTS // n_classes)

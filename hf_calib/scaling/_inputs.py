@@ -24,7 +24,11 @@ def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
 
 def as_logits(logits: ArrayLike) -> NDArray[Any]:
     """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
-    logits = np.asarray(logits)
+    try:
+        logits = np.asarray(logits)
+    except (TypeError, RuntimeError) as error:  # a tensor in bfloat16, on a GPU, or with a gradient
+        way_out = "for a torch tensor pass logits.detach().float().cpu().numpy()"
+        raise TypeError(expected("logits", "be an array", str(error).rstrip("."), way_out)) from error
     if logits.dtype.kind not in "fiu":
         raise TypeError(
             expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")

@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 
 # A share of the model's own probability: it ranks classes that were given equal ones, and it is all that
 # is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
-_OWN_SHARE = 1e-9
+OWN_SHARE = 1e-9
 
 
 class ClassProbabilityScaling(BaseEstimator):
@@ -35,7 +35,7 @@ class ClassProbabilityScaling(BaseEstimator):
         probs = self._probs(logits)
         rows = probs.reshape(-1, self.n_classes_)
         scores = self._recalibrated(rows)
-        scores += _OWN_SHARE * rows
+        scores += OWN_SHARE * rows
         scores /= scores.sum(axis=1, keepdims=True)
         return scores.reshape(probs.shape)
 

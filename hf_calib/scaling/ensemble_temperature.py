@@ -19,6 +19,7 @@ from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import as_class_labels, as_matrix, blocks
 from hf_calib.scaling._objectives import SoftmaxObjective
+from hf_calib.scaling._probabilities import OWN_SHARE
 from hf_calib.scaling._solver import best_temperature, undetermined
 
 EnsembleCriterion = Literal["mse", "nll"]
@@ -108,7 +109,10 @@ class EnsembleTemperatureScaling(BaseEstimator):
         check_is_fitted(self, "weights_")
         plain = as_fitted_logits(logits, self.n_classes_)
         first, second, third = _parts(plain, self.temperature_)
-        return self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
+        mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
+        if self.weights_[2] > 1 - OWN_SHARE:  # the uniform part alone would rank nothing
+            mixture += OWN_SHARE * (second - third)
+        return mixture
 
 
 def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -18,6 +18,8 @@ from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matr
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_RUNAWAY = 100  # times the weight 1 / T of the best temperature: no class needs as much
+
 
 class LinearScaling(LogitScaling):
     """What the linear scalers share: when the labels are taken as uncertain, and what is said about it."""
@@ -30,8 +32,7 @@ class LinearScaling(LogitScaling):
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.doubt = 1 / (problem.size + 1) if reason else 0.0
         (weight, bias), converged = self._solve(problem)
-        if not reason and problem.is_separated_by(*self._unpenalised(weight, bias)):
-            reason = f"all {problem.size} ranked first by the fitted map"
+        if not reason and (reason := self._unbounded(problem, weight, bias)):
             problem.doubt = 1 / (problem.size + 1)
             (weight, bias), converged = self._solve(problem)
         self.weight_, self.bias_ = weight / problem.unit, bias
@@ -45,6 +46,16 @@ class LinearScaling(LogitScaling):
             way_out = "check the scale of the logits, or raise the penalties"
             message = expected("the fit", "converge", "a gradient that is not near 0", way_out)
             warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _unbounded(self, problem: LinearProblem, weight: FloatArray, bias: FloatArray) -> str | None:
+        """Say why a fitted map is a step on the way to infinity."""
+        if problem.is_separated_by(*self._unpenalised(weight, bias)):
+            return f"all {problem.size} ranked first by the fitted map"
+        own = weight if weight.ndim == 1 else weight.diagonal()
+        runaway = np.flatnonzero(np.abs(own) > _RUNAWAY)
+        if len(runaway):
+            return f"{listed(runaway, 'class', 'classes')} all but told from the others by that logit alone"
+        return None
 
     def _features(self, block: FloatArray) -> FloatArray:
         return block
