@@ -164,27 +164,74 @@ def predict(
         ValueError: if there are no rows, a column is missing or has gaps, or labels do not fit the model.
         TypeError: if a column holds something else than texts or classes.
     """
-    for argument, value in (("batch_size", batch_size), ("max_length", max_length)):
-        if value is not None and value < 1:
-            raise ValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
+    encoded = encode_rows(
+        classifier,
+        rows,
+        text_column=text_column,
+        label_column=label_column,
+        class_names=class_names,
+        max_length=max_length,
+    )
+    return encoded.predict(batch_size=batch_size, on_progress=on_progress)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRows:
+    """Labelled texts that a classifier can read: all that can be wrong with them has been looked for.
+
+    Args:
+        classifier: what they were encoded for.
+        tokens: N rows of token ids and what goes with them.
+        labels: (N,) int64, the model's ids.
+    """
+
+    classifier: TextClassifier
+    tokens: Sequence[dict[str, list[int]]]
+    labels: NDArray[np.int64]
+
+    def predict(
+        self, *, batch_size: int = 32, on_progress: Callable[[int, int], None] | None = None
+    ) -> Predictions:
+        """Run the classifier; see `predict`."""
+        _check_positive("batch_size", batch_size)
+        classifier = self.classifier
+        logits = np.empty((len(self.tokens), len(classifier.class_names)), dtype=np.float32)
+        # The longest first: a batch that does not fit in memory fails at once.
+        order = np.argsort([-len(row["input_ids"]) for row in self.tokens], kind="stable")
+        size = batch_size if classifier.can_pad else 1
+        for chunk in np.array_split(order, math.ceil(len(order) / size)):
+            logits[chunk] = classifier.logits(classifier.batch([self.tokens[i] for i in chunk]))
+            if on_progress is not None:
+                on_progress(len(chunk), len(order))
+        return Predictions(self.labels, logits=logits, class_names=classifier.class_names)
+
+
+def encode_rows(
+    classifier: TextClassifier,
+    rows: Dataset,
+    *,
+    text_column: str = "text",
+    label_column: str = "label",
+    class_names: Sequence[str] | None = None,
+    max_length: int | None = None,
+) -> EncodedRows:
+    """Check and encode labelled texts without running the model; arguments and errors as for `predict`."""
+    _check_positive("max_length", max_length)
     if len(rows) == 0:
         raise ValueError(expected("data", "have rows", "none", "check the file or the split"))
     texts = _texts(rows, text_column)
     labels = _label_ids(rows, label_column, classifier.class_names, class_names)
-    encoded = classifier.encode(texts, max_length)
-    empty = [i for i, row in enumerate(encoded) if not row["input_ids"]]
+    tokens = classifier.encode(texts, max_length)
+    empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
     if empty:
         got = f"none in {len(empty)} of {len(texts)} rows (first in row {empty[0]})"
         raise ValueError(expected("texts", "have at least one token", got, "remove these rows"))
-    logits = np.empty((len(texts), len(classifier.class_names)), dtype=np.float32)
-    # The longest first: a batch that does not fit in memory fails at once.
-    order = np.argsort([-len(row["input_ids"]) for row in encoded], kind="stable")
-    size = batch_size if classifier.can_pad else 1
-    for chunk in np.array_split(order, math.ceil(len(order) / size)):
-        logits[chunk] = classifier.logits(classifier.batch([encoded[i] for i in chunk]))
-        if on_progress is not None:
-            on_progress(len(chunk), len(texts))
-    return Predictions(labels, logits=logits, class_names=classifier.class_names)
+    return EncodedRows(classifier, tokens, labels)
+
+
+def _check_positive(argument: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
 
 
 def _texts(rows: Dataset, column: str) -> list[str]:

@@ -15,9 +15,8 @@ from hf_calib._checks import expected
 from hf_calib._fitting import FOLDED, fit, fitted_numbers, make_scaler, split_roles
 from hf_calib._output import check_output, whole_folder
 from hf_calib.folding import check_can_be_folded, fold
-from hf_calib.inference import TextClassifier, load_classifier, load_rows, predict
+from hf_calib.inference import EncodedRows, TextClassifier, encode_rows, load_classifier, load_rows
 from hf_calib.posthoc import Calibration, report_on, write_report, write_to
-from hf_calib.predictions import Predictions
 from hf_calib.report import CalibrationReport
 from hf_calib.saving import replace_model, standalone_copy
 
@@ -44,17 +43,15 @@ class Rows:
         """The rows, with the columns as they are."""
         return load_rows(self.data, config_name=self.config_name, split=self.split)
 
-    def predict(self, classifier: TextClassifier, rows: Dataset, progress: Progress | None) -> Predictions:
-        """Run a classifier over the rows."""
-        return predict(
+    def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
+        """Check and encode them, before a model runs."""
+        return encode_rows(
             classifier,
             rows,
             text_column=self.text_column,
             label_column=self.label_column,
             class_names=self.class_names,
             max_length=self.max_length,
-            batch_size=self.batch_size,
-            on_progress=progress,
         )
 
 
@@ -84,7 +81,8 @@ def evaluate_model(
     check_output(output)
     data = rows.load()
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
-    report = report_on(rows.predict(classifier, data, progress), source, n_bins)
+    found = rows.encode(classifier, data).predict(batch_size=rows.batch_size, on_progress=progress)
+    report = report_on(found, source, n_bins)
     write_to(output, report)
     return report
 
@@ -130,8 +128,11 @@ def calibrate_model(
     data, test_data = rows.load(), None if test is None else test.load()
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     recorded = check_can_be_folded(classifier.model)
-    found = rows.predict(classifier, data, progress)
-    tested = None if test is None else test.predict(classifier, test_data, progress)
+    encoded = rows.encode(classifier, data)
+    test_encoded = None if test is None else test.encode(classifier, test_data)
+    running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
+    found = encoded.predict(**running)
+    tested = None if test_encoded is None else test_encoded.predict(**running)
     fitted_on, reported, held_out = split_roles(found, tested, seed)
     notes = fit(scaler, fitted_on)
     report = report_on(reported, source, n_bins, scaler)

@@ -272,6 +272,21 @@ class TestCalibrateModel:
         done = called_for_json("calibrate", tmp_path / "gpt", *data)
         assert done["served_difference"] < 1e-5
 
+    def test_wrong_test_data_are_found_before_the_model_runs(self, workplace: Path, tmp_path: Path) -> None:
+        table = pandas.read_csv(workplace / "data.csv")
+        table.assign(label="music").to_csv(tmp_path / "test.csv", index=False)
+        words = (
+            "--data",
+            workplace / "data.csv",
+            "--test-data",
+            tmp_path / "test.csv",
+            "--output",
+            tmp_path / "out",
+        )
+        result = call("calibrate", workplace / "model", *words)
+        assert_refused(result, "hold the model's classes")
+        assert "predicting" not in result.stderr
+
 
 class TestCalibratePredictions:
     @pytest.mark.parametrize("method", sorted(METHODS))
