@@ -14,6 +14,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_calib._checks import expected
+from hf_calib._output import whole_file
 from hf_calib.losses import AdaptiveLoss
 
 LOSS_STATE_NAME = "calibration_loss.safetensors"
@@ -22,10 +23,8 @@ LOSS_STATE_NAME = "calibration_loss.safetensors"
 def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
     """Write the loss's table into the directory: the whole file or none."""
     path = Path(directory) / LOSS_STATE_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file({name: value.contiguous() for name, value in loss.state_dict().items()}, partial)
-    os.replace(partial, path)
+    with whole_file(path) as unfinished:
+        save_file({name: value.contiguous() for name, value in loss.state_dict().items()}, unfinished)
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:

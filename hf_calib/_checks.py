@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -26,3 +26,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def few(values: Sequence[object]) -> str:
+    """The first values, in words.
+
+    >>> few(["a", "b", "c", "d", "e", "f"])
+    'a, b, c, d, e, ...'
+    """
+    return ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")

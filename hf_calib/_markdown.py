@@ -1,8 +1,9 @@
-"""Text from data, made safe to stand in Markdown."""
+"""Markdown: text from data, made safe to stand in it, and tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 
 def escape(text: str) -> str:
@@ -13,3 +14,9 @@ def escape(text: str) -> str:
     """
     text = " ".join(text.splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", text)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; numbers, which is all but the first column, stand to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]

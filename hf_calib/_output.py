@@ -1,4 +1,4 @@
-"""Folders of results: written whole, or not at all."""
+"""Files and folders of results: written whole, or not at all."""
 
 from __future__ import annotations
 
@@ -66,3 +66,15 @@ def whole_folder(target: Path, put: Callable[[Path, Path], None] = replace_files
         made.mkdir()
         yield made
         put(made, target)
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    try:
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)

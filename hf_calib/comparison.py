@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hf_calib._checks import expected
-from hf_calib._markdown import escape
+from hf_calib._markdown import escape, markdown_table
 from hf_calib._output import check_output, whole_folder
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.posthoc import evaluate_predictions
+from hf_calib.report.text import with_interval
 
 _REPORT = "report.json"
 
@@ -71,8 +72,7 @@ class Comparison:
     def to_markdown(self) -> str:
         """The table as a Markdown document."""
         header, rows = self.table()
-        rule = ["---", *["---:"] * (len(header) - 1)]
-        table = [f"| {' | '.join(row)} |" for row in (list(map(escape, header)), rule, *rows)]
+        table = markdown_table(list(map(escape, header)), rows)
         return "\n".join(
             ["# Calibration compared", "", *self.notes, *([""] if self.notes else []), *table, ""]
         )
@@ -160,9 +160,7 @@ def _refuse_constant(name: str) -> None:
 def _cell(metric: Mapping[str, Any] | None) -> str:
     if metric is None or metric["value"] is None:
         return ""
-    if metric["low"] is None or metric["high"] is None:
-        return f"{metric['value']:.4f}"
-    return f"{metric['value']:.4f} [{metric['low']:.4f}, {metric['high']:.4f}]"
+    return with_interval(metric["value"], metric["low"], metric["high"])
 
 
 def _examples_of(bins: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

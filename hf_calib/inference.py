@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._checks import did_you_mean, expected, few
 from hf_calib.data.sources import load_file
 from hf_calib.data.splits import read_column
-from hf_calib.predictions import Predictions, few
+from hf_calib.predictions import Predictions
 
 _FILES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv")
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._checks import did_you_mean, expected, few
+from hf_calib._output import whole_file
 from hf_calib.metrics._inputs import check_probs_and_labels
 
 if TYPE_CHECKING:
@@ -154,13 +155,8 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
     arrays = {kind: getattr(predictions, kind), "labels": predictions.labels}
     if predictions.class_names is not None:
         arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-    try:
+    with whole_file(path) as unfinished:
         np.savez(unfinished, allow_pickle=False, **arrays)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _read_npz(path: Path) -> Predictions:
@@ -263,12 +259,3 @@ def _label_ids(labels: NDArray[Any], names: list[str], column: str) -> NDArray[n
         way_out = "write the labels as the columns are named, or as numbers from 0 on"
         raise ValueError(expected(f"column {column!r}", requirement, few(unknown), way_out))
     return np.array([number[str(label)] for label in labels], dtype=np.int64)
-
-
-def few(values: Sequence[object]) -> str:
-    """The first values, in words.
-
-    >>> few(["a", "b", "c", "d", "e", "f"])
-    'a, b, c, d, e, ...'
-    """
-    return ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")

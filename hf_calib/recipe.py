@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from hf_calib._output import whole_file
 from hf_calib.data import choose_columns, docstring_dataset, limit_samples, load_splits, split_calibration
 from hf_calib.losses import logits_of
 from hf_calib.model_card import METRICS
 from hf_calib.posthoc import write_to
 from hf_calib.report import calibration_report
+from hf_calib.report.text import with_interval
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -170,7 +171,7 @@ def results_table(report: CalibrationReport, temperature: float | None) -> str:
     states = [state.metrics for state in (report.before, report.after) if state is not None]
     for name, title in METRICS.items():
         found = [state[name] for state in states]
-        cells = [f"{value.value:.4f} [{value.low:.4f}, {value.high:.4f}]" for value in found]
+        cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
         lines.append(f"{title:<31}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
     return "\n".join(lines)
 
@@ -185,8 +186,7 @@ def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], fo
         "seed": args.seed,
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
     }
-    partial = folder / "results.json.partial"
-    partial.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "results.json")
+    with whole_file(folder / "results.json") as unfinished:
+        unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if any("gamma_00" in entry for entry in trainer.state.log_history):
         save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib.metrics._inputs import check_choice
 
 _HOME = Path(__file__).parent
 MODULES = ("adaptive_ece", "brier", "classwise_ece", "ece", "smooth_ece")
@@ -34,7 +34,5 @@ def module_path(name: str) -> str:
     >>> module_path("ece").endswith("ece.py")
     True
     """
-    if name not in MODULES:
-        requirement = f"be one of {', '.join(map(repr, MODULES))}"
-        raise ValueError(expected("name", requirement, repr(name), did_you_mean(name, MODULES)))
+    check_choice("name", name, MODULES)
     return str(_HOME / name / f"{name}.py")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._checks import expected
+from hf_calib._output import whole_file
 from hf_calib.metrics.binning import FloatArray
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ def unit_ticks(axes: Axes, which: str = "xy") -> None:
         getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
 
 
+def add_legend_of_models(figure: Figure, axes: Axes) -> None:
+    """Name the lines of an axes below the figure; names are text, not formulas."""
+    legend = figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=7)
+    legend.set_frame_on(False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def draw_diagonal(axes: Axes) -> None:
     """The line on which a calibrated model lies."""
     from matplotlib.patheffects import withStroke
@@ -126,10 +135,5 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     if path.suffix.lower() not in _FORMATS:
         requirement = f"end in {', '.join(_FORMATS)}"
         raise ValueError(expected("path", requirement, repr(str(path)), "name the file reliability.png"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with whole_file(path) as unfinished:
         figure.savefig(unfinished, dpi=200)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

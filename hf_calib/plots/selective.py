@@ -17,6 +17,7 @@ from hf_calib.plots._common import (
     GREY,
     PEACH,
     VERMILION,
+    add_legend_of_models,
     check_panels,
     line_looks,
     plain_axes,
@@ -149,10 +150,7 @@ def risk_coverage_diagram(
     if len(checked) == 1:
         _draw_bounds(axes, correct)
     _label_risk(axes)
-    legend = figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=7)
-    legend.set_frame_on(False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend_of_models(figure, axes)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     return figure

@@ -16,6 +16,7 @@ from hf_calib.plots._common import (
     BLUE,
     SKY,
     VERMILION,
+    add_legend_of_models,
     check_panels,
     draw_diagonal,
     line_looks,
@@ -160,10 +161,7 @@ def reliability_comparison(
     _label(upper, lower, first=True)
     lower.set_ylim(bottom=0)
     lower.set_yticks([])
-    legend = figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", fontsize=7)
-    legend.set_frame_on(False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend_of_models(figure, upper)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     return figure

@@ -42,7 +42,7 @@ def metric_table(report: CalibrationReport) -> Table:
     """Every metric, with its interval, before and after."""
     columns = states(report)
     rows = [
-        [MEASURES[key].title, *(_with_interval(column.metrics[key]) for column in columns.values())]
+        [MEASURES[key].title, *(_cell(column.metrics[key]) for column in columns.values())]
         for key in report.before.metrics
     ]
     tests = [f"{column.consistency.p_value:.2g}" for column in columns.values()]
@@ -50,10 +50,17 @@ def metric_table(report: CalibrationReport) -> Table:
     return ["metric", *columns], rows
 
 
-def _with_interval(measurement: Measurement) -> str:
-    if measurement.low is None or measurement.high is None:
-        return f"{measurement.value:.4f}"
-    return f"{measurement.value:.4f} [{measurement.low:.4f}, {measurement.high:.4f}]"
+def with_interval(value: float, low: float | None, high: float | None) -> str:
+    """A metric as the tables show it.
+
+    >>> with_interval(0.05, 0.04, 0.061), with_interval(0.05, None, None)
+    ('0.0500 [0.0400, 0.0610]', '0.0500')
+    """
+    return f"{value:.4f}" if low is None or high is None else f"{value:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def _cell(measurement: Measurement) -> str:
+    return with_interval(measurement.value, measurement.low, measurement.high)
 
 
 def bin_table(report: CalibrationReport) -> Table:

@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
-from hf_calib._checks import expected
-from hf_calib.scaling._inputs import as_logits
-
-FloatArray = NDArray[np.float64]
+from hf_calib._checks import expected, few
+from hf_calib.scaling._inputs import FloatArray, as_logits
 
 
 class LogitScaling(BaseEstimator):
@@ -50,5 +48,4 @@ def listed(numbers: NDArray[np.int64], one: str, several: str) -> str:
     """Name classes or labels in a message: "class 3", "7 labels (0, 1, 2, 3, 4, ...)", or nothing."""
     if len(numbers) == 1:
         return f"{one} {numbers[0]}"
-    named = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    return f"{len(numbers)} {several} ({named})" if len(numbers) else ""
+    return f"{len(numbers)} {several} ({few(numbers.tolist())})" if len(numbers) else ""

@@ -9,16 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._checks import expected
+from hf_calib.metrics._inputs import row_chunks
 
-# 64 Ki float64 values: two such buffers stay in the second-level cache.
-BLOCK_VALUES = 2**16
+FloatArray = NDArray[np.float64]
 
 
 def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Walk over the rows of an (N, C) array, widened to float64 block by block, never as a whole."""
-    height = max(1, BLOCK_VALUES // logits.shape[1])
-    for first in range(0, len(logits), height):
-        rows = slice(first, first + height)
+    for rows in row_chunks(*logits.shape):
         yield rows, logits[rows].astype(np.float64)
 
 

@@ -9,9 +9,8 @@ so that 4 exponentials and 36 squares serve all of the papers' 100 temperatures.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from hf_calib.scaling._inputs import FloatArray
 
 ACCURACY = 1e-9  # of each exponential, which is at most 1
 

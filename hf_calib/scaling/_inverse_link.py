@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from sklearn.isotonic import isotonic_regression
 
-from hf_calib.scaling._base import softmax_in_place
+from hf_calib.scaling._base import FloatArray, softmax_in_place
 
-FloatArray = NDArray[np.float64]
 Gamma = float | FloatArray
 
 # Stands for the log of 0, whose product with 0 would be NaN.

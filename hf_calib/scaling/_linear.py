@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from hf_calib.scaling._inputs import blocks
+from hf_calib.scaling._inputs import FloatArray, blocks
 from hf_calib.scaling._objectives import SoftmaxObjective
 from hf_calib.scaling._solver import BOUNDS, best_temperature
 
-FloatArray = NDArray[np.float64]
 Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
 
 _MAX_STEPS = 1000

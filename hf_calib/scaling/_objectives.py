@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from hf_calib._checks import expected
-from hf_calib.scaling._inputs import blocks
-
-FloatArray = NDArray[np.float64]
+from hf_calib.scaling._inputs import FloatArray, blocks
 
 # Stands for -inf, whose product with a weight of 0 would be NaN.
 _MASKED = -1e150

@@ -8,9 +8,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import as_class_labels, as_matrix
-
-FloatArray = NDArray[np.float64]
+from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
 
 # A share of the model's own probability: it ranks classes that were given equal ones, and it is all that
 # is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.

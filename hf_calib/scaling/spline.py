@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
@@ -13,10 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._checks import expected
 from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import as_class_labels, as_matrix
+from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
 from hf_calib.scaling._objectives import SoftmaxObjective
 
-FloatArray = NDArray[np.float64]
 Spline = Literal["natural", "parabolic", "cubic"]
 
 _LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
