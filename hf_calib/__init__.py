@@ -8,11 +8,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import hf_calib._moved  # noqa: F401  (the old paths of moved modules)
+
 if TYPE_CHECKING:
-    from hf_calib.callbacks import AdaFocalCallback, TemperatureScalingCallback
-    from hf_calib.folding import fold, fold_temperature
-    from hf_calib.trainer import CalibrationTrainer
-    from hf_calib.training_args import CalibrationTrainingArguments
+    from hf_calib.export import fold, fold_temperature
+    from hf_calib.trainer import (
+        AdaFocalCallback,
+        CalibrationTrainer,
+        CalibrationTrainingArguments,
+        TemperatureScalingCallback,
+    )
 
 __version__ = "0.1.0"
 
@@ -26,12 +31,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdaFocalCallback": "hf_calib.callbacks",
+    "AdaFocalCallback": "hf_calib.trainer",
     "CalibrationTrainer": "hf_calib.trainer",
-    "CalibrationTrainingArguments": "hf_calib.training_args",
-    "TemperatureScalingCallback": "hf_calib.callbacks",
-    "fold": "hf_calib.folding",
-    "fold_temperature": "hf_calib.folding",
+    "CalibrationTrainingArguments": "hf_calib.trainer",
+    "TemperatureScalingCallback": "hf_calib.trainer",
+    "fold": "hf_calib.export",
+    "fold_temperature": "hf_calib.export",
 }
 
 

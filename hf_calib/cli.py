@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_calib import _screen
+from hf_calib.commands import console
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
@@ -84,8 +84,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, or of a file of predictions."""
-    with _screen.exit_codes():
-        from hf_calib import posthoc
+    with console.exit_codes():
+        from hf_calib.commands import posthoc
 
         posthoc.check_data(source, data)
         names = class_names.split(",") if class_names else None
@@ -94,12 +94,12 @@ def evaluate(
                 source, label_column=label_column, n_bins=n_bins, output=output
             )
         else:
-            from hf_calib import posthoc_models
+            from hf_calib.commands import posthoc_models
 
             rows = posthoc_models.Rows(
                 data, config_name, split, text_column, label_column, names, max_length, batch_size
             )
-            with _screen.progress() as progress:
+            with console.progress() as progress:
                 report = posthoc_models.evaluate_model(
                     source,
                     rows,
@@ -109,10 +109,10 @@ def evaluate(
                     progress=progress,
                 )
         if as_json:
-            _screen.print_json(report.to_dict())
+            console.print_json(report.to_dict())
         else:
-            _screen.print_report(report)
-            _screen.print_written(output)
+            console.print_report(report)
+            console.print_written(output)
 
 
 @app.command()
@@ -146,8 +146,8 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
-    with _screen.exit_codes():
-        from hf_calib import posthoc
+    with console.exit_codes():
+        from hf_calib.commands import posthoc
 
         posthoc.check_data(source, data)
         names = class_names.split(",") if class_names else None
@@ -162,7 +162,7 @@ def calibrate(
                 source, output, test=test_data, label_column=label_column, **options
             )
         else:
-            from hf_calib import posthoc_models
+            from hf_calib.commands import posthoc_models
 
             reading = (text_column, label_column, names, max_length, batch_size)
             rows = posthoc_models.Rows(data, config_name, split, *reading)
@@ -171,7 +171,7 @@ def calibrate(
                 if test_data is None
                 else posthoc_models.Rows(test_data, config_name, test_split, *reading)
             )
-            with _screen.progress() as progress:
+            with console.progress() as progress:
                 done = posthoc_models.calibrate_model(
                     source,
                     rows,
@@ -182,10 +182,10 @@ def calibrate(
                     **options,
                 )
         if as_json:
-            _screen.print_json({**done.to_dict(), "output": str(output)})
+            console.print_json({**done.to_dict(), "output": str(output)})
         else:
-            _screen.print_calibration(done)
-            _screen.print_written(output)
+            console.print_calibration(done)
+            console.print_written(output)
 
 
 @app.command()
@@ -202,16 +202,16 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Compare several files of predictions or saved reports, in one table and one picture."""
-    with _screen.exit_codes():
-        from hf_calib.comparison import compare
+    with console.exit_codes():
+        from hf_calib.commands.report import compare
 
         comparison = compare(sources, label_column=label_column, n_bins=n_bins, output=output)
         if as_json:
-            _screen.print_json(comparison.to_dict())
+            console.print_json(comparison.to_dict())
         else:
-            _screen.print_table("Calibration compared", *comparison.table())
-            _screen.print_lines(comparison.notes)
-            _screen.print_written(output)
+            console.print_table("Calibration compared", *comparison.table())
+            console.print_lines(comparison.notes)
+            console.print_written(output)
 
 
 @app.command()
@@ -226,6 +226,6 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the data split and the trainings.")] = 0,
 ) -> None:
     """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
-    from hf_calib.demo import run_demo
+    from hf_calib.commands.demo import run_demo
 
     run_demo(output_dir, epochs=epochs, max_per_class=max_per_class, seed=seed)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from transformers import AutoImageProcessor, AutoModelForImageClassification, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.config_file import parse_arguments
-from hf_calib.data import ImageTransform, collate_images
-from hf_calib.recipe import DataArguments, label_maps, load_data, run
+from hf_calib.data import DataArguments, ImageTransform, collate_images, label_maps, load_data
+from hf_calib.experiments import parse_arguments, train_and_report
 
 
 @dataclass
@@ -58,5 +57,5 @@ trainer = CalibrationTrainer(
     processing_class=processor,
     data_collator=collate_images,
 )
-run(trainer, dataset["test"].with_transform(plain), resume=model_args.resume)
+train_and_report(trainer, dataset["test"].with_transform(plain), resume=model_args.resume)
 trainer.accelerator.end_training()

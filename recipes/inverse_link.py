@@ -14,9 +14,9 @@ from pathlib import Path
 from scipy.special import softmax
 
 import hf_calib.models  # noqa: F401  (so that the papers' networks can be loaded)
-from hf_calib.inference import load_classifier, load_rows, predict
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, bootstrap_interval, negative_log_likelihood
+from hf_calib.predictions.texts import load_classifier, load_rows, predict
 from hf_calib.scaling import InverseLink
 
 parser = argparse.ArgumentParser()

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.config_file import parse_arguments
+from hf_calib.data import DataArguments, label_maps, load_data
+from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
     load_glove,
     train_word_tokenizer,
 )
-from hf_calib.recipe import DataArguments, label_maps, load_data, run
 
 
 @dataclass
@@ -96,5 +96,5 @@ trainer = CalibrationTrainer(
     processing_class=tokenizer,
     data_collator=DataCollatorWithPadding(tokenizer),
 )
-run(trainer, test, resume=model_args.resume)
+train_and_report(trainer, test, resume=model_args.resume)
 trainer.accelerator.end_training()

@@ -1,4 +1,4 @@
-"""Where the tests' data lie. Golden numbers are in the repository; whole data sets are not."""
+"""What every test shares: no network, and where data lie."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("HF_CALIB_SHARED", ROOT.parent / "shared"))
+from tests.helpers.places import GOLDEN, SHARED
 
 # Nothing in the suite may reach the network, and two cores are shared with the processes it starts.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """Numbers made by running the papers' own code."""
-    return Path(__file__).parent / "golden"
+    return GOLDEN
 
 
 @pytest.fixture(scope="session")

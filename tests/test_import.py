@@ -18,25 +18,14 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
-    {"_checks", "_markdown"},
-    {"_heads", "_output", "losses", "metrics"},
-    {"evaluate_modules", "predictions", "scaling", "plots", "folding", "models", "data", "_random"},
-    {"report"},
-    {
-        "_checkpoint",
-        "_datasets",
-        "_fitting",
-        "_evaluation",
-        "inference",
-        "saving",
-        "training_args",
-        "config_file",
-    },
-    {"model_card", "callbacks", "posthoc"},
-    {"_preflight"},
+    {"_errors"},
+    {"_files", "_markdown", "_compat", "_moved"},
+    {"losses", "metrics"},
+    {"scaling", "plots", "evaluate_modules", "models", "data"},
+    {"report", "predictions"},
+    {"export"},
     {"trainer"},
-    {"_screen", "comparison", "posthoc_models", "recipe"},
-    {"demo"},
+    {"experiments", "commands"},
     {"cli", "__init__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

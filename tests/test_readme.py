@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from scipy.special import softmax
-from tiny import N_LABELS, tiny_bert
 from transformers import AutoModelForSequenceClassification
 
 import hf_calib
 from hf_calib import cli, evaluate_modules, metrics, scaling
 from hf_calib.losses import LOSSES
+from tests.helpers.places import ROOT
+from tests.helpers.tiny import N_LABELS, tiny_bert
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

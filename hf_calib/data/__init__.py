@@ -12,6 +12,7 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
 
 from __future__ import annotations
 
+from hf_calib.data.arguments import DataArguments, label_maps, load_data
 from hf_calib.data.columns import choose_columns
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
@@ -19,11 +20,14 @@ from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import limit_samples, split_calibration, warn_shared_texts
 
 __all__ = [
+    "DataArguments",
     "ImageTransform",
     "choose_columns",
     "collate_images",
     "docstring_dataset",
+    "label_maps",
     "limit_samples",
+    "load_data",
     "load_splits",
     "split_calibration",
     "warn_shared_texts",

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.data.splits import read_column
 
 
@@ -49,7 +49,7 @@ def choose_columns(
         input_column, prepare = image_column, _images
     else:
         got = f"{text_column!r} and {image_column!r}"
-        raise ValueError(expected("one of text_column and image_column", "be given", got, "give one"))
+        raise InputValueError(expected("one of text_column and image_column", "be given", got, "give one"))
     for name, split in dataset.items():
         _check_columns(name, split, input_column, label_column)
     names, label_ids = _encode_labels(dataset, label_column, label_names)
@@ -71,10 +71,12 @@ def choose_columns(
 
 def _check_columns(name: str, split: Dataset, input_column: str, label_column: str) -> None:
     if len(split) == 0:
-        raise ValueError(expected(f"split {name!r}", "have rows", 0, "check the file or the split's name"))
+        raise InputValueError(
+            expected(f"split {name!r}", "have rows", 0, "check the file or the split's name")
+        )
     for column in (input_column, label_column):
         if column not in split.column_names:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     f"the column to read from split {name!r}",
                     f"be one of {', '.join(split.column_names)}",
@@ -84,7 +86,7 @@ def _check_columns(name: str, split: Dataset, input_column: str, label_column: s
             )
         missing = read_column(split, column).null_count
         if missing:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     f"column {column!r}",
                     f"have a value in every row of split {name!r}",
@@ -97,7 +99,7 @@ def _check_columns(name: str, split: Dataset, input_column: str, label_column: s
 def _texts(name: str, split: Dataset, column: str) -> Dataset:
     feature = split.features[column]
     if not _is_text(feature):
-        raise TypeError(
+        raise InputTypeError(
             expected(
                 f"column {column!r}", f"hold texts in split {name!r}", feature, "choose another text_column"
             )
@@ -109,7 +111,7 @@ def _images(name: str, split: Dataset, column: str) -> Dataset:
     feature = split.features[column]
     encoded = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     if not (isinstance(feature, Image) or encoded or _is_text(feature)):
-        raise TypeError(
+        raise InputTypeError(
             expected(
                 f"column {column!r}", f"hold images in split {name!r}", feature, "choose another image_column"
             )
@@ -141,7 +143,7 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     if dtype == "bool":
         return [str(value) for value in values]
     if not (_is_text(feature) or dtype.startswith(("int", "uint"))):
-        raise TypeError(
+        raise InputTypeError(
             expected(
                 f"column {column!r}",
                 f"hold one class in each row, as a text or an integer, in split {name!r}",
@@ -150,7 +152,7 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
             )
         )
     if -1 in values:  # how the Hub marks labels that are withheld
-        raise ValueError(
+        raise InputValueError(
             expected(f"split {name!r}", "be labelled", -1, 'use another, for example test_split="validation"')
         )
     return values
@@ -161,7 +163,7 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
         return feature.names
     classes = sorted(trained)
     if isinstance(classes[0], int) and classes != list(range(len(classes))):
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "integer labels of train",
                 "count from 0 without gaps",
@@ -174,7 +176,7 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
 
 def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ValueError(
+        raise InputValueError(
             expected("classes", "be at least two different ones", names, "check label_column and label_names")
         )
     features = {name: split.features[column] for name, split in dataset.items()}
@@ -182,7 +184,7 @@ def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
     first = next(iter(declared.values()), None)
     for name, own in declared.items():
         if own != first or len(own) != len(names):
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     f"the classes of split {name!r}",
                     f"be those of the other splits, and as many as label_names ({len(names)})",
@@ -196,7 +198,7 @@ def _check_labels(name: str, values: set[Any], *, known: set[Any], trained: set[
     for requirement, allowed in (("occur in train as well", trained), ("be among label_names", known)):
         others = sorted(values - allowed, key=str)
         if others:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     f"labels of split {name!r}",
                     requirement,

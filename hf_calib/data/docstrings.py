@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.data.splits import draw_rows
 
 LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
@@ -66,13 +66,15 @@ def docstring_dataset(
     ['numpy', 'scipy']
     """
     if max_per_class < 10:
-        raise ValueError(expected("max_per_class", "be at least 10", max_per_class, "the default is 1100"))
+        raise InputValueError(
+            expected("max_per_class", "be at least 10", max_per_class, "the default is 1100")
+        )
     seen: set[str] = set()
     with _garbage_collection_paused():
         texts = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
     texts = {library: found for library, found in texts.items() if found}
     if len(texts) < 2:
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "libraries",
                 "name at least two installed packages with docstrings",

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from transformers import BaseImageProcessor
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 
 _DECODER = datasets.Image()
 _SMALLEST_AREA = 0.08  # of the image, as in Inception training
@@ -59,13 +59,13 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         if self.crop not in _CROPS:
-            raise ValueError(
+            raise InputValueError(
                 expected("crop", f"be one of {', '.join(_CROPS)}", repr(self.crop), "use none for evaluation")
             )
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         if "image" not in batch:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "the data set",
                     "have the column image",
@@ -100,7 +100,7 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     pixels = [example["pixel_values"] for example in examples]
     shapes = sorted({tuple(image.shape) for image in pixels})
     if len(shapes) > 1:
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "images", "have one shape after the processor", shapes, "set its size, or do_center_crop=True"
             )
@@ -116,11 +116,11 @@ def _decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     try:
         image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(dict(stored))
     except OSError as error:
-        raise ValueError(
+        raise InputValueError(
             expected("image", "be readable", _describe(stored), f"{error}; remove or replace this row")
         ) from error
     if image.mode.startswith(("I", "F")):  # Pillow would cut these values off at 255
-        raise ValueError(
+        raise InputValueError(
             expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
         )
     if "transparency" in image.info:  # Pillow asks for this step

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._errors import InputValueError, did_you_mean, expected
 
 # `keep_default_na=False`: without it the texts "NA", "null" and "None", and empty ones, become missing.
 _CSV: dict[str, object] = {"keep_default_na": False}
@@ -59,13 +59,13 @@ def load_splits(
     >>> load_splits(train_file="missing.csv", test_file="missing.csv")
     Traceback (most recent call last):
     ...
-    ValueError: expected train_file to name an existing file, got missing.csv; check the path
+    hf_calib._errors.InputValueError: expected train_file to name an existing file, got missing.csv; check the path
     """
     files = {"train": train_file, "calibration": calibration_file, "test": test_file}
     given = {split: Path(file) for split, file in files.items() if file is not None}
     if (source is None) != bool(given):
         got = "both" if given else "neither"
-        raise ValueError(expected("data", "come from source or from files", got, "give one of the two"))
+        raise InputValueError(expected("data", "come from source or from files", got, "give one of the two"))
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
         return _load_files(given, cache)
@@ -80,7 +80,7 @@ def load_splits(
 def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
     for role, name in roles.items():
         if name not in loaded:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     f"{role}_split",
                     f"name a split of the data set ({', '.join(loaded)})",
@@ -89,7 +89,7 @@ def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
                 )
             )
     if len(set(roles.values())) < len(roles):
-        raise ValueError(
+        raise InputValueError(
             expected("splits", "be different for each role", roles, "a split can be used for one role only")
         )
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
@@ -98,7 +98,7 @@ def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
 def _load_files(files: dict[str, Path], cache: str | None) -> DatasetDict:
     for role in ("train", "test"):
         if role not in files:
-            raise ValueError(
+            raise InputValueError(
                 expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")
             )
     for role, path in files.items():  # before the first one is read
@@ -112,17 +112,17 @@ def load_file(role: str, path: Path, cache: str | None) -> Dataset:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
     except (DatasetGenerationError, OSError, ValueError) as error:
         cause = error.__cause__ or error
-        raise ValueError(
+        raise InputValueError(
             expected(f"{role}_file", f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
         ) from error
 
 
 def _reader(role: str, path: Path) -> tuple[str, dict[str, object]]:
     if not path.is_file():
-        raise ValueError(expected(f"{role}_file", "name an existing file", path, "check the path"))
+        raise InputValueError(expected(f"{role}_file", "name an existing file", path, "check the path"))
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix.lower() not in _READERS:
-        raise ValueError(
+        raise InputValueError(
             expected(f"{role}_file", "end in a known format", path.name, did_you_mean(suffix, _READERS))
         )
     return _READERS[suffix.lower()]

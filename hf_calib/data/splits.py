@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 
 
 def split_calibration(
@@ -78,7 +78,9 @@ def limit_samples(
     limits = {"train": max_train_samples, "calibration": max_calibration_samples, "test": max_test_samples}
     for name, limit in limits.items():
         if limit is not None and limit < 1:
-            raise ValueError(expected(f"max_{name}_samples", "be at least 1", limit, "leave it out for all"))
+            raise InputValueError(
+                expected(f"max_{name}_samples", "be at least 1", limit, "leave it out for all")
+            )
 
     def shorten(split: Dataset, limit: int | None) -> Dataset:
         if limit is None or limit >= len(split):
@@ -116,7 +118,7 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
     """Draw rows in the classes' shares, leaving at least one row of every class; sorted indices."""
     classes, counts = np.unique(labels, return_counts=True)
     if not 1 <= n_rows <= len(labels) - len(classes):
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "size",
                 f"leave at least one of {len(labels)} rows for each of {len(classes)} classes",
@@ -141,12 +143,12 @@ def _row_count(size: float | int, n_train: int) -> int:
     is_fraction = isinstance(size, float) and 0 < size < 1
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
     if not (is_fraction or is_count):
-        raise ValueError(
+        raise InputValueError(
             expected("size", "be a fraction in (0, 1) or a number of rows", repr(size), "the default is 0.1")
         )
     n_rows = round(size * n_train) if is_fraction else int(size)
     if not 1 <= n_rows < n_train:
-        raise ValueError(
+        raise InputValueError(
             expected("size", f"leave some of {n_train} rows on both sides", f"{n_rows} rows", "change it")
         )
     return n_rows

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.losses import _penalties, _weights
+from hf_calib.losses._adaptive import AdaptiveLoss, EceCrossEntropy, GammaTableLoss
 from hf_calib.losses._distributed import all_gather_rows
 from hf_calib.losses._gammas import AdaFocalRule, CalFocalRule, StepGamma
 from hf_calib.losses._hyperparameters import Hyperparameter, checked, choice, flag, real, reals, whole
 from hf_calib.losses._module import CalibrationLoss, Parts, logits_of
-from hf_calib.losses._statistics import RIVALS
-from hf_calib.losses._tables import AdaptiveLoss, EceCrossEntropy, GammaTableLoss
+from hf_calib.losses.statistics.direct import RIVALS
 
 __all__ = [
     "LOSSES",
@@ -64,7 +64,7 @@ def _focal(gamma: float) -> Parts:
 def _flsd(thresholds: tuple[float, ...], gammas: tuple[float, ...], detach: bool = False) -> Parts:
     if len(gammas) != len(thresholds) + 1:
         got = f"{len(thresholds)} thresholds and {len(gammas)} gammas"
-        raise ValueError(
+        raise InputValueError(
             expected("gammas", "have one entry more than thresholds", got, "give a gamma per interval")
         )
     return Parts(weight=_weights.focal, gamma=StepGamma(thresholds, gammas), detach=detach)
@@ -74,12 +74,12 @@ def _ada(weight: _weights.Weight, **hyperparameters: Any) -> Parts:
     rule = AdaFocalRule(**hyperparameters)
     if not (rule.gamma_min <= -rule.switch and rule.switch <= rule.gamma_max):
         got = f"gamma_min={rule.gamma_min}, gamma_max={rule.gamma_max}, switch={rule.switch}"
-        raise ValueError(
+        raise InputValueError(
             expected("switch", "lie within -gamma_min and gamma_max", got, "widen the gammas' range")
         )
     if not rule.gamma_min <= rule.gamma_init <= rule.gamma_max:
         got = f"gamma_init={rule.gamma_init}"
-        raise ValueError(
+        raise InputValueError(
             expected("gamma_init", "lie in [gamma_min, gamma_max]", got, "widen the gammas' range")
         )
     _warn_inverse_gamma(-rule.gamma_min)
@@ -293,7 +293,7 @@ def make_loss(
         tensor(0.0875)
     """
     if name not in LOSSES:
-        raise ValueError(expected("loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)))
+        raise InputValueError(expected("loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)))
     if problem_type not in PROBLEM_TYPES:
         known = [kind for kind in PROBLEM_TYPES if kind]
         way_out = (
@@ -301,7 +301,7 @@ def make_loss(
             if problem_type == "regression"
             else did_you_mean(problem_type, known)
         )
-        raise ValueError(expected("problem_type", f"be one of {known}", repr(problem_type), way_out))
+        raise InputValueError(expected("problem_type", f"be one of {known}", repr(problem_type), way_out))
     entry = LOSSES[name]
     values = checked(name, entry.hyperparameters, hyperparameters)
     parts = entry.parts(**values)
@@ -326,7 +326,7 @@ def _class_weights(weights: Sequence[float] | torch.Tensor | None) -> torch.Tens
     tensor = torch.as_tensor(weights, dtype=torch.float32).detach()
     if tensor.dim() != 1 or not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
         got = tensor.tolist()
-        raise ValueError(
+        raise InputValueError(
             expected("class_weights", "be (C,) finite positive numbers", got, "one per class, in order")
         )
     return tensor

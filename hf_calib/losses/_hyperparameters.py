@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._errors import InputValueError, did_you_mean, expected
 
 
 @dataclass(frozen=True)
@@ -108,5 +108,5 @@ def checked(loss: str, known: Mapping[str, Hyperparameter], given: Mapping[str, 
             message = expected(
                 f"{name} of loss {loss!r}", hyperparameter.requirement, repr(value), f"it has: {own}"
             )
-            raise ValueError(message) from error
+            raise InputValueError(message) from error
     return values

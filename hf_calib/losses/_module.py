@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_calib._checks import expected
-from hf_calib.losses._door import softmax_statistics
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses._gammas import GammaSource, StepGamma
 from hf_calib.losses._penalties import BatchPenalty, Penalty, TopLabels
-from hf_calib.losses._statistics import (
+from hf_calib.losses._weights import Weight
+from hf_calib.losses.statistics.direct import (
     IGNORE_INDEX,
     NOTHING,
     Statistics,
     Wanted,
     sigmoid_statistics,
 )
-from hf_calib.losses._weights import Weight
+from hf_calib.losses.statistics.dispatch import softmax_statistics
 
 REDUCTIONS = ("mean", "sum", "none")
 # (N,) vectors of this process -> those of all processes, differentiable; and how many processes there are.
@@ -144,19 +144,19 @@ class CalibrationLoss(nn.Module):
     def _check(self, logits: Tensor, labels: Tensor, reduction: str) -> bool:
         """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
         if reduction not in REDUCTIONS:
-            raise ValueError(
+            raise InputValueError(
                 expected("reduction", f"be one of {REDUCTIONS}", repr(reduction), "see the docstring")
             )
         if reduction == "none" and self.couples_batch:
-            raise ValueError(
+            raise InputValueError(
                 expected("reduction", "be 'mean' or 'sum'", "'none'", f"{self.name} has no loss per example")
             )
         if not logits.is_floating_point():
-            raise ValueError(
+            raise InputValueError(
                 expected("logits", "be floating point", logits.dtype, "pass the model's raw scores")
             )
         if logits.dim() < 2:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "logits", "have shape (N, C) or (N, L, C)", tuple(logits.shape), "add the batch axis"
                 )
@@ -164,7 +164,7 @@ class CalibrationLoss(nn.Module):
         multi_label = labels.is_floating_point() if self.multi_label is None else self.multi_label
         wanted = logits.shape if multi_label else logits.shape[:-1]
         if labels.shape != wanted:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "labels",
                     f"have shape {tuple(wanted)} for logits {tuple(logits.shape)}",
@@ -174,7 +174,7 @@ class CalibrationLoss(nn.Module):
             )
         if multi_label != labels.is_floating_point():
             kind = "float (multi-label)" if multi_label else "integer (single label)"
-            raise ValueError(
+            raise InputValueError(
                 expected("labels", f"be {kind}", labels.dtype, "convert them, or set problem_type")
             )
         if multi_label:
@@ -187,7 +187,7 @@ class CalibrationLoss(nn.Module):
 
         if not LOSSES[self.name].multi_label:
             able = ", ".join(sorted(name for name, entry in LOSSES.items() if entry.multi_label))
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "loss",
                     "have a multi-label form",
@@ -275,7 +275,7 @@ class CalibrationLoss(nn.Module):
 
     def _check_class_weights(self, n_classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != n_classes:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "class_weights",
                     f"have one entry for each of the {n_classes} classes",
@@ -297,7 +297,7 @@ def logits_of(outputs: Any) -> Tensor:
     if logits is None and isinstance(outputs, tuple) and outputs:
         logits = outputs[0]
     if not isinstance(logits, Tensor):
-        raise TypeError(
+        raise InputTypeError(
             expected(
                 "the model's output", "have `logits`", type(outputs).__name__, "use a classification model"
             )
@@ -316,7 +316,7 @@ def _explain_label_error(labels: Tensor, n_classes: int, error: Exception) -> No
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "labels",
                 f"be in [0, {n_classes}) or {IGNORE_INDEX}",

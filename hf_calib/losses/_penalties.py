@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib.losses._statistics import NOTHING, Statistics, Wanted
+from hf_calib.losses.statistics.direct import NOTHING, Statistics, Wanted
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 _EPSILON = 1e-10

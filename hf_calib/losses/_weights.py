@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_calib.losses._statistics import NOTHING, Statistics, Wanted, tiny
+from hf_calib.losses.statistics.direct import NOTHING, Statistics, Wanted, tiny
 
 Gamma = float | Tensor
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._checks import did_you_mean, expected
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 
 # Wide enough for float16 rows and for probabilities written to a file with three decimals;
 # far too narrow for logits or sigmoid outputs to slip through.
@@ -40,9 +40,9 @@ def check_n_bins(n_bins: int) -> int:
     try:
         count = operator.index(n_bins)
     except TypeError:
-        raise TypeError(expected("n_bins", "be an integer", repr(n_bins), way_out)) from None
+        raise InputTypeError(expected("n_bins", "be an integer", repr(n_bins), way_out)) from None
     if count < 1 or isinstance(n_bins, bool):
-        raise ValueError(expected("n_bins", "be at least 1", n_bins, way_out))
+        raise InputValueError(expected("n_bins", "be at least 1", n_bins, way_out))
     return count
 
 
@@ -50,7 +50,7 @@ def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Refuse a value that is not one of the choices."""
     if value not in choices:
         requirement = f"be one of {', '.join(map(repr, choices))}"
-        raise ValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
+        raise InputValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
 
 
 def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -83,7 +83,7 @@ def check_probs_and_soft_labels(
     if targets.ndim != 2 or not np.issubdtype(targets.dtype, np.floating):
         got = f"shape {targets.shape} and dtype {targets.dtype}"
         way_out = "this compares with label distributions; brier_score takes class indices"
-        raise ValueError(expected("labels", "be a float (N, C) matrix", got, way_out))
+        raise InputValueError(expected("labels", "be a float (N, C) matrix", got, way_out))
     return checked, _check_soft_labels(targets, checked.shape)
 
 
@@ -95,7 +95,9 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
 def _check_soft_labels(labels: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float64]:
     if labels.shape != shape:
         way_out = "give each class of probs its share of the label"
-        raise ValueError(expected("soft labels", f"have shape {shape}", f"shape {labels.shape}", way_out))
+        raise InputValueError(
+            expected("soft labels", f"have shape {shape}", f"shape {labels.shape}", way_out)
+        )
     return _check_distributions("labels", labels).astype(np.float64, copy=False)
 
 
@@ -103,20 +105,20 @@ def _check_distributions(argument: str, rows: NDArray[Any]) -> NDArray[Any]:
     """Refuse what is not a matrix whose rows are distributions; one pass, chunk by chunk."""
     if not np.issubdtype(rows.dtype, np.floating):
         way_out = f"pass {argument}.astype(float)"
-        raise TypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
+        raise InputTypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
     if rows.ndim != 2:
         way_out = "flatten leading axes; for a positive-class probability p pass np.stack([1 - p, p], axis=1)"
-        raise ValueError(expected(argument, "have shape (N, C)", f"shape {rows.shape}", way_out))
+        raise InputValueError(expected(argument, "have shape (N, C)", f"shape {rows.shape}", way_out))
     if rows.size == 0:
         way_out = "metrics are undefined without examples"
-        raise ValueError(expected(argument, "hold at least one value", f"shape {rows.shape}", way_out))
+        raise InputValueError(expected(argument, "hold at least one value", f"shape {rows.shape}", way_out))
     row_sums, lowest, highest = _sums_and_range(rows)
     # A finite sum needs finite terms, so good input is not read once more.
     if not np.isfinite(row_sums).all() and not np.isfinite(rows).all():
-        raise ValueError(_not_finite(argument, rows))
+        raise InputValueError(_not_finite(argument, rows))
     if lowest < -RANGE_TOLERANCE or highest > 1 + RANGE_TOLERANCE:
         got = f"values from {lowest:.6g} to {highest:.6g}"
-        raise ValueError(expected(argument, "lie in [0, 1]", got, _OUT_OF_RANGE[argument == "labels"]))
+        raise InputValueError(expected(argument, "lie in [0, 1]", got, _OUT_OF_RANGE[argument == "labels"]))
     _check_row_sums(argument, row_sums, rows.shape[1])
     return rows
 
@@ -158,16 +160,18 @@ def _check_row_sums(argument: str, row_sums: NDArray[np.float64], n_classes: int
     else:
         way_out = "pass softmax probabilities; several independent labels are not one distribution"
     got = f"{row_sums[worst]:.6g} in row {worst}"
-    raise ValueError(expected(f"each row of {argument}", "sum to 1", got, way_out))
+    raise InputValueError(expected(f"each row of {argument}", "sum to 1", got, way_out))
 
 
 def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
     if labels.shape != (n_examples,):
         way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
-        raise ValueError(expected("labels", f"have shape ({n_examples},)", f"shape {labels.shape}", way_out))
+        raise InputValueError(
+            expected("labels", f"have shape ({n_examples},)", f"shape {labels.shape}", way_out)
+        )
     if not np.issubdtype(labels.dtype, np.integer):
         way_out = "pass class indices, labels.astype(int)"
-        raise TypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
+        raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
     outside = np.flatnonzero((labels < 0) | (labels >= n_classes))
     if len(outside):
         row = outside[0]
@@ -177,5 +181,5 @@ def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDAr
             if labels[row] == -100
             else "check that labels and columns of probs mean the same classes"
         )
-        raise ValueError(expected("labels", f"lie in 0..{n_classes - 1}", got, way_out))
+        raise InputValueError(expected("labels", f"lie in 0..{n_classes - 1}", got, way_out))
     return labels.astype(np.int64, copy=False)

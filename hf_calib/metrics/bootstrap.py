@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 import hf_calib.metrics as metrics
-from hf_calib._checks import expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
 from hf_calib.metrics.binning import FloatArray, IntArray
@@ -158,7 +158,7 @@ def find_metric(metric: str | Metric) -> Metric:
     if not isinstance(metric, str):
         way_out = "for example 'expected_calibration_error'"
         got = type(metric).__name__
-        raise TypeError(expected("metric", "be a name or a function of probs and labels", got, way_out))
+        raise InputTypeError(expected("metric", "be a name or a function of probs and labels", got, way_out))
     check_choice("metric", metric, METRICS)
     function: Metric = getattr(metrics, metric)
     return function
@@ -171,7 +171,7 @@ def finite_value(
     value = float(function(probs, labels, **options))
     if not np.isfinite(value):
         way_out = "it is undefined for these data"
-        raise ValueError(expected("the metric", "be finite", value, way_out))
+        raise InputValueError(expected("the metric", "be finite", value, way_out))
     return value
 
 
@@ -181,7 +181,7 @@ def check_resamples(draws: FloatArray) -> FloatArray:
     if failed:
         got = f"NaN or infinity for {failed} of {len(draws)}"
         way_out = "this metric is undefined for some resamples; use more examples"
-        raise ValueError(expected("the metric of each resample", "be finite", got, way_out))
+        raise InputValueError(expected("the metric of each resample", "be finite", got, way_out))
     return draws
 
 
@@ -190,7 +190,7 @@ def _check_options(n_resamples: int, confidence_level: float, method: str) -> No
     check_choice("method", method, METHODS)
     if not 0 < confidence_level < 1:
         way_out = "use 0.95 for a 95% interval"
-        raise ValueError(expected("confidence_level", "lie in (0, 1)", confidence_level, way_out))
+        raise InputValueError(expected("confidence_level", "lie in (0, 1)", confidence_level, way_out))
 
 
 def check_n_resamples(n_resamples: int) -> None:
@@ -199,9 +199,9 @@ def check_n_resamples(n_resamples: int) -> None:
     try:
         count = operator.index(n_resamples)
     except TypeError:
-        raise TypeError(expected("n_resamples", "be an integer", repr(n_resamples), way_out)) from None
+        raise InputTypeError(expected("n_resamples", "be an integer", repr(n_resamples), way_out)) from None
     if count < 1:
-        raise ValueError(expected("n_resamples", "be at least 1", count, way_out))
+        raise InputValueError(expected("n_resamples", "be at least 1", count, way_out))
 
 
 def _refuse_neighbours(function: Metric) -> None:
@@ -211,14 +211,14 @@ def _refuse_neighbours(function: Metric) -> None:
             "it leaves each example out of its own estimate, but not the copies of it in a resample; "
             "use consistency_test, or smooth_calibration_error"
         )
-        raise ValueError(expected("metric", requirement, "kde_calibration_error", way_out))
+        raise InputValueError(expected("metric", requirement, "kde_calibration_error", way_out))
 
 
 def _refuse_many_calls(n_examples: int) -> None:
     if n_examples > MOST_METRIC_CALLS:
         requirement = f"be 'percentile' for more than {MOST_METRIC_CALLS} examples"
         way_out = "BCa calls this metric once per example; use method='percentile'"
-        raise ValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
+        raise InputValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
 
 
 def _resampled(
@@ -269,7 +269,9 @@ def _bca_levels(levels: FloatArray, value: float, draws: FloatArray, resampled: 
     if below in (0, 1):
         got = f"all {len(draws)} on one side of {value:.6g}"
         way_out = "use method='percentile'; for a calibrated model consistency_test says more"
-        raise ValueError(expected("the resamples", "lie on both sides of the value for BCa", got, way_out))
+        raise InputValueError(
+            expected("the resamples", "lie on both sides of the value for BCa", got, way_out)
+        )
     bias = ndtri(below)
     others = resampled.leave_one_out()
     distance = others.mean() - others

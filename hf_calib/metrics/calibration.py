@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_n_bins, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.binning import (
     BINNINGS,
@@ -97,7 +97,7 @@ def expected_calibration_error(
     checked, targets = check_probs_and_any_labels(probs, labels)
     if debias and targets.ndim == 2:
         way_out = "a soft label is no draw, so it has no sampling noise to subtract"
-        raise ValueError(expected("debias", "be False for soft labels", debias, way_out))
+        raise InputValueError(expected("debias", "be False for soft labels", debias, way_out))
     confidences, correct = top_label(checked, targets)
     return top_label_calibration_error(
         confidences, correct, n_bins=n_bins, binning=binning, norm=norm, debias=debias
@@ -284,7 +284,7 @@ def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:
     check_choice("norm", norm, NORMS)
     if debias and norm == "max":
         way_out = "use norm='l1' or norm='l2', whose sampling noise is known"
-        raise ValueError(expected("debias", "be False with norm='max'", debias, way_out))
+        raise InputValueError(expected("debias", "be False with norm='max'", debias, way_out))
     return check_n_bins(n_bins)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
@@ -86,7 +86,9 @@ def kde_calibration_error(
     check_choice("norm", norm, NORMS)
     if len(checked) < 2:
         way_out = "the density around an example is estimated from the others"
-        raise ValueError(expected("probs", "hold at least 2 examples", f"shape {checked.shape}", way_out))
+        raise InputValueError(
+            expected("probs", "hold at least 2 examples", f"shape {checked.shape}", way_out)
+        )
     width = None if bandwidth is None else _check_bandwidth(bandwidth)
     predicted, outcomes = (_top_label if kind == "top_label" else _canonical)(checked, targets)
     points = _inside_simplex(predicted)
@@ -160,5 +162,5 @@ def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice
 def _check_bandwidth(bandwidth: float) -> float:
     if not _SMALLEST_BANDWIDTH <= bandwidth < np.inf:
         requirement = f"be finite and at least {_SMALLEST_BANDWIDTH}"
-        raise ValueError(expected("bandwidth", requirement, bandwidth, "bandwidth=None chooses one"))
+        raise InputValueError(expected("bandwidth", requirement, bandwidth, "bandwidth=None chooses one"))
     return float(bandwidth)

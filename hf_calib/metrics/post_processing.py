@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import solve_banded
 from scipy.special import expit
 
-from hf_calib._checks import expected
+from hf_calib._errors import expected
 from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr
 from scipy.stats import rankdata
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_probs, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
@@ -60,7 +60,7 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
     if inside.shape[1] != outside.shape[1]:
         got = f"{outside.shape[1]} columns"
         way_out = "pass the probabilities of one model on both sets"
-        raise ValueError(expected("probs_out", f"have {inside.shape[1]} columns", got, way_out))
+        raise InputValueError(expected("probs_out", f"have {inside.shape[1]} columns", got, way_out))
     ranks = rankdata(np.concatenate([_uncertainty(inside, score), _uncertainty(outside, score)]))
     n_in, n_out = len(inside), len(outside)
     return float((ranks[n_in:].mean() - (n_out + 1) / 2) / n_in)
@@ -148,10 +148,12 @@ def _check_curve(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray
     if confidence.ndim != 1 or confidence.shape != right.shape or not len(confidence):
         got = f"shapes {confidence.shape} and {right.shape}"
         way_out = "pass one confidence and one 0 or 1 per example"
-        raise ValueError(expected("confidences and correct", "have one shape (N,), N >= 1", got, way_out))
+        raise InputValueError(
+            expected("confidences and correct", "have one shape (N,), N >= 1", got, way_out)
+        )
     for name, values in (("confidences", confidence), ("correct", right)):
         n_bad = int((~np.isfinite(values)).sum())
         if n_bad:
             got = f"{n_bad} NaN or infinite values of {len(values)}"
-            raise ValueError(expected(name, "be finite", got, "look for overflow in the model's logits"))
+            raise InputValueError(expected(name, "be finite", got, "look for overflow in the model's logits"))
     return confidence, right

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
@@ -112,7 +112,7 @@ def smooth_reliability(
     """
     stated, right = _check_events(confidences, correct)
     if grid_size < 2:
-        raise ValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
+        raise InputValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
     if bandwidth is None:
         bandwidth = _fixed_point(_Spread(stated, stated - right))
     # An odd size centres the kernel on a point.
@@ -214,7 +214,7 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
 def _check_bandwidth(bandwidth: float) -> float:
     if not _SMALLEST_BANDWIDTH <= bandwidth <= 1:
         way_out = "bandwidth=None chooses one"
-        raise ValueError(expected("bandwidth", f"lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, way_out))
+        raise InputValueError(expected("bandwidth", f"lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, way_out))
     return float(bandwidth)
 
 
@@ -224,11 +224,11 @@ def _check_events(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArra
     for name, values in zip(("confidences", "correct"), arrays, strict=True):
         if values.ndim != 1 or values.size == 0 or values.shape != arrays[0].shape:
             requirement = "be as long as the other of confidences and correct, (N,) with N > 0"
-            raise ValueError(
+            raise InputValueError(
                 expected(name, requirement, f"shape {values.shape}", "pass one of each an example")
             )
         outside = np.flatnonzero(~((values >= 0) & (values <= 1)))
         if len(outside):
             got = f"{values[outside[0]]} in row {outside[0]} ({len(outside)} such rows)"
-            raise ValueError(expected(name, "lie in [0, 1]", got, "pass probabilities"))
+            raise InputValueError(expected(name, "lie in [0, 1]", got, "pass probabilities"))
     return arrays

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_probs_and_soft_labels, row_chunks
 from hf_calib.metrics.binning import FloatArray
 
@@ -86,7 +86,7 @@ def uncertainty_correlation(
         ("norm", norm, 1 <= norm < np.inf, "be a finite number, at least 1"),
     ):
         if not allowed:
-            raise ValueError(expected(name, requirement, value, "the papers use gamma=2, norm=2"))
+            raise InputValueError(expected(name, requirement, value, "the papers use gamma=2, norm=2"))
     checked, targets = check_probs_and_soft_labels(probs, labels)
     error = _distances(checked, targets)
     weight = np.empty(len(checked))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._events import Events, sigmoid_events, softmax_events
 from hf_calib.metrics._inputs import check_n_bins
 from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins, uniform_edges
@@ -54,7 +54,7 @@ class StreamingCalibration:
     def __init__(self, *, n_bins: int = 15, temperature: float = 1.0, multi_label: bool = False) -> None:
         if not (math.isfinite(temperature) and temperature > 0):
             way_out = "1.0 leaves the logits as they are"
-            raise ValueError(expected("temperature", "be a finite number above 0", temperature, way_out))
+            raise InputValueError(expected("temperature", "be a finite number above 0", temperature, way_out))
         self.n_bins = check_n_bins(n_bins)
         self.temperature = float(temperature)
         self.multi_label = bool(multi_label)
@@ -102,7 +102,7 @@ class StreamingCalibration:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 way_out = "merge states that were made alike"
-                raise ValueError(expected(f"the other state's {name}", f"be {mine}", theirs, way_out))
+                raise InputValueError(expected(f"the other state's {name}", f"be {mine}", theirs, way_out))
         if not other._n_classes:
             return
         self._start(other._n_classes, other._sums.device)
@@ -132,7 +132,7 @@ class StreamingCalibration:
         for theirs in seen_classes:
             if theirs not in (0, n_classes):
                 way_out = "evaluate the same model on all"
-                raise ValueError(expected("every process", f"see {n_classes} classes", theirs, way_out))
+                raise InputValueError(expected("every process", f"see {n_classes} classes", theirs, way_out))
         self._start(n_classes, device)
         home = self._sums.device
         total = self._sums.to(device)
@@ -226,20 +226,24 @@ class StreamingCalibration:
         for name, value in (("logits", logits), ("labels", labels)):
             if not isinstance(value, torch.Tensor):
                 way_out = "numpy arrays go to the functions of hf_calib.metrics"
-                raise TypeError(expected(name, "be a torch.Tensor", type(value).__name__, way_out))
+                raise InputTypeError(expected(name, "be a torch.Tensor", type(value).__name__, way_out))
         if not logits.is_floating_point():
-            raise TypeError(expected("logits", "be floating point", logits.dtype, "pass the model's logits"))
+            raise InputTypeError(
+                expected("logits", "be floating point", logits.dtype, "pass the model's logits")
+            )
         if not self.multi_label and (labels.is_floating_point() or labels.dtype == torch.bool):
             way_out = "pass class indices, or set multi_label=True for one 0/1 label per class"
-            raise TypeError(expected("labels", "be integers", labels.dtype, way_out))
+            raise InputTypeError(expected("labels", "be integers", labels.dtype, way_out))
         shape = logits.shape if self.multi_label else logits.shape[:-1]
         if labels.shape != shape:
             got = f"{tuple(labels.shape)} beside logits {tuple(logits.shape)}"
             way_out = "set multi_label=True only for one 0/1 label per class"
-            raise ValueError(expected("labels", f"have shape {tuple(shape)}", got, way_out))
+            raise InputValueError(expected("labels", f"have shape {tuple(shape)}", got, way_out))
         if logits.ndim == 0 or logits.shape[-1] < (1 if self.multi_label else 2):
             way_out = "a single sigmoid output needs multi_label=True"
-            raise ValueError(expected("logits", "have a class axis (..., C)", tuple(logits.shape), way_out))
+            raise InputValueError(
+                expected("logits", "have a class axis (..., C)", tuple(logits.shape), way_out)
+            )
 
     def _start(self, n_classes: int, device: torch.device) -> None:
         """Make room for the first batch, or check that a later one has as many classes."""
@@ -251,7 +255,9 @@ class StreamingCalibration:
             self._edges = {dtype: interior.to(device, dtype) for dtype in (torch.float32, torch.float64)}
         elif n_classes != self._n_classes:
             way_out = "use one state for each label set"
-            raise ValueError(expected("the number of classes", f"stay {self._n_classes}", n_classes, way_out))
+            raise InputValueError(
+                expected("the number of classes", f"stay {self._n_classes}", n_classes, way_out)
+            )
 
     def _add(self, events: Events) -> None:
         scalars, bins, classes = self._split()
@@ -296,19 +302,19 @@ class StreamingCalibration:
     def _checked_sums(self) -> tuple[FloatArray, BinSums, BinSums]:
         """The sums on the host, once they are known to mean something."""
         if not self._n_classes:
-            raise ValueError(_nothing_seen())
+            raise InputValueError(_nothing_seen())
         scalars, bins, classes = (part.cpu().numpy() for part in self._split())
         n_predictions, n_rows, not_finite, invalid = (int(scalars[index]) for index in (0, 4, 5, 6))
         if invalid:
             allowed = "be 0, 1 or -100" if self.multi_label else f"lie in 0..{self._n_classes - 1} or be -100"
             way_out = "check that the labels and the model's head mean the same classes"
-            raise ValueError(expected("labels", allowed, f"{invalid} that do not", way_out))
+            raise InputValueError(expected("labels", allowed, f"{invalid} that do not", way_out))
         if not_finite:
             got = f"NaN in {not_finite} of {n_rows} rows"
             way_out = "look for overflow in the model's logits"
-            raise ValueError(expected("probabilities", "be finite", got, way_out))
+            raise InputValueError(expected("probabilities", "be finite", got, way_out))
         if not n_predictions:
-            raise ValueError(_nothing_seen())
+            raise InputValueError(_nothing_seen())
         per_class = classes.reshape(3, self._n_classes, -1)
         return scalars, BinSums(*bins[:, :-1]), BinSums(*per_class[:, :, :-1])
 
@@ -333,12 +339,12 @@ def _check_saved(saved: Mapping[str, torch.Tensor]) -> None:
     way_out = "pass what state_dict returned, whole"
     names = {"settings", "sums", "confidences", "correct"}
     if set(saved) != names or saved["settings"].shape != (4,):
-        raise ValueError(expected("saved", f"hold {sorted(names)}", sorted(saved), way_out))
+        raise InputValueError(expected("saved", f"hold {sorted(names)}", sorted(saved), way_out))
     n_bins, _, _, n_classes = map(int, saved["settings"].tolist())
     size = _n_sums(n_bins, n_classes) if n_classes else 0
     if len(saved["sums"]) != size or saved["confidences"].shape != saved["correct"].shape:
         got = f"{len(saved['sums'])} sums, {len(saved['confidences'])} confidences, {len(saved['correct'])} correct"
-        raise ValueError(
+        raise InputValueError(
             expected("saved", f"hold {size} sums, and as many confidences as correct", got, way_out)
         )
 

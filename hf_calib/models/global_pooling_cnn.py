@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 
 
 class GlobalPoolingCNNConfig(PreTrainedConfig):
@@ -52,15 +52,17 @@ class GlobalPoolingCNNConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         for name in ("vocab_size", "embedding_size", "hidden_size", "num_conv_layers"):
             if getattr(self, name) < 1:
-                raise ValueError(expected(name, "be at least 1", getattr(self, name), "see the defaults"))
+                raise InputValueError(
+                    expected(name, "be at least 1", getattr(self, name), "see the defaults")
+                )
         for name in ("kernel_size", "pool_size"):
             size = getattr(self, name)
             if size < 1 or size % 2 == 0:
-                raise ValueError(
+                raise InputValueError(
                     expected(name, "be odd, to keep the text's length", size, "the default is 5")
                 )
         if not 0 <= self.dropout < 1:
-            raise ValueError(expected("dropout", "be in [0, 1)", self.dropout, "the default is 0.3"))
+            raise InputValueError(expected("dropout", "be in [0, 1)", self.dropout, "the default is 0.3"))
 
 
 class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
@@ -148,7 +150,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
             ValueError: if the shape differs.
         """
         if vectors.shape != self.embeddings.weight.shape:
-            raise ValueError(
+            raise InputValueError(
                 expected(
                     "vectors",
                     f"have the shape {tuple(self.embeddings.weight.shape)}",

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 
 _PAD, _UNKNOWN = "[PAD]", "[UNK]"
 
@@ -42,11 +42,11 @@ def train_word_tokenizer(
     ['the', '[UNK]', 'the', 'dog']
     """
     if isinstance(texts, str):
-        raise TypeError(expected("texts", "be a collection of texts", "one str", "pass [text]"))
+        raise InputTypeError(expected("texts", "be a collection of texts", "one str", "pass [text]"))
     if vocab_size < 3:
-        raise ValueError(expected("vocab_size", "be at least 3", vocab_size, "the default is 20000"))
+        raise InputValueError(expected("vocab_size", "be at least 3", vocab_size, "the default is 20000"))
     if max_length < 1:
-        raise ValueError(expected("max_length", "be at least 1", max_length, "the default is 1000"))
+        raise InputValueError(expected("max_length", "be at least 1", max_length, "the default is 1000"))
     tokenizer = Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), behavior="removed", invert=True)
@@ -55,7 +55,9 @@ def train_word_tokenizer(
     )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     if tokenizer.get_vocab_size() < 3:
-        raise ValueError(expected("texts", "hold words", "none", "check that they are the training texts"))
+        raise InputValueError(
+            expected("texts", "hold words", "none", "check that they are the training texts")
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=_PAD,
@@ -103,7 +105,7 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
         if row is not None and row not in found:
             found[row] = _parse(numbers, where)
     if not found:
-        raise ValueError(
+        raise InputValueError(
             expected(str(path), "have vectors for some of the words", "none", "check that it is a GloVe file")
         )
     vectors = np.zeros((len(tokenizer), len(next(iter(found.values())))), dtype=np.float32)
@@ -121,7 +123,7 @@ def _glove_lines(path: Path) -> Iterator[tuple[str, bytes, list[bytes]]]:
             word, *numbers = line.rstrip().rsplit(b" ", max(n_numbers, 2))
             # A few words of the larger GloVe files contain spaces; none of these ends in a number.
             if len(numbers) < 2 or len(numbers) < n_numbers or _is_number(word.partition(b" ")[2]):
-                raise ValueError(
+                raise InputValueError(
                     expected(
                         where,
                         f"be a word and {max(n_numbers, 2)} numbers",
@@ -138,7 +140,7 @@ def _parse(numbers: list[bytes], where: str) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(vector))
     if len(bad):
         got = numbers[bad[0]].decode(errors="replace")
-        raise ValueError(expected(where, "hold finite numbers", got, "check the download"))
+        raise InputValueError(expected(where, "hold finite numbers", got, "check the download"))
     return vector
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._checks import expected
-from hf_calib._output import whole_file
+from hf_calib._errors import InputValueError, expected
+from hf_calib._files import whole_file
 from hf_calib.metrics.binning import FloatArray
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _FORMATS = (".pdf", ".png", ".svg")
 def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, Panel]:
     """Return name -> (confidences, correct) as float64, or say what is wrong."""
     if not panels:
-        raise ValueError(no_panel())
+        raise InputValueError(no_panel())
     return {name: check_panel(name, *panel) for name, panel in panels.items()}
 
 
@@ -49,7 +49,7 @@ def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tupl
     names = tuple(map(str, range(n_classes) if class_names is None else class_names))
     if len(names) != n_classes:
         way_out = "name the columns of probs in their order"
-        raise ValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
+        raise InputValueError(expected("class_names", f"be {n_classes} names", len(names), way_out))
     return names
 
 
@@ -60,15 +60,15 @@ def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[
     if confidence.ndim != 1 or confidence.shape != right.shape or not confidence.size:
         got = f"shapes {confidence.shape} and {right.shape}"
         way_out = "pass probs.max(axis=1) and probs.argmax(axis=1) == labels"
-        raise ValueError(expected(f"panel {name!r}", "be two equally long arrays (N,)", got, way_out))
+        raise InputValueError(expected(f"panel {name!r}", "be two equally long arrays (N,)", got, way_out))
     if not ((confidence >= 0) & (confidence <= 1 + 1e-6)).all():
         got = f"values from {confidence.min():.6g} to {confidence.max():.6g}"
         way_out = "pass probabilities, not logits"
-        raise ValueError(expected(f"confidences of panel {name!r}", "lie in [0, 1]", got, way_out))
+        raise InputValueError(expected(f"confidences of panel {name!r}", "lie in [0, 1]", got, way_out))
     if not np.isin(right, (0, 1)).all():
         got = f"values from {right.min():.6g} to {right.max():.6g}"
         way_out = "pass probs.argmax(axis=1) == labels"
-        raise ValueError(expected(f"correct of panel {name!r}", "be 0 or 1", got, way_out))
+        raise InputValueError(expected(f"correct of panel {name!r}", "be 0 or 1", got, way_out))
     return confidence, right
 
 
@@ -134,6 +134,6 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
         requirement = f"end in {', '.join(_FORMATS)}"
-        raise ValueError(expected("path", requirement, repr(str(path)), "name the file reliability.png"))
+        raise InputValueError(expected("path", requirement, repr(str(path)), "name the file reliability.png"))
     with whole_file(path) as unfinished:
         figure.savefig(unfinished, dpi=200)

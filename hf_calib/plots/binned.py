@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_n_bins
 from hf_calib.metrics.binning import BinMeans, FloatArray, mean_bins, sum_bins, uniform_bins, uniform_edges
 from hf_calib.metrics.calibration import top_label_calibration_error
@@ -131,11 +131,13 @@ def _draw_grid(
 def _columns(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
     columns = list(next(iter(rows.values()), {}))
     if not columns:
-        raise ValueError(no_panel())
+        raise InputValueError(no_panel())
     for row, panels in rows.items():
         if set(panels) != set(columns):
             got = f"{sorted(panels)} in {row!r} and {sorted(columns)} above"
-            raise ValueError(expected("every row", "have the same columns", got, "draw one diagram per row"))
+            raise InputValueError(
+                expected("every row", "have the same columns", got, "draw one diagram per row")
+            )
     return columns
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.plots._common import GREY
 
@@ -54,14 +54,14 @@ def _gamma_history(
             continue
         if gammas and len(bins) != len(gammas[0]):
             way_out = "pass the history of one training"
-            raise ValueError(expected("log_history", f"keep {len(gammas[0])} bins", len(bins), way_out))
+            raise InputValueError(expected("log_history", f"keep {len(gammas[0])} bins", len(bins), way_out))
         steps.append(entry["step"])
         gammas.append([entry[f"gamma_{m}"] for m in bins])
         gaps.append([entry[key] for key in gap_keys])
     if not steps:
         way_out = "train with loss='adafocal' or another loss with a table of gammas"
         got = "no entry with step, gamma_00 and calibration_gap_00"
-        raise ValueError(expected("log_history", "hold gammas", got, way_out))
+        raise InputValueError(expected("log_history", "hold gammas", got, way_out))
     return np.array(steps, float), np.array(gammas, float), np.array(gaps, float)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.smooth import SmoothReliability, smooth_reliability, top_label_smooth_error
 from hf_calib.plots._common import (
@@ -170,9 +170,9 @@ def reliability_comparison(
 def _check_band(confidence_level: float, n_resamples: int) -> None:
     if not 0 < confidence_level < 1:
         way_out = "0.95 is usual"
-        raise ValueError(expected("confidence_level", "lie between 0 and 1", confidence_level, way_out))
+        raise InputValueError(expected("confidence_level", "lie between 0 and 1", confidence_level, way_out))
     if n_resamples < 2:
-        raise ValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
+        raise InputValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
 
 
 def _curve(confidences: FloatArray, correct: FloatArray) -> SmoothReliability:

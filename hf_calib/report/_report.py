@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
 from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray
@@ -196,7 +196,7 @@ def _check_calibrated(
     array = np.asarray(calibrated)
     if array.shape != shape:
         way_out = "pass the calibrated probabilities of the same examples and classes"
-        raise ValueError(expected("calibrated", f"have shape {shape}", f"shape {array.shape}", way_out))
+        raise InputValueError(expected("calibrated", f"have shape {shape}", f"shape {array.shape}", way_out))
     return check_probs_and_labels(array, labels)[0]
 
 

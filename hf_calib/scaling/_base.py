@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
-from hf_calib._checks import expected, few
+from hf_calib._errors import InputValueError, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
 
 
@@ -26,7 +26,7 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     largest = logits.max(axis=-1, keepdims=True)
     if np.isneginf(largest).any():
         got = f"-inf for every class in {np.count_nonzero(np.isneginf(largest))} rows"
-        raise ValueError(expected("logits", "allow at least one class", got, "mask fewer classes"))
+        raise InputValueError(expected("logits", "allow at least one class", got, "mask fewer classes"))
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -38,7 +38,7 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     checked = as_logits(logits)
     if checked.shape[-1] != n_classes:
         way_out = "pass the logits of the model it was fitted on"
-        raise ValueError(
+        raise InputValueError(
             expected("logits", f"have the {n_classes} classes of fit", f"shape {checked.shape}", way_out)
         )
     return checked.astype(np.float64)

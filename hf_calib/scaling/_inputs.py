@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._inputs import row_chunks
 
 FloatArray = NDArray[np.float64]
@@ -26,13 +26,13 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         logits = np.asarray(logits)
     except (TypeError, RuntimeError) as error:  # a tensor in bfloat16, on a GPU, or with a gradient
         way_out = "for a torch tensor pass logits.detach().float().cpu().numpy()"
-        raise TypeError(expected("logits", "be an array", str(error).rstrip("."), way_out)) from error
+        raise InputTypeError(expected("logits", "be an array", str(error).rstrip("."), way_out)) from error
     if logits.dtype.kind not in "fiu":
-        raise TypeError(
+        raise InputTypeError(
             expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")
         )
     if logits.ndim == 0 or logits.size == 0:
-        raise ValueError(
+        raise InputValueError(
             expected("logits", "hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
         )
     _check_finite(logits.reshape(-1, logits.shape[-1]))
@@ -43,14 +43,14 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     """Check (N, C) logits to fit on."""
     logits = as_logits(logits)
     if logits.ndim != 2:
-        raise ValueError(
+        raise InputValueError(
             expected(
                 "logits", "have shape (N, C)", f"shape {logits.shape}", "use logits.reshape(-1, num_labels)"
             )
         )
     if logits.shape[1] < least_columns:
         way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
-        raise ValueError(expected("logits", "have at least 2 classes", f"shape {logits.shape}", way_out))
+        raise InputValueError(expected("logits", "have at least 2 classes", f"shape {logits.shape}", way_out))
     return logits
 
 
@@ -60,17 +60,17 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     n, c = logits.shape
     if labels.shape != (n,):
         way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
-        raise ValueError(expected("labels", f"have shape ({n},)", f"shape {labels.shape}", way_out))
+        raise InputValueError(expected("labels", f"have shape ({n},)", f"shape {labels.shape}", way_out))
     if labels.dtype.kind not in "iu":
         way_out = "convert them with labels.astype(int)"
-        raise TypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
+        raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
     if (labels == -100).any():
         got = f"{np.count_nonzero(labels == -100)} labels of -100"
         way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
-        raise ValueError(expected("labels", f"lie in 0..{c - 1}", got, way_out))
+        raise InputValueError(expected("labels", f"lie in 0..{c - 1}", got, way_out))
     if labels.min() < 0 or labels.max() >= c:
         got = f"labels from {labels.min()} to {labels.max()}"
-        raise ValueError(
+        raise InputValueError(
             expected("labels", f"lie in 0..{c - 1}", got, "number the classes by the columns of logits")
         )
     return labels.astype(np.int64, copy=False)
@@ -81,13 +81,13 @@ def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.bool
     labels = np.asarray(labels)
     if labels.shape != logits.shape:
         way_out = "multi_label=True takes a 0/1 label for every logit"
-        raise ValueError(
+        raise InputValueError(
             expected("labels", f"have the logits' shape {logits.shape}", f"shape {labels.shape}", way_out)
         )
     if not ((labels == 0) | (labels == 1)).all():
         got = f"values such as {labels[(labels != 0) & (labels != 1)][0]}"
         way_out = "drop rows that hold -100, and pass hard labels"
-        raise ValueError(expected("labels", "be 0 or 1", got, way_out))
+        raise InputValueError(expected("labels", "be 0 or 1", got, way_out))
     return labels == 1
 
 
@@ -96,6 +96,6 @@ def _check_finite(rows: NDArray[Any]) -> None:
         if not block.max() < np.inf:  # also true of NaN
             bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
             got = f"NaN or +inf in {bad} of {len(rows)} rows"
-            raise ValueError(
+            raise InputValueError(
                 expected("logits", "be finite (or -inf for a masked class)", got, "check the model's output")
             )

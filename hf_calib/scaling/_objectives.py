@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._inputs import FloatArray, blocks
 
 # Stands for -inf, whose product with a weight of 0 would be NaN.
@@ -192,7 +192,7 @@ def _refuse_masked_labels(count: np.integer[Any]) -> None:
     if count:
         got = f"-inf for the label of {count} examples"
         way_out = "mask only classes that cannot be the label"
-        raise ValueError(expected("logits", "be finite for every label", got, way_out))
+        raise InputValueError(expected("logits", "be finite for every label", got, way_out))
 
 
 Objective = SoftmaxObjective | SigmoidObjective

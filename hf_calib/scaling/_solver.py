@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hf_calib._checks import expected
+from hf_calib._errors import expected
 from hf_calib.scaling._objectives import Objective
 
 # Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make

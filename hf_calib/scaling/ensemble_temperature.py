@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._checks import expected
+from hf_calib._errors import expected
 from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import as_class_labels, as_matrix, blocks

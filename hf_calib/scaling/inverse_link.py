@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.scaling import _inverse_link as link
 from hf_calib.scaling._base import FloatArray, LogitScaling
 from hf_calib.scaling._inputs import as_class_labels, as_logits, as_matrix, blocks
@@ -153,7 +153,7 @@ def _smoothing(loss: CalibrationLoss) -> LogPosterior:
     smoothing = loss.hyperparameters["smoothing"]
     if smoothing == 1:
         way_out = "with 1 the loss does not depend on the label"
-        raise ValueError(expected("smoothing", "be below 1", smoothing, way_out))
+        raise InputValueError(expected("smoothing", "be below 1", smoothing, way_out))
     return lambda predictions: link.label_smoothing(predictions, smoothing)
 
 
@@ -217,13 +217,13 @@ def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, 
 
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
-        raise TypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+        raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
     if loss.name not in _LINKS:
         way_out = f"use a loss among {', '.join(_LINKS)}, or fit TemperatureScaling"
-        raise ValueError(expected("loss", "have an inverse link", repr(loss.name), way_out))
+        raise InputValueError(expected("loss", "have an inverse link", repr(loss.name), way_out))
     if loss.multi_label:
         way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
-        raise ValueError(expected("loss", "be single-label", "a multi-label loss", way_out))
+        raise InputValueError(expected("loss", "be single-label", "a multi-label loss", way_out))
     return _LINKS[loss.name](loss), _log_class_weights(loss, n_classes)
 
 
@@ -232,7 +232,7 @@ def _log_class_weights(loss: CalibrationLoss, n_classes: int) -> FloatArray | No
         return None
     if len(loss.class_weights) != n_classes:
         got, way_out = f"shape (..., {n_classes})", "pass the logits of the model that the loss trained"
-        raise ValueError(
+        raise InputValueError(
             expected("logits", f"have the {len(loss.class_weights)} classes of class_weights", got, way_out)
         )
     return loss.class_weights.detach().cpu().double().log().numpy()

@@ -12,7 +12,7 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._checks import expected
+from hf_calib._errors import expected
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_binary_labels, as_matrix
 from hf_calib.scaling._objectives import SigmoidObjective

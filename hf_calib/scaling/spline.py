@@ -10,7 +10,7 @@ from scipy.interpolate import make_interp_spline
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
@@ -88,12 +88,14 @@ class SplineScaling(BaseEstimator):
         check_choice("spline", self.spline, get_args(Spline))
         if not isinstance(self.n_knots, int | np.integer) or self.n_knots < _LEAST_KNOTS:
             requirement, way_out = f"be an integer of at least {_LEAST_KNOTS}", "the paper takes 6"
-            raise ValueError(expected("n_knots", requirement, self.n_knots, way_out))
+            raise InputValueError(expected("n_knots", requirement, self.n_knots, way_out))
         matrix = as_matrix(logits, least_columns=2)
         objective = SoftmaxObjective(matrix, as_class_labels(labels, matrix))
         if objective.size < self.n_knots:
             got, way_out = f"{objective.size} examples", "use TemperatureScaling, which has one parameter"
-            raise ValueError(expected("logits", f"hold at least n_knots={self.n_knots} rows", got, way_out))
+            raise InputValueError(
+                expected("logits", f"hold at least n_knots={self.n_knots} rows", got, way_out)
+            )
         self.n_classes_ = matrix.shape[1]
         self.scores_, self.accuracies_ = self._curve(objective.confidences(1.0), objective.correct)
         return self

@@ -11,7 +11,7 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_n_bins
 from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
@@ -140,7 +140,9 @@ class TemperatureScaling(BaseEstimator):
         grid = np.asarray(self.grid, dtype=np.float64)
         if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid > 0)).all():
             way_out = "use for example numpy.arange(1, 101) / 10"
-            raise ValueError(expected("grid", "be a sequence of finite temperatures > 0", self.grid, way_out))
+            raise InputValueError(
+                expected("grid", "be a sequence of finite temperatures > 0", self.grid, way_out)
+            )
         return grid
 
     def _objective(self, logits: ArrayLike, labels: ArrayLike) -> Objective:

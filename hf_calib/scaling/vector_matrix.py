@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._checks import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
@@ -251,13 +251,13 @@ def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | N
 def _check_penalty(name: str, penalty: float | None) -> None:
     if penalty is not None and not (isinstance(penalty, Real) and 0 <= penalty < np.inf):
         way_out = "None takes a default that follows the numbers of classes and examples"
-        raise ValueError(expected(name, "be a finite number of at least 0", repr(penalty), way_out))
+        raise InputValueError(expected(name, "be a finite number of at least 0", repr(penalty), way_out))
 
 
 def _refuse_masks(logits: NDArray[Any]) -> None:
     masked = np.count_nonzero(np.isneginf(logits))
     if masked:
         way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
-        raise ValueError(
+        raise InputValueError(
             expected("logits", "be finite, as the classes are mixed", f"{masked} of -inf", way_out)
         )

@@ -1,0 +1,49 @@
+"""Errors about what a user passed: what was expected, what came, the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class InputError(Exception):
+    """Something that a user passed is wrong; the message says what to change. Everything else is a bug."""
+
+
+class InputValueError(InputError, ValueError):
+    """A value that is out of range, missing or inconsistent."""
+
+
+class InputTypeError(InputError, TypeError):
+    """A value of the wrong type."""
+
+
+def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
+    """Word an error message.
+
+    >>> expected("gamma", "be at least 0", -1.0, "use inverse_focal for a negative gamma")
+    'expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma'
+    """
+    return f"expected {argument} to {requirement}, got {got}; {way_out}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Name the nearest known spelling, or list all of them.
+
+    >>> did_you_mean("focl", ["focal", "brier"])
+    "did you mean 'focal'?"
+    >>> did_you_mean("zzz", ["focal", "brier"])
+    'known: brier, focal'
+    """
+    known = sorted(known)
+    close = get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def few(values: Sequence[object]) -> str:
+    """The first values, in words.
+
+    >>> few(["a", "b", "c", "d", "e", "f"])
+    'a, b, c, d, e, ...'
+    """
+    return ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")

@@ -1,0 +1,155 @@
+"""What the commands show: tables and progress for people, one JSON object for machines, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from hf_calib.commands.posthoc import Calibration
+    from hf_calib.report import CalibrationReport
+
+_TITLE = 20  # the least width of a table's first column
+_WORD = 16  # the longest word of a header that is not broken
+_GAP = 3  # between columns
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """End with code 2 and one line on stderr for what a user passed; everything else is a bug, code 1."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = " ".join(str(error).split())
+        if not message.startswith("expected "):
+            raise
+        print(f"hf-calib: {message}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr, which is moved by calling (rows just done, rows in all); keep libraries quiet."""
+    import transformers
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    transformers.logging.set_verbosity_error()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=Console(stderr=True))
+    tasks: list[TaskID] = []
+    left = 0
+
+    def move(done: int, total: int) -> None:
+        nonlocal left
+        bars.start()
+        if not left:
+            tasks.append(bars.add_task("predicting", total=total))
+            left = total
+        left -= done
+        bars.advance(tasks[-1], done)
+
+    try:
+        yield move
+    finally:
+        bars.stop()
+
+
+def print_json(record: Any) -> None:
+    """One object on stdout."""
+    print(json.dumps(record, allow_nan=False))
+
+
+def print_report(report: CalibrationReport) -> None:
+    """The metrics with their intervals, and what they mean."""
+    from hf_calib.report.text import metric_table, summary
+
+    print_table(f"Calibration of {report.name}", *metric_table(report))
+    print_lines([summary(report), "", *report.diagnosis, *(f"Mind: {line}" for line in report.warnings)])
+
+
+def print_calibration(done: Calibration) -> None:
+    """What was fitted, on what, and the report before and after."""
+    print_report(done.report)
+    numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
+    details = ([done.criterion] if done.criterion else []) + [f"{k} {v:.4g}" for k, v in numbers.items()]
+    fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
+    fitted += f" ({', '.join(details)})." if details else "."
+    lines = ["", fitted, f"Reported on {done.held_out}.", *(f"Mind: {note}" for note in done.notes)]
+    if done.served_difference is not None:
+        lines.append(
+            "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
+            f"probabilities (largest difference {done.served_difference:.1g})."
+        )
+    print_lines(lines)
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first column and header may wrap.
+
+    Where there is no room, its cells lose their intervals; columns that still do not fit follow below.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    forms = (rows, _per_line(rows, "\n["), _per_line(rows, ""))
+    shown = next((form for form in forms if sum(_widths(header, form)) <= console.width), forms[-1])
+    widths = _widths(header, shown)
+    at_once = len(header)
+    if sum(widths) > console.width:
+        at_once = max(1, (console.width - widths[0]) // max(widths[1:]))
+    for start in range(1, len(header), at_once):
+        columns = [0, *range(start, min(start + at_once, len(header)))]
+        table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for i in columns:
+            look: dict[str, Any] = (
+                {"width": widths[i] - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
+            )
+            table.add_column(Text(header[i], overflow="fold"), **look)
+        for row in shown:
+            table.add_row(*(Text(row[i]) for i in columns))
+        console.print(table)
+
+
+def _per_line(rows: Sequence[Sequence[str]], mark: str) -> list[list[str]]:
+    """Put "[low, high]" on a line of its own, or leave it out."""
+
+    def shorten(cell: str) -> str:
+        value, interval, rest = cell.partition(" [")
+        return f"{value}{mark}{rest}" if interval and mark else value
+
+    return [[row[0], *map(shorten, row[1:])] for row in rows]
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What the columns need: their longest line or, up to a limit, word of the header; the first one wraps."""
+    words = [min(_WORD, max(map(len, name.split()), default=0)) for name in header[1:]]
+    lines = [[max(map(len, cell.split("\n"))) for cell in row[1:]] for row in rows]
+    return [width + _GAP for width in (_TITLE, *map(max, zip(words, *lines, strict=True)))]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Sentences, wrapped; brackets in them mean nothing."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def print_written(output: Path | None) -> None:
+    """Say where the files are."""
+    if output is not None:
+        names = ", ".join(sorted(path.name for path in output.iterdir()))
+        print(f"\nWritten to {output}: {names}")

@@ -1,0 +1,172 @@
+"""What `hf-calib report` does: several reports side by side, in one table and one picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib._files import check_output, whole_folder
+from hf_calib._markdown import escape, markdown_table
+from hf_calib.commands.posthoc import evaluate_predictions
+from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.report.text import with_interval
+
+_REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several reports, one column for each set of probabilities.
+
+    Args:
+        reports: what `CalibrationReport.to_dict` gives, by name.
+    """
+
+    reports: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def columns(self) -> dict[str, Mapping[str, Any]]:
+        """The measured sets by name; a report on a calibration has two, before and after."""
+        found = {}
+        for name, report in self.reports.items():
+            if report["after"] is None:
+                found[name] = report["before"]
+            else:
+                found |= {f"{name}, {state}": report[state] for state in ("before", "after")}
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to mind in comparing them."""
+        sizes = {name: report["n_examples"] for name, report in self.reports.items()}
+        if len(set(sizes.values())) == 1:
+            return ()
+        counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        return (f"These are not the same examples ({counts}): differences may be those of the data.",)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A header, and a row for each metric that any of them has."""
+        columns = self.columns
+        titles = {
+            key: metric["title"] for column in columns.values() for key, metric in column["metrics"].items()
+        }
+        rows = [
+            [title, *(_cell(column["metrics"].get(key)) for column in columns.values())]
+            for key, title in titles.items()
+        ]
+        tests = [f"{column['consistency_test']['p_value']:.3g}" for column in columns.values()]
+        return ["metric", *columns], [*rows, ["Consistency test of the ECE (p)", *tests]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {"reports": dict(self.reports), "notes": list(self.notes)}
+
+    def to_markdown(self) -> str:
+        """The table as a Markdown document."""
+        header, rows = self.table()
+        table = markdown_table(list(map(escape, header)), rows)
+        return "\n".join(
+            ["# Calibration compared", "", *self.notes, *([""] if self.notes else []), *table, ""]
+        )
+
+    def figure(self) -> Figure:
+        """Reliability diagrams side by side.
+
+        Raises:
+            ValueError: if the reports have different numbers of bins.
+        """
+        n_bins = {report["n_bins"] for report in self.reports.values()}
+        if len(n_bins) > 1:
+            way_out = "make the reports again with the same --n-bins"
+            got = " and ".join(map(str, sorted(n_bins)))
+            raise InputValueError(expected("the reports", "have the same number of bins", got, way_out))
+        panels = {name: _examples_of(column["bins"]) for name, column in self.columns.items()}
+        return reliability_diagram(panels, n_bins=n_bins.pop())
+
+
+def compare(
+    sources: Sequence[str], *, label_column: str = "label", n_bins: int = 15, output: Path | None = None
+) -> Comparison:
+    """Compare files of predictions and saved reports.
+
+    Args:
+        sources: files of predictions (see `load_predictions`), reports (report.json), or folders with one.
+        label_column: of predictions that are tables.
+        n_bins: M, for predictions; saved reports have their own.
+        output: a folder for comparison.md, comparison.json and comparison.png.
+
+    Raises:
+        ValueError: if a file cannot be read, is no report, or reports differ in their bins.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    check_output(output)
+    if len(set(sources)) < len(sources):
+        way_out = "name each file once"
+        raise InputValueError(expected("the sources", "be different", ", ".join(sources), way_out))
+    found = [(source, _report_of(source, label_column, n_bins)) for source in sources]
+    names = [str(report["name"]) for _, report in found]
+    all_differ = len(set(names)) == len(names)
+    comparison = Comparison(
+        {name if all_differ else source: report for name, (source, report) in zip(names, found, strict=True)}
+    )
+    figure = comparison.figure()
+    if output is not None:
+        with whole_folder(output) as folder:
+            record = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
+            (folder / "comparison.json").write_text(record + "\n", encoding="utf-8")
+            (folder / "comparison.md").write_text(comparison.to_markdown(), encoding="utf-8")
+            save_figure(figure, folder / "comparison.png")
+    return comparison
+
+
+def _report_of(source: str, label_column: str, n_bins: int) -> Mapping[str, Any]:
+    path = Path(source)
+    inside = [path / folder / _REPORT for folder in (".", "calibration", "report")]
+    path = next((file for file in inside if file.is_file()), path)
+    if path.suffix != ".json":
+        return evaluate_predictions(source, label_column=label_column, n_bins=n_bins).to_dict()
+    way_out = "pass a report.json that hf-calib evaluate or calibrate wrote"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError) as error:
+        got = f"{source} ({error})"
+        raise InputValueError(expected("the report", "be readable as JSON", got, way_out)) from error
+    keys = {"name", "n_examples", "n_bins", "before", "after"}
+    if not isinstance(report, dict) or not keys <= set(report) or not all(map(_is_state, _states(report))):
+        raise InputValueError(expected("the report", f"hold {', '.join(sorted(keys))}", source, way_out))
+    return report
+
+
+def _states(report: Mapping[str, Any]) -> list[Any]:
+    return [report["before"], *([] if report["after"] is None else [report["after"]])]
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, dict) and {"metrics", "bins", "consistency_test"} <= set(state)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _cell(metric: Mapping[str, Any] | None) -> str:
+    if metric is None or metric["value"] is None:
+        return ""
+    return with_interval(metric["value"], metric["low"], metric["high"])
+
+
+def _examples_of(bins: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Confidences and correct (N,) whose binned sums are those of the bins: all that a diagram reads."""
+    counts = [row["count"] for row in bins]
+    right = [round(row["accuracy"] * row["count"]) for row in bins]
+    correct = [np.arange(count) < n for count, n in zip(counts, right, strict=True)]
+    confidences = np.repeat([row["confidence"] for row in bins], counts)
+    return confidences, np.concatenate(correct).astype(np.float64)

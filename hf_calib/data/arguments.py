@@ -1,0 +1,85 @@
+"""The recipes' arguments for data: what to load, and which rows and columns of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_calib.data.columns import choose_columns
+from hf_calib.data.docstrings import docstring_dataset
+from hf_calib.data.sources import load_splits
+from hf_calib.data.splits import limit_samples, split_calibration
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+BUILT_IN = "docstrings"
+
+
+@dataclass
+class DataArguments:
+    """Where the data come from, and which rows and columns are used."""
+
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": f"A data set on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub data set."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "csv, json, jsonl (also .gz) or parquet; goes before dataset."}
+    )
+    calibration_file: str | None = field(default=None, metadata={"help": "Drawn from train where not given."})
+    test_file: str | None = field(
+        default=None, metadata={"help": "Reported at the end, used for nothing else."}
+    )
+    test_split: str = field(default="test", metadata={"help": "'validation' where test labels are withheld."})
+    text_column: str = field(default="text", metadata={"help": "Column of texts."})
+    image_column: str = field(default="image", metadata={"help": "Column of images."})
+    label_column: str = field(default="label", metadata={"help": "Column of classes."})
+    class_names: list[str] | None = field(default=None, metadata={"help": "Names of the classes, in order."})
+    calibration_size: float = field(
+        default=0.1, metadata={"help": "Share of train, or (from 1 on) number of its rows, to hold out."}
+    )
+    split_seed: int = field(
+        default=0, metadata={"help": "Seed of the splits; the same for all compared runs."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+    max_calibration_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+    max_test_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+
+
+def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
+    """The splits train, calibration and test, with columns `text` (or `image`) and `label`."""
+    if args.dataset == BUILT_IN and not images:
+        dataset = docstring_dataset(seed=args.split_seed)
+    else:
+        dataset = load_splits(
+            None if args.train_file else args.dataset,  # a file on the command line, a name in the config
+            config_name=args.dataset_config,
+            test_split=args.test_split,
+            train_file=args.train_file,
+            calibration_file=args.calibration_file,
+            test_file=args.test_file,
+        )
+        column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
+        names = args.class_names
+        dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
+    size = args.calibration_size
+    dataset = split_calibration(dataset, size=int(size) if size >= 1 else size, seed=args.split_seed)
+    return limit_samples(
+        dataset,
+        max_train_samples=args.max_train_samples,
+        max_calibration_samples=args.max_calibration_samples,
+        max_test_samples=args.max_test_samples,
+        seed=args.split_seed,
+    )
+
+
+def label_maps(dataset: DatasetDict) -> dict[str, Any]:
+    """`num_labels`, `id2label` and `label2id` for `from_pretrained`."""
+    names = dataset["train"].features["label"].names
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }

@@ -1,0 +1,118 @@
+"""One training from start to report: what a finished run prints and leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from hf_calib._files import whole_file
+from hf_calib.export.model_card import METRICS
+from hf_calib.losses import logits_of
+from hf_calib.report import calibration_report
+from hf_calib.report.text import with_interval
+from hf_calib.report.writing import write_to
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+    from hf_calib.report import CalibrationReport
+    from hf_calib.trainer.trainer import CalibrationTrainer
+
+
+def train_and_report(
+    trainer: CalibrationTrainer, test_dataset: Any, *, resume: bool | str | None = None
+) -> dict[str, float]:
+    """Train, report the test set before and after the temperature, and save the calibrated model.
+
+    In `output_dir`: `calibrated/`, the model for a plain pipeline; `results.json`, the numbers; `report/`, the
+    calibration report with its figures; for a loss with gammas, `gammas.png`.
+
+    Returns:
+        The test metrics, keys `test_...`.
+    """
+    # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
+    warnings.filterwarnings("ignore", message="the evaluation split is also the calibration split")
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.compute_metrics = kept = _KeepPredictions()
+    trainer.preprocess_logits_for_metrics = lambda outputs, labels: logits_of(outputs)
+    trainer.args.prediction_loss_only = False
+    metrics = trainer.evaluate(test_dataset, metric_key_prefix="test")
+    folder = Path(str(trainer.args.output_dir))
+    if trainer.temperature is not None:
+        trainer.save_calibrated_model(folder / "calibrated")
+    if trainer.is_world_process_zero():
+        _write_results(trainer, metrics, folder)
+        report = _report(trainer, kept)
+        write_to(folder / "report", report)
+        print(results_table(report, trainer.temperature))
+        print(
+            "95% bootstrap intervals over the test rows; those of binned errors sit high, see report/report.md"
+        )
+        print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    return metrics
+
+
+class _KeepPredictions:
+    """A `compute_metrics` for which the Trainer gathers all logits and labels."""
+
+    logits: NDArray[Any]
+    labels: NDArray[Any]
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.logits, self.labels = map(np.asarray, (prediction.predictions, prediction.label_ids))
+        return {}
+
+
+def _report(trainer: CalibrationTrainer, kept: _KeepPredictions) -> CalibrationReport:
+    logits = kept.logits.astype(np.float64)
+    temperature, model = trainer.temperature, cast(Any, trainer.model)
+    return calibration_report(
+        softmax(logits, axis=1),
+        kept.labels,
+        calibrated=None if temperature is None else softmax(logits / temperature, axis=1),
+        n_bins=trainer.args.n_bins,
+        class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],
+        name=trainer.calibration_loss.name,
+    )
+
+
+def results_table(report: CalibrationReport, temperature: float | None) -> str:
+    """The trainer's metrics with their 95% intervals, before and after the temperature, as plain text.
+
+    >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
+    >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
+    >>> print(results_table(report, None).splitlines()[1])
+    Accuracy                       0.5000 [0.4100, 0.6000]
+    """
+    after = "" if temperature is None else f"after T = {temperature:.3f}"
+    lines = [f"{'':<31}{'before':<26}{after}".rstrip()]
+    states = [state.metrics for state in (report.before, report.after) if state is not None]
+    for name, title in METRICS.items():
+        found = [state[name] for state in states]
+        cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
+        lines.append(f"{title:<31}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+    return "\n".join(lines)
+
+
+def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], folder: Path) -> None:
+    from hf_calib.plots import gamma_dynamics, save_figure
+
+    args = trainer.args
+    results = {
+        "loss": trainer.calibration_loss.name,
+        "hyperparameters": trainer.calibration_loss.hyperparameters,
+        "seed": args.seed,
+        "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+    }
+    with whole_file(folder / "results.json") as unfinished:
+        unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if any("gamma_00" in entry for entry in trainer.state.log_history):
+        save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

@@ -1,0 +1,201 @@
+"""The linear layers that a model's logits come from: found by what they do, changed, and put back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hf_calib._errors import InputTypeError, InputValueError, expected
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+TOLERANCE = 1e-5  # of the largest logit
+
+_ROWS, _TOKENS = 4, 8  # of a made-up batch
+
+
+class LinearMap(NamedTuple):
+    """z -> weight z + bias, in float64 on the CPU.
+
+    A weight () or (C,) multiplies the logits, one of (C, C) mixes them; a bias is (C,) or None.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        scaled = self.without_bias(logits)
+        return scaled if self.bias is None else scaled + self.bias
+
+    def without_bias(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.detach().cpu().double()
+        return logits @ self.weight.T if self.weight.ndim == 2 else logits * self.weight
+
+    def probe(self) -> LinearMap:
+        """A map of the same kind that tells heads apart, which this one may be too near the identity for."""
+        if self.weight.ndim == 0:
+            return LinearMap(torch.tensor(0.5, dtype=torch.float64))
+        scales = torch.linspace(0.5, 2, len(self.weight), dtype=torch.float64)
+        return LinearMap(scales.diag().roll(1, 0) if self.weight.ndim == 2 else scales)
+
+
+def made_up_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A few rows of token ids or pixels as the model's config describes them."""
+    config, name = model.config, model.main_input_name
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    if name == "input_ids" and vocabulary:
+        values = _token_ids(config.get_text_config(), generator)
+    elif name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        channels = getattr(vision, "num_channels", 3)
+        values = torch.randn(_ROWS, channels, height, width, generator=generator, dtype=model.dtype)
+    else:
+        way_out = "pass batch, a few rows of the model's inputs"
+        raise InputValueError(expected("model", "take input_ids or pixel_values", f"{name!r}", way_out))
+    return {name: values.to(model.device)}
+
+
+def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Tensor:
+    """Draw ordinary tokens, with one end token last, which sequence-to-sequence classifiers look for."""
+    roles = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
+    special = {role: getattr(config, f"{role}_token_id", None) for role in roles}
+    reserved = {token for ids in special.values() for token in (ids if isinstance(ids, list) else [ids])}
+    ordinary = torch.tensor([token for token in range(config.vocab_size) if token not in reserved])
+    rows = 1 if special["pad"] is None else _ROWS  # decoders take no second row without a padding token
+    ids = ordinary[torch.randint(len(ordinary), (rows, _TOKENS), generator=generator)]
+    end = special["eos"]
+    if end is not None:
+        ids[:, -1] = end[0] if isinstance(end, list) else end
+    return ids
+
+
+@contextmanager
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Run the model for inference in full precision, and leave every mode and random state as it was."""
+    training = {module: module.training for module in model.modules()}
+    cuda = [model.device] if model.device.type == "cuda" else []
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=cuda),
+        torch.autocast(model.device.type, enabled=False),
+        _full_float32(),
+    ):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Switch TF32 and bfloat16 products off, which would round the divided weights unlike the undivided."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except (
+        RuntimeError
+    ):  # set through the interface of torch 2.9, after which the older one refuses to answer
+        matmul = torch.backends.cuda.matmul
+        newer, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = newer
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def logits_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the model's logits for a batch, in float64 on the CPU."""
+    # The class's forward: mixed-precision training leaves one on the instance that rounds to 16 bits.
+    try:
+        outputs = type(model).forward(model, **inputs)
+    except Exception as error:
+        way_out = "pass batch, a few rows of the model's inputs"
+        raise InputValueError(expected("batch", "be what the model takes", repr(error), way_out)) from error
+    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
+    if not isinstance(logits, torch.Tensor):
+        way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
+        raise InputTypeError(expected("model", "return logits", type(outputs).__name__, way_out))
+    return logits.cpu().double()
+
+
+def find_heads(
+    model: PreTrainedModel, inputs: Mapping[str, Any], logits: torch.Tensor, probe: LinearMap
+) -> dict[str, nn.Linear] | None:
+    """Return the layers, by name, whose change by the probe changes the logits alike; None without any."""
+    layers = linear_layers(model, logits.shape[-1])
+    # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
+    candidates = [{name: layers[name]} for name in reversed(layers)]
+    body = f"{model.base_model_prefix}."
+    candidates.append({name: layer for name, layer in layers.items() if not name.startswith(body)})
+    for heads in candidates:
+        with changed(heads, probe):
+            if equal(logits_of(model, inputs), probe(logits)):
+                return heads
+    return None
+
+
+def linear_layers(model: PreTrainedModel, n_outputs: int) -> dict[str, nn.Linear]:
+    """All linear layers with so many outputs, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == n_outputs
+    }
+
+
+def equal(logits: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two sets of logits agree to the tolerance."""
+    return bool((logits - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+
+
+@contextmanager
+def changed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[None]:
+    """Change heads for the length of a with block; the weights come back bit for bit."""
+    parameters = {id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values()
+    saved = [parameter.clone() for parameter in parameters]
+    without_bias = [head for head in heads.values() if head.bias is None]
+    try:
+        change(heads, linear_map)
+        yield
+    finally:
+        for parameter, value in zip(parameters, saved, strict=True):
+            parameter.copy_(value)
+        for head in without_bias:
+            head.register_parameter("bias", None)
+
+
+def change(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:
+    """Apply a map to what the heads return; each weight and bias once, also where heads share them."""
+    done: set[int] = set()
+    for head in heads.values():
+        if head.bias is None and linear_map.bias is not None:
+            zeros = head.weight.new_zeros(head.out_features)
+            head.bias = nn.Parameter(zeros, requires_grad=head.weight.requires_grad)
+        for name, parameter in head.named_parameters(recurse=False):
+            if id(parameter) not in done:
+                done.add(id(parameter))
+                new = linear_map(parameter) if name == "bias" else linear_map.without_bias(parameter.T).T
+                parameter.copy_(new)
+
+
+def reloads_with_bias(model: PreTrainedModel, head: str) -> bool:
+    """Whether `from_pretrained` would build this layer with a bias, rather than drop a saved one."""
+    with torch.device("meta"):
+        fresh = type(model)(copy.deepcopy(model.config))
+    return fresh.get_submodule(head).bias is not None

@@ -1,0 +1,97 @@
+"""The calibration section of a model card: loss, splits, and every metric before and after the temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import ModelCard
+
+from hf_calib._markdown import escape
+from hf_calib.plots import reliability_diagram, save_figure
+
+if TYPE_CHECKING:
+    from hf_calib.trainer.evaluation_pass import EvaluationPass
+
+TAGS = ("calibration", "hf_calib")
+HEADING = "## Calibration"
+FIGURE = "reliability.png"
+METRICS = {
+    "accuracy": "Accuracy",
+    "nll": "Negative log-likelihood (nats)",
+    "brier": "Brier score",
+    "ece": "Expected calibration error",
+    "adaptive_ece": "Adaptive calibration error",
+    "classwise_ece": "Classwise calibration error",
+    "mce": "Maximum calibration error",
+}
+
+
+def add_calibration_section(
+    folder: Path, record: Mapping[str, Any], evaluation: EvaluationPass | None
+) -> None:
+    """Append the section to the card in the folder, replacing an earlier one, and tag the card.
+
+    Args:
+        folder: holds the card, README.md; the reliability diagram is put beside it.
+        record: the model config's `calibration`.
+        evaluation: the last one; its metrics are shown if they were computed with the temperature too.
+    """
+    metrics: dict[str, float] = {}
+    if evaluation is not None and evaluation.calibrated is not None:
+        metrics = evaluation.metrics()
+        diagram = reliability_diagram(evaluation.panels(), n_bins=evaluation.n_bins)
+        save_figure(diagram, folder / FIGURE)
+    prefix = evaluation.prefix if evaluation is not None else "eval"
+    card = ModelCard.load(folder / "README.md")
+    card.data.library_name = "transformers"  # whatever adapters were trained with, they are merged
+    card.data.tags = sorted({*(card.data.tags or []), *TAGS})
+    before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
+    card.text = f"{before}\n\n{calibration_section(record, metrics, prefix)}\n"
+    card.save(folder / "README.md")
+
+
+def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float], prefix: str = "eval") -> str:
+    """The section's Markdown.
+
+    Args:
+        record: the model config's `calibration`.
+        metrics: results of an evaluation, `eval_ece` and so on, with and without `_calibrated`; or none.
+        prefix: their prefix, "eval" for the evaluation split.
+
+    >>> print(calibration_section({"loss": "focal", "temperature": 0.5, "n_examples": 100,
+    ...     "split": "calibration", "criterion": "nll"}, {"eval_ece": 0.2, "eval_ece_calibrated": 0.02}))
+    ## Calibration
+    ...
+    | Expected calibration error | 0.2000 | 0.0200 |
+    ...
+    """
+    split = "evaluation" if prefix == "eval" else prefix
+    lines = [HEADING, "", *_training_lines(record)]
+    rows = [
+        f"| {title} | {metrics[f'{prefix}_{name}']:.4f} | {metrics[f'{prefix}_{name}_calibrated']:.4f} |"
+        for name, title in METRICS.items()
+        if f"{prefix}_{name}_calibrated" in metrics
+    ]
+    if rows:
+        lines += ["", f"On the {escape(split)} split:", ""]
+        lines += ["| Metric | Before | After the temperature |", "|---|---|---|", *rows]
+        lines += ["", f"![Reliability diagram before and after the temperature]({FIGURE})"]
+    if rows and record.get("split") == split:
+        lines += ["", "The temperature was fitted on these very examples, so these figures are optimistic."]
+    return "\n".join(lines)
+
+
+def _training_lines(record: Mapping[str, Any]) -> list[str]:
+    hyperparameters = ", ".join(
+        f"{name}={value}" for name, value in (record.get("loss_kwargs") or {}).items()
+    )
+    loss = str(record.get("loss", "unknown")) + (f" ({hyperparameters})" if hyperparameters else "")
+    return [
+        f"Trained with the loss {escape(loss)}.",
+        f"A temperature of {float(record['temperature']):.4f} (criterion: {escape(str(record.get('criterion')))}) "
+        f"was fitted on {escape(str(record.get('n_examples')))} examples of the "
+        f"{escape(str(record.get('split')))} split and folded into the classification head: the probabilities "
+        "this model gives are the calibrated ones.",
+    ]

@@ -1,0 +1,247 @@
+"""Losses that adapt to held-out predictions: AdaFocal's and CalFocal's gammas, ECE-CE's gaps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.losses._gammas import AdaFocalRule, BinStatistics, CalFocalRule
+from hf_calib.losses._module import CalibrationLoss
+from hf_calib.losses.statistics.direct import IGNORE_INDEX, Statistics
+
+
+class AdaptiveLoss(CalibrationLoss):
+    """A loss with a table that `update` fits to held-out predictions.
+
+    The table lives on the CPU in float64, wherever the loss is moved, so that it is the same on every device
+    and in every checkpoint; the copies that training reads are made once per update.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._copies: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self.register_load_state_dict_post_hook(lambda module, _: module._copies.clear())
+
+    @abstractmethod
+    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
+        """Update the table from all that a pass over held-out data tells; each loss takes what it needs."""
+
+    @abstractmethod
+    def log_values(self) -> dict[str, float]:
+        """The table as numbers to log."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
+        """`.to()`, `.half()` and the like move the class weights, not the table."""
+        table = dict(self._buffers)
+        super()._apply(fn, recurse)
+        self._buffers |= {name: value for name, value in table.items() if name != "class_weights"}
+        return self
+
+    def _like(self, name: str, tensor: Tensor) -> Tensor:
+        """The buffer `name` on the tensor's device, in its dtype."""
+        key = (name, tensor.device, tensor.dtype)
+        if key not in self._copies:
+            self._copies[key] = self.get_buffer(name).to(tensor)
+        return self._copies[key]
+
+    def _set(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            setattr(self, name, value.to("cpu", torch.float64))
+        self._copies.clear()
+
+
+class GammaTableLoss(AdaptiveLoss):
+    """AdaFocal, AdaDualFocal, CalFocal: gamma comes from a table over bins of the true-class probability.
+
+    Buffers, float64: `edges` (M + 1,) of the bins, `gammas` (M,), and of the last update `gaps` (M,), mean
+    confidence minus accuracy, and `accuracies` (M,), NaN before there is one.
+    """
+
+    def __init__(self, *args: Any, rule: AdaFocalRule | CalFocalRule, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rule = rule
+        m = rule.n_bins
+        self.edges: Tensor
+        self.gammas: Tensor
+        self.gaps: Tensor
+        self.accuracies: Tensor
+        self.register_buffer("edges", torch.linspace(0, 1, m + 1, dtype=torch.float64))
+        self.register_buffer("gammas", torch.full((m,), rule.gamma_init, dtype=torch.float64))
+        self.register_buffer("gaps", torch.zeros(m, dtype=torch.float64))
+        self.register_buffer("accuracies", torch.full((m,), torch.nan, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, confidences: Any, correct: Any) -> None:
+        """Fit bins and gammas to held-out predictions, which must not be those that are reported.
+
+        Args:
+            confidences: (N,) top-label probabilities in [0, 1].
+            correct: (N,) whether the predicted class was right, bool or 0/1.
+
+        Raises:
+            ValueError: for an empty set, lengths that differ, NaN, or values outside [0, 1].
+
+        Example:
+            >>> from hf_calib.losses import make_loss
+            >>> loss = make_loss("adafocal", n_bins=2)
+            >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
+            >>> loss.gammas.tolist()  # over-confident in both bins: both gammas grow
+            [1.28..., 2.45...]
+        """
+        held_out = as_predictions(confidences, correct)
+        bins = BinStatistics.of(*held_out, self.rule.n_bins)
+        self._set(
+            edges=bins.edges,
+            gammas=self.rule.updated(self.gammas, bins),
+            gaps=bins.gaps,
+            accuracies=bins.accuracies,
+        )
+
+    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
+        self.update(confidences, correct)
+
+    def log_values(self) -> dict[str, float]:
+        return numbered("gamma", self.gammas) | numbered("calibration_gap", self.gaps)
+
+    def _gamma(self, stats: Statistics) -> Tensor:
+        p = stats.p.detach()
+        index = torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
+        if not (isinstance(self.rule, CalFocalRule) and self.rule.per_sample):
+            return self._like("gammas", p)[index]
+        gap = p - self._like("accuracies", p)[index]
+        return torch.exp(self.rule.update_rate * gap.nan_to_num(0.0))  # no accuracy yet: gamma 1
+
+
+class EceCrossEntropy(AdaptiveLoss):
+    """Cross entropy whose weight moves, as training goes on, from 1 to the held-out gaps of the example.
+
+    weight = (1 - t) + t * (|bin gap| + |mass gap| + 2 |class gap|) / 3, with t the training progress.
+    Buffers, float64: `bin_gaps` (M,) and `mass_gaps` (M,) of the equal-width and equal-mass bins,
+    `class_gaps` (C,), `progress` (). The mass gap goes by the rank of p_y within the batch, as in the
+    authors' code.
+    """
+
+    def __init__(self, *args: Any, n_bins: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bin_gaps: Tensor
+        self.mass_gaps: Tensor
+        self.class_gaps: Tensor
+        self.progress: Tensor
+        self.register_buffer("bin_gaps", torch.zeros(n_bins, dtype=torch.float64))
+        self.register_buffer("mass_gaps", torch.zeros(n_bins, dtype=torch.float64))
+        self.register_buffer("class_gaps", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
+        """Take the gaps from held-out predictions.
+
+        Args:
+            confidences: (N,) top-label probabilities in [0, 1].
+            correct: (N,) whether the predicted class was right, bool or 0/1.
+            class_gaps: (C,) calibration error of each class.
+            progress: share of the training that is done, in [0, 1]; 0 means plain cross entropy.
+
+        Raises:
+            ValueError: as for the other losses with a table, and for progress outside [0, 1].
+        """
+        if not 0 <= progress <= 1:
+            raise InputValueError(
+                expected("progress", "be in [0, 1]", progress, "pass epochs done / epochs in all")
+            )
+        class_gaps = _on_cpu(class_gaps)
+        if class_gaps.dim() != 1 or len(class_gaps) == 0 or not bool(class_gaps.isfinite().all()):
+            got = class_gaps.tolist()
+            raise InputValueError(expected("class_gaps", "be (C,) finite numbers", got, "pass one per class"))
+        confidences, correct = as_predictions(confidences, correct)
+        n_bins = len(self.bin_gaps)
+        index = (torch.searchsorted(torch.linspace(0, 1, n_bins + 1).double(), confidences) - 1).clamp_min(0)
+        totals = torch.zeros(2, n_bins, dtype=torch.float64)
+        totals[0].index_add_(0, index, confidences - correct)
+        totals[1].index_add_(0, index, torch.ones_like(confidences))
+        self._set(
+            bin_gaps=totals[0] / totals[1].clamp_min(1),
+            mass_gaps=BinStatistics.of(confidences, correct, n_bins).gaps,
+            class_gaps=class_gaps,
+            progress=torch.tensor(float(progress), dtype=torch.float64),
+        )
+
+    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
+        self.update(confidences, correct, class_gaps=class_gaps, progress=progress)
+
+    def log_values(self) -> dict[str, float]:
+        return numbered("calibration_gap", self.bin_gaps)
+
+    def _rows(
+        self, logits: Tensor, labels: Tensor, multi_label: bool
+    ) -> tuple[Tensor, Statistics, Tensor | None]:
+        if len(self.class_gaps) not in (0, logits.shape[-1]):
+            got, way_out = len(self.class_gaps), "update the loss with the gaps of this model's classes"
+            raise InputValueError(
+                expected("class_gaps", f"have one entry for each of {logits.shape[-1]} classes", got, way_out)
+            )
+        loss, stats, weights = super()._rows(logits, labels, multi_label)
+        return loss * self._gap_weights(stats.p.detach(), labels.reshape(-1)), stats, weights
+
+    def _gap_weights(self, p: Tensor, labels: Tensor) -> Tensor:
+        if len(self.class_gaps) == 0:
+            return torch.ones_like(p)
+        valid = labels != IGNORE_INDEX
+        n_bins = len(self.bin_gaps)
+        bin_index = (p * n_bins).long().clamp(max=n_bins - 1)
+        bin_gap = self._like("bin_gaps", p)[bin_index] * (p < 1)
+        rank = p.argsort(stable=True).argsort()  # rows that do not count have p = 1, and come last
+        size = valid.sum() // n_bins
+        mass_index = torch.where(size > 0, rank // size.clamp_min(1), n_bins - 1).clamp(max=n_bins - 1)
+        mass_gap = self._like("mass_gaps", p)[mass_index]
+        class_gap = self._like("class_gaps", p)[labels.where(valid, 0)]
+        progress = self._like("progress", p)
+        return 1 - progress + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        # The number of classes is known only from the first update on.
+        saved = state_dict.get(prefix + "class_gaps")
+        if saved is not None:
+            self.class_gaps = torch.zeros(saved.shape, dtype=torch.float64)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def numbered(name: str, values: Tensor) -> dict[str, float]:
+    """Log keys `name_00`, `name_01`, ... for the values."""
+    return {f"{name}_{i:02d}": value for i, value in enumerate(values.tolist())}
+
+
+def _on_cpu(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
+
+
+def as_predictions(confidences: Any, correct: Any) -> tuple[Tensor, Tensor]:
+    """Check held-out predictions; return both as (N,) float64 on the CPU."""
+    confidences, correct = _on_cpu(confidences), _on_cpu(correct)
+    if confidences.dim() != 1 or confidences.shape != correct.shape or len(confidences) == 0:
+        raise InputValueError(
+            expected(
+                "confidences and correct",
+                "be two (N,) vectors, N >= 1",
+                f"{tuple(confidences.shape)} and {tuple(correct.shape)}",
+                "pass one entry per held-out example",
+            )
+        )
+    for name, values in (("confidences", confidences), ("correct", correct)):
+        outside = ~((values >= 0) & (values <= 1))  # NaN too
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise InputValueError(
+                expected(
+                    name,
+                    "be in [0, 1]",
+                    f"{values[row].item()} in row {row} ({int(outside.sum())} such)",
+                    "pass probabilities, not logits; NaN means the model's logits are NaN",
+                )
+            )
+    return confidences, correct

@@ -1,0 +1,265 @@
+"""Predictions with their labels: read from a file, or made by running a model over data."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
+from hf_calib._files import whole_file
+from hf_calib.metrics._inputs import check_probs_and_labels
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+FORMATS = (".npz", ".csv", ".tsv", ".parquet")
+KINDS = ("logits", "probs")
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file raises
+
+_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model said of N examples, and what was true.
+
+    Args:
+        labels: (N,) int in [0, C).
+        logits: (N, C) float; give these or `probs`.
+        probs: (N, C) float rows that sum to 1.
+        class_names: C names in the order of the columns, or None.
+
+    Raises:
+        ValueError: if not exactly one of logits and probs is given, or shapes or values are wrong.
+        TypeError: if a dtype is wrong.
+
+    >>> predictions = Predictions(np.array([0, 1]), logits=np.array([[2.0, 0.0], [0.0, 0.0]]))
+    >>> predictions.probabilities().round(2)
+    array([[0.88, 0.12],
+           [0.5 , 0.5 ]])
+    """
+
+    labels: NDArray[Any]
+    logits: NDArray[Any] | None = None
+    probs: NDArray[Any] | None = None
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.logits is None) == (self.probs is None):
+            got = "neither" if self.logits is None else "both"
+            raise InputValueError(expected("predictions", "hold logits or probs", got, "keep one of them"))
+        if self.logits is not None and not np.issubdtype(self.logits.dtype, np.floating):
+            got = f"dtype {self.logits.dtype}"
+            raise InputTypeError(expected("logits", "be a float array", got, "pass logits.astype(float)"))
+        if self.logits is not None and (self.logits.ndim != 2 or self.logits.shape[1] < 2):
+            way_out = "flatten leading axes; for one logit z of two classes pass np.stack([0 * z, z], axis=1)"
+            got = f"shape {self.logits.shape}"
+            raise InputValueError(expected("logits", "have shape (N, C) with C at least 2", got, way_out))
+        probs, _ = check_probs_and_labels(self.probabilities(), self.labels)
+        if self.class_names is not None and len(self.class_names) != probs.shape[1]:
+            requirement = f"be {probs.shape[1]}, one per column"
+            n_names, way_out = len(self.class_names), "name each column once"
+            raise InputValueError(expected("class_names", requirement, n_names, way_out))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def n_classes(self) -> int:
+        """C, the number of columns."""
+        return self._scores().shape[1]
+
+    def probabilities(self) -> NDArray[Any]:
+        """(N, C): `probs`, or the softmax of `logits` in float64."""
+        return self._scores() if self.logits is None else softmax(self.logits.astype(np.float64), axis=1)
+
+    def as_logits(self) -> NDArray[Any]:
+        """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""
+        scores = self._scores()
+        return np.log(np.maximum(scores, _SMALLEST_PROBABILITY)) if self.logits is None else scores
+
+    def select(self, rows: NDArray[Any]) -> Predictions:
+        """The predictions of some rows."""
+        logits = None if self.logits is None else self.logits[rows]
+        probs = None if self.probs is None else self.probs[rows]
+        return Predictions(self.labels[rows], logits, probs, self.class_names)
+
+    def _scores(self) -> NDArray[Any]:
+        scores = self.probs if self.logits is None else self.logits
+        assert scores is not None
+        return scores
+
+
+def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
+    """Read predictions and labels from one file.
+
+    For a model that runs elsewhere; `predict` runs one here.
+
+    Args:
+        path: one of
+            .npz: arrays `logits` or `probs` (N, C), `labels` (N,) int, and perhaps `class_names`
+            (C,) str. Pickled objects are not read.
+            .csv, .tsv (also .gz) or .parquet: a column of labels, and one column for each class, in the order
+            of the classes: `logit_<class>` or `prob_<class>`, where other columns are left out, or just
+            `<class>`, which are probabilities.
+        label_column: the column of labels in a table: names of classes, or their numbers from 0 on. Where
+            every class has an integer for its name, an integer label is a name.
+
+    Returns:
+        The predictions; the names of the classes are the columns' own.
+
+    Raises:
+        ValueError: if the file is missing or unreadable, or something in it is missing or wrong.
+        TypeError: if a column or array is not numeric.
+
+    >>> load_predictions("missing.npz")
+    Traceback (most recent call last):
+    ...
+    hf_calib._errors.InputValueError: expected predictions to name an existing file, got missing.npz; check the path
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputValueError(expected("predictions", "name an existing file", path, "check the path"))
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if suffix.lower() not in FORMATS:
+        requirement = f"be a file ending in {', '.join(FORMATS)}"
+        raise InputValueError(expected("predictions", requirement, path.name, did_you_mean(suffix, FORMATS)))
+    if suffix.lower() == ".npz":
+        return _read_npz(path)
+    return _from_table(_read_table(path, suffix.lower()), label_column)
+
+
+def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
+    """Write predictions as .npz, for `load_predictions`: the whole file or none, over whatever was there.
+
+    Args:
+        predictions: what to write.
+        path: ends in .npz; missing folders are made.
+
+    Raises:
+        ValueError: if the path ends in anything else.
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise InputValueError(expected("path", "end in .npz", path.name, "name the file predictions.npz"))
+    kind = "logits" if predictions.probs is None else "probs"
+    arrays = {kind: getattr(predictions, kind), "labels": predictions.labels}
+    if predictions.class_names is not None:
+        arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
+    with whole_file(path) as unfinished:
+        np.savez(unfinished, allow_pickle=False, **arrays)
+
+
+def _read_npz(path: Path) -> Predictions:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in (*KINDS, "labels", "class_names") if name in file}
+            found = ", ".join(file.files)
+    except (*_UNREADABLE, zipfile.BadZipFile, TypeError) as error:  # TypeError: one array, not a file of them
+        way_out = "write it with numpy.savez, plain arrays only"
+        raise InputValueError(
+            expected("predictions", "be readable as npz", f"{path} ({error})", way_out)
+        ) from error
+    if "labels" not in arrays or not any(kind in arrays for kind in KINDS):
+        way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
+        requirement = "hold the arrays labels and logits (or probs)"
+        raise InputValueError(expected(str(path), requirement, found or "none", way_out))
+    names = arrays.get("class_names")
+    return Predictions(
+        arrays["labels"],
+        arrays.get("logits"),
+        arrays.get("probs"),
+        None if names is None else tuple(str(name) for name in np.atleast_1d(names)),
+    )
+
+
+def _read_table(path: Path, suffix: str) -> DataFrame:
+    import pandas
+
+    try:
+        if suffix == ".parquet":
+            return pandas.read_parquet(path)
+        # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
+        separator = "\t" if suffix == ".tsv" else ","
+        return pandas.read_csv(path, sep=separator, keep_default_na=False)
+    except _UNREADABLE as error:  # what pandas and pyarrow raise derives from these
+        got, way_out = f"{path} ({error})", "write it again"
+        raise InputValueError(
+            expected("predictions", f"be readable as {suffix[1:]}", got, way_out)
+        ) from error
+
+
+def _from_table(table: DataFrame, label_column: str) -> Predictions:
+    columns = [str(name) for name in table.columns]
+    table.columns = columns
+    if label_column not in columns:
+        requirement = f"be one of {', '.join(columns)}"
+        raise InputValueError(
+            expected("label_column", requirement, repr(label_column), did_you_mean(label_column, columns))
+        )
+    kind, names = _class_columns([name for name in columns if name != label_column])
+    scores = table[list(names.values())]
+    for name, dtype in scores.dtypes.items():
+        if dtype.kind not in "fiu":
+            way_out = "name the classes' columns logit_<class> or prob_<class>, and fill in missing values"
+            raise InputTypeError(expected(f"column {name!r}", "hold numbers in every row", dtype, way_out))
+    matrix = scores.to_numpy(dtype=np.float64)
+    if kind is None:
+        _check_looks_like_probabilities(matrix)
+    labels = _label_ids(table[label_column].to_numpy(), list(names), label_column)
+    return Predictions(labels, **{kind or "probs": matrix}, class_names=tuple(names))
+
+
+def _class_columns(columns: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """What the columns of the classes hold, where their names say it, and class name -> column."""
+    found = {
+        kind: {name.removeprefix(prefix): name for name in columns if name.startswith(prefix)}
+        for kind, prefix in (("logits", "logit_"), ("probs", "prob_"))
+    }
+    if all(found.values()):
+        way_out = "keep one kind of them"
+        got = "logit_ and prob_ columns"
+        raise InputValueError(expected("the table", "hold logits or probabilities", got, way_out))
+    kind = next((kind for kind, names in found.items() if names), None)
+    names = found[kind] if kind else {name: name for name in columns}
+    if len(names) < 2:
+        way_out = "name them logit_<class> or prob_<class>"
+        got = ", ".join(names.values()) or "none"
+        raise InputValueError(
+            expected("the table", "hold a column for each of at least 2 classes", got, way_out)
+        )
+    return kind, names
+
+
+def _check_looks_like_probabilities(matrix: NDArray[np.float64]) -> None:
+    """Columns that don't say what they hold are probabilities; say how to name them if they are logits."""
+    outside = (matrix < 0) | (matrix > 1 + 1e-6)
+    if outside.any():
+        row, column = np.argwhere(outside)[0]
+        way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
+        requirement = "hold probabilities, as their names do not say logit_"
+        got = f"{matrix[row, column]:.6g} in row {row}"
+        raise InputValueError(expected("the columns of the classes", requirement, got, way_out))
+
+
+def _label_ids(labels: NDArray[Any], names: list[str], column: str) -> NDArray[np.int64]:
+    """Labels as the numbers of the columns they name or count."""
+    by_name = labels.dtype.kind not in "iu" or all(name.lstrip("-").isdigit() for name in names)
+    if not by_name:
+        return labels.astype(np.int64)
+    number = {name: i for i, name in enumerate(names)}
+    unknown = sorted({str(label) for label in labels} - set(number))
+    if unknown:
+        requirement = f"hold the names of the classes' columns ({few(names)})"
+        way_out = "write the labels as the columns are named, or as numbers from 0 on"
+        raise InputValueError(expected(f"column {column!r}", requirement, few(unknown), way_out))
+    return np.array([number[str(label)] for label in labels], dtype=np.int64)

@@ -1,0 +1,320 @@
+"""Running a classifier, from the Hub or a folder, over labelled texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, load_dataset
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
+from hf_calib.data.sources import load_file
+from hf_calib.data.splits import read_column
+from hf_calib.predictions.files import Predictions
+
+_FILES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv")
+
+
+@dataclass(frozen=True, eq=False)
+class TextClassifier:
+    """A model and its tokenizer, as a pipeline would load them, but in float32.
+
+    Args:
+        model: a sequence classifier, in evaluation mode.
+        tokenizer: its tokenizer.
+        class_names: C names, in the order of the logits.
+    """
+
+    model: Any
+    tokenizer: Any
+    class_names: tuple[str, ...]
+
+    def encode(self, texts: Sequence[str], max_length: int | None = None) -> list[dict[str, list[int]]]:
+        """Token ids and what goes with them, cut to max_length, by default what the model can read."""
+        limit = max_length or self.longest
+        encoded = self.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
+        return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+
+    def batch(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
+        """Padded tensors on the model's device."""
+        if len(rows) == 1:  # needs no padding token, which decoders often lack
+            made = {name: torch.tensor([values]) for name, values in rows[0].items()}
+        else:
+            made = self.tokenizer.pad(list(rows), return_tensors="pt")
+        return {name: values.to(self.model.device) for name, values in made.items()}
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether both model and tokenizer know a padding token."""
+        return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
+
+    @torch.inference_mode()
+    def logits(self, batch: dict[str, Tensor]) -> NDArray[np.float32]:
+        """(N, C) float32."""
+        return self.model(**batch).logits.float().cpu().numpy()
+
+    @property
+    def _positions_of_padding(self) -> int:
+        """Positions that RoBERTa and its kin keep: they count a text's own from behind the padding token's."""
+        found = (
+            getattr(module, "padding_idx", None)
+            for name, module in self.model.named_modules()
+            if name.endswith("position_embeddings")
+        )
+        return max((index + 1 for index in found if index is not None), default=0)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model can read; None where nothing says so."""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if positions is not None:
+            positions -= self._positions_of_padding
+        limits = (self.tokenizer.model_max_length, positions)
+        known = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
+        return min(known, default=None)
+
+
+def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> TextClassifier:
+    """Load a fine-tuned sequence classifier of one label per text, on the accelerator where there is one.
+
+    Args:
+        name: a model on the Hub, or a local folder.
+        trust_remote_code: whether code that comes with the model may run here.
+
+    Raises:
+        ValueError: if it cannot be loaded, has no trained head, or is multi-label or a regression.
+    """
+    options = {"trust_remote_code": trust_remote_code}
+    with _refusals("the model", "be loadable", name, "name a sequence classifier on the Hub or in a folder"):
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if report["missing_keys"]:
+        got = f"no {few(sorted(report['missing_keys']))} in {name}"
+        raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
+    config = model.config
+    if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
+        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
+        way_out = "several labels per text can be scaled with PerLabelTemperatureScaling in Python"
+        raise InputValueError(expected("the model", "choose one of several classes", got, way_out))
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    return TextClassifier(model.to(device).eval(), tokenizer, names)
+
+
+def load_rows(data: str | Path, *, config_name: str | None = None, split: str = "test") -> Dataset:
+    """Load the labelled rows of one split, with the columns as they are.
+
+    Args:
+        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a data set on
+            the Hub or a local folder.
+        config_name: configuration of a Hub data set that has several.
+        split: which rows of a Hub data set or folder.
+
+    Raises:
+        ValueError: if there is no such file, data set or split, or it is unreadable.
+    """
+    if Path(data).is_file() or Path(data).suffix in _FILES:
+        rows = load_file("data", Path(data), None)
+    else:
+        way_out = "name a file, a folder, or a data set on the Hub, and one of its splits"
+        with _refusals("data", f"have a split {split!r}", data, way_out):
+            rows = load_dataset(str(data), config_name, split=split)
+    return rows
+
+
+def predict(
+    classifier: TextClassifier,
+    rows: Dataset,
+    *,
+    text_column: str = "text",
+    label_column: str = "label",
+    class_names: Sequence[str] | None = None,
+    max_length: int | None = None,
+    batch_size: int = 32,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Predictions:
+    """Run a classifier over labelled texts.
+
+    Args:
+        classifier: from `load_classifier`.
+        rows: from `load_rows`, or any data set with these columns.
+        text_column: the column of texts.
+        label_column: the column of classes: names, which must be the model's (capitals don't matter), or
+            numbers, which are the model's ids.
+        class_names: the data's names of the model's classes, in the model's order, where they differ.
+        max_length: tokens to cut texts to; by default what the model can read.
+        batch_size: texts in one forward. Texts of like length go together.
+        on_progress: called with the number of rows done and of all rows.
+
+    Returns:
+        Predictions with (N, C) float32 logits, in the rows' order.
+
+    Raises:
+        ValueError: if there are no rows, a column is missing or has gaps, or labels do not fit the model.
+        TypeError: if a column holds something else than texts or classes.
+    """
+    encoded = encode_rows(
+        classifier,
+        rows,
+        text_column=text_column,
+        label_column=label_column,
+        class_names=class_names,
+        max_length=max_length,
+    )
+    return encoded.predict(batch_size=batch_size, on_progress=on_progress)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRows:
+    """Labelled texts that a classifier can read: all that can be wrong with them has been looked for.
+
+    Args:
+        classifier: what they were encoded for.
+        tokens: N rows of token ids and what goes with them.
+        labels: (N,) int64, the model's ids.
+    """
+
+    classifier: TextClassifier
+    tokens: Sequence[dict[str, list[int]]]
+    labels: NDArray[np.int64]
+
+    def predict(
+        self, *, batch_size: int = 32, on_progress: Callable[[int, int], None] | None = None
+    ) -> Predictions:
+        """Run the classifier; see `predict`."""
+        _check_positive("batch_size", batch_size)
+        classifier = self.classifier
+        logits = np.empty((len(self.tokens), len(classifier.class_names)), dtype=np.float32)
+        # The longest first: a batch that does not fit in memory fails at once.
+        order = np.argsort([-len(row["input_ids"]) for row in self.tokens], kind="stable")
+        size = batch_size if classifier.can_pad else 1
+        for chunk in np.array_split(order, math.ceil(len(order) / size)):
+            logits[chunk] = classifier.logits(classifier.batch([self.tokens[i] for i in chunk]))
+            if on_progress is not None:
+                on_progress(len(chunk), len(order))
+        return Predictions(self.labels, logits=logits, class_names=classifier.class_names)
+
+
+def encode_rows(
+    classifier: TextClassifier,
+    rows: Dataset,
+    *,
+    text_column: str = "text",
+    label_column: str = "label",
+    class_names: Sequence[str] | None = None,
+    max_length: int | None = None,
+) -> EncodedRows:
+    """Check and encode labelled texts without running the model; arguments and errors as for `predict`."""
+    _check_positive("max_length", max_length)
+    if len(rows) == 0:
+        raise InputValueError(expected("data", "have rows", "none", "check the file or the split"))
+    texts = _texts(rows, text_column)
+    labels = _label_ids(rows, label_column, classifier.class_names, class_names)
+    tokens = classifier.encode(texts, max_length)
+    empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
+    if empty:
+        got = f"none in {len(empty)} of {len(texts)} rows (first in row {empty[0]})"
+        raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
+    return EncodedRows(classifier, tokens, labels)
+
+
+def _check_positive(argument: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InputValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
+
+
+def _texts(rows: Dataset, column: str) -> list[str]:
+    texts = _column(rows, "text_column", column)
+    if not all(isinstance(text, str) for text in texts):
+        got = rows.features[column]
+        raise InputTypeError(expected(f"column {column!r}", "hold texts", got, "choose another text_column"))
+    return texts
+
+
+def _column(rows: Dataset, argument: str, column: str) -> list[Any]:
+    if column not in rows.column_names:
+        requirement = f"be one of {', '.join(rows.column_names)}"
+        way_out = did_you_mean(column, rows.column_names)
+        raise InputValueError(expected(argument, requirement, repr(column), way_out))
+    stored = read_column(rows, column)
+    if stored.null_count:
+        got = f"{stored.null_count} without"
+        raise InputValueError(
+            expected(f"column {column!r}", "have a value in every row", got, "remove these rows")
+        )
+    return stored.to_pylist()
+
+
+def _label_ids(
+    rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
+) -> NDArray[np.int64]:
+    """The model's ids of the data's labels: by name where both have names, else the numbers themselves."""
+    names = list(model_names if data_names is None else data_names)
+    if len(names) != len(model_names) or len(set(names)) < len(names):
+        requirement = f"name the model's {len(model_names)} classes ({few(model_names)}) once each"
+        raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
+    labels = _column(rows, "label_column", column)
+    feature = rows.features[column]
+    if isinstance(feature, ClassLabel) and -1 in labels:  # how the Hub marks labels that are withheld
+        way_out = "choose a split that is labelled, such as 'validation'"
+        raise InputValueError(expected("the rows", "be labelled", -1, way_out))
+    unnamed = data_names is None and list(model_names) == [f"LABEL_{i}" for i in range(len(names))]
+    if isinstance(feature, ClassLabel) and not unnamed:
+        labels = [feature.names[label] for label in labels]
+    elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
+        labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
+    elif isinstance(labels[0], int) and data_names is not None:
+        way_out = "leave class_names out where the labels are the model's ids"
+        raise InputValueError(
+            expected("class_names", f"name the labels of {column!r}", "numbers there", way_out)
+        )
+    if isinstance(labels[0], str):
+        return _ids_of_names(labels, names, column)
+    return _checked_ids(labels, names, column)
+
+
+def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[np.int64]:
+    number = {name: i for i, name in enumerate(names)}
+    folded = {name.casefold(): i for name, i in number.items()}
+    if len(folded) == len(number):  # capitals tell no two classes apart
+        number |= {label: folded[label.casefold()] for label in set(labels) if label.casefold() in folded}
+    unknown = sorted(set(labels) - set(number))
+    if unknown:
+        requirement = f"hold the model's classes ({few(names)})"
+        way_out = "give the data's names of the model's classes, in the model's order, as class_names"
+        raise InputValueError(expected(f"column {column!r}", requirement, few(unknown), way_out))
+    return np.array([number[label] for label in labels], dtype=np.int64)
+
+
+def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np.int64]:
+    if not all(isinstance(label, int) for label in labels):
+        got = type(labels[0]).__name__
+        way_out = "choose another label_column"
+        raise InputTypeError(expected(f"column {column!r}", "hold one class in each row", got, way_out))
+    outside = sorted({label for label in labels if not 0 <= label < len(names)})
+    if outside:
+        requirement = f"hold the model's ids, 0..{len(names) - 1}"
+        way_out = "choose another label_column or split, or write the names of the classes"
+        raise InputValueError(expected(f"column {column!r}", requirement, few(outside), way_out))
+    return np.array(labels, dtype=np.int64)
+
+
+@contextmanager
+def _refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
+    """Turn what the libraries raise about a name into one line that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        cause = " ".join(str(error).split())
+        raise InputValueError(expected(argument, requirement, f"{got} ({cause})", way_out)) from error

@@ -1,0 +1,131 @@
+"""What one pass over a data set leaves behind: calibration sums, and logits only where they are asked for."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics.streaming import StreamingCalibration
+
+
+class EvaluationPass:
+    """Takes the batches of a pass on this process; ends with the same numbers on every process."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        prefix: str,
+        *,
+        n_bins: int,
+        temperature: float | None = None,
+        keep_logits: bool = False,
+    ) -> None:
+        self.accelerator, self.prefix = accelerator, prefix
+        self.n_bins, self.temperature, self.keep_logits = n_bins, temperature, keep_logits
+        # Made with the first batch, which tells the problem type.
+        self.raw: StreamingCalibration | None = None
+        self.calibrated: StreamingCalibration | None = None
+        self.rows: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Take a batch: logits (..., C), labels (...), or float labels like the logits (multi-label)."""
+        own = self._rows_that_count(len(labels))
+        logits, labels = logits.detach()[:own], labels[:own]
+        multi_label = labels.is_floating_point()
+        if self.raw is None:
+            self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+            if self.temperature is not None:
+                self.calibrated = StreamingCalibration(
+                    n_bins=self.n_bins, temperature=self.temperature, multi_label=multi_label
+                )
+        for state in self._states():
+            state.update(logits, labels)
+        if self.keep_logits:
+            logits = logits.reshape(-1, logits.shape[-1])
+            labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
+            keep = (labels != -100).all(1) if multi_label else labels != -100
+            self.rows.append((logits[keep].float(), labels[keep]))
+
+    def finish(self) -> None:
+        """Merge the processes; called by all of them, once, after the last batch."""
+        for state in self._states():
+            state.all_reduce()
+        if self.rows:
+            logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
+            self.rows = [(self._gather(logits), self._gather(labels))]
+
+    def metrics(self) -> dict[str, float]:
+        """The calibration metrics of the pass, by log key; none where no batch had labels."""
+        if self.raw is None:
+            return {}
+        prefix = self.prefix
+        metrics = {f"{prefix}_{name}": value for name, value in _compute(self.raw).items()}
+        if self.calibrated is not None and self.temperature is not None:
+            calibrated = _compute(self.calibrated)
+            metrics |= {f"{prefix}_{name}_calibrated": value for name, value in calibrated.items()}
+            metrics["temperature"] = self.temperature
+        return metrics
+
+    def panels(self) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """(confidences, correct) before and, if a temperature was given, after it: for a reliability diagram."""
+        names = ("before", "after the temperature")
+        return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=False)}
+
+    def labelled(self) -> StreamingCalibration:
+        """The state of the pass.
+
+        Raises:
+            ValueError: if no batch had labels.
+        """
+        if self.raw is None:
+            raise InputValueError(_no_labels())
+        return self.raw
+
+    def logits_and_labels(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(N, C) float32 logits and the labels of all rows that are not ignored.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not self.rows or len(self.rows[0][1]) == 0:
+            raise InputValueError(_no_labels())
+        logits, labels = self.rows[0]
+        return logits.cpu().numpy(), labels.cpu().numpy()
+
+    def _states(self) -> list[StreamingCalibration]:
+        return [state for state in (self.raw, self.calibrated) if state is not None]
+
+    def _rows_that_count(self, size: int) -> int:
+        """Rows of this batch that are not repeats: the last batch is filled up to be even over processes."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return size
+        return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        if self.accelerator.num_processes == 1:
+            return rows
+        sizes = self.accelerator.gather(torch.tensor([len(rows)], device=rows.device))
+        padded = self.accelerator.gather(self.accelerator.pad_across_processes(rows, dim=0))
+        parts = padded.split(int(sizes.max()))
+        return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _compute(state: StreamingCalibration) -> dict[str, float]:
+    try:
+        return state.compute()
+    except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
+        warnings.warn(f"no calibration metrics for this evaluation: {error}", stacklevel=2)
+        names = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier")
+        return dict.fromkeys(names, math.nan)
+
+
+def _no_labels() -> str:
+    return expected("the calibration split", "have labelled examples", "none", "check its label column")

@@ -1,0 +1,554 @@
+"""The command line as a user meets it: tables, files and exit codes; the demo, to the served model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import transformers
+from matplotlib.figure import Figure
+from scipy.special import softmax
+from typer.testing import CliRunner
+
+from hf_calib import scaling
+from hf_calib.cli import app
+from hf_calib.commands import posthoc, posthoc_models
+from hf_calib.commands.fitting import METHODS
+from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
+from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib.report import CalibrationReport
+from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling
+from tests.helpers.tiny import TRUE_TEMPERATURE, sequences, text_of, tiny_bert, tokenizer
+
+NAMES = ("art", "law", "film", "sport")
+REPORT = {"report.md", "report.html", "report.json", "figures"}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from hf_calib.cli import app; app()", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def call(*words: object) -> Any:
+    """Run a command in this process, on a screen wide enough for its tables."""
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(word) for word in words])
+
+
+def called_for_json(*words: object) -> Any:
+    """Run a command with --json; its stdout holds one object and nothing else."""
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def assert_refused(result: Any, message: str) -> None:
+    """Exit code 2 with one line on stderr, and nothing on stdout."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("hf-calib: ")]
+    assert len(lines) == 1, result.stderr
+    assert re.search(message, lines[0]), lines[0]
+    assert "Traceback" not in result.stderr
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few resamples and an empty figure: what reports hold is tested elsewhere, and as a program below."""
+    whole = posthoc.calibration_report
+
+    def quick(*args: Any, **options: Any) -> Any:
+        return whole(*args, **options, n_resamples=20)
+
+    monkeypatch.setattr(posthoc, "calibration_report", quick)
+    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four named classes, over-confident by TRUE_TEMPERATURE, labelled texts, and its predictions."""
+    folder = tmp_path_factory.mktemp("work")
+    names = dict(enumerate(NAMES))
+    model = tiny_bert(id2label=names, label2id={name: i for i, name in names.items()})
+    model.save_pretrained(folder / "model")
+    tokenizer().save_pretrained(folder / "model")
+    for name, n, seed in (("data", 240, 1), ("test", 80, 2)):
+        rows = sequences(model, n, seed=seed)
+        texts = [text_of(ids) for ids in rows["input_ids"]]
+        labels = np.array(rows["label"])
+        table = pandas.DataFrame({"text": texts, "label": [NAMES[label] for label in labels]})
+        table.to_csv(folder / f"{name}.csv", index=False)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(rows["input_ids"])).logits.numpy()
+        save_predictions(Predictions(labels, logits=logits, class_names=NAMES), folder / f"{name}.npz")
+    return folder
+
+
+class TestEvaluate:
+    def test_a_model_and_a_file_of_its_predictions_agree(self, workplace: Path) -> None:
+        model = called_for_json("evaluate", workplace / "model", "--data", workplace / "data.csv")
+        file = called_for_json("evaluate", workplace / "data.npz")
+        assert model["n_examples"] == file["n_examples"] == 240
+        assert [row["name"] for row in model["before"]["classes"]] == list(NAMES)
+        found = load_predictions(workplace / "data.npz")
+        for key, metric in (("ece", expected_calibration_error), ("nll", negative_log_likelihood)):
+            wanted = metric(found.probabilities(), found.labels)
+            assert file["before"]["metrics"][key]["value"] == pytest.approx(wanted, rel=1e-9)
+            assert model["before"]["metrics"][key]["value"] == pytest.approx(wanted, rel=1e-4)
+
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    def test_tables(self, name: str, workplace: Path, tmp_path: Path) -> None:
+        found = load_predictions(workplace / "data.npz")
+        table = pandas.DataFrame(found.as_logits(), columns=[f"logit_{name}" for name in NAMES])
+        table["topic"] = [NAMES[label] for label in found.labels]
+        path = tmp_path / name
+        table.to_parquet(path) if name.endswith("parquet") else table.to_csv(path, index=False)
+        ours = called_for_json("evaluate", path, "--label-column", "topic", "--n-bins", 10)
+        assert ours["n_bins"] == 10
+        wanted = negative_log_likelihood(found.probabilities(), found.labels)
+        assert ours["before"]["metrics"]["nll"]["value"] == pytest.approx(wanted, rel=1e-6)
+
+    def test_people_get_a_table_and_files(self, workplace: Path, tmp_path: Path) -> None:
+        result = call("evaluate", workplace / "data.npz", "--output", tmp_path / "report")
+        assert result.exit_code == 0, result.output
+        assert re.search(
+            r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]", result.stdout
+        )
+        assert "On the whole" in result.stdout
+        assert "Calibration of data" in result.stdout
+        assert names_in(tmp_path / "report") == REPORT
+        assert names_in(tmp_path) == {"report"}
+        assert (tmp_path / "report" / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")
+        assert json.loads((tmp_path / "report" / "report.json").read_text())["n_examples"] == 240
+
+    def test_progress_is_on_stderr(self, workplace: Path) -> None:
+        result = call("evaluate", workplace / "model", "--data", workplace / "test.csv", "--batch-size", 7)
+        assert "80/80" in result.stderr
+        assert "80/80" not in result.stdout
+
+    def test_the_datas_own_names(self, workplace: Path, tmp_path: Path) -> None:
+        table = pandas.read_csv(workplace / "test.csv")
+        table["label"] = table["label"].map(dict(zip(NAMES, "KRFS", strict=True)))
+        table.to_csv(tmp_path / "data.csv", index=False)
+        words = ("evaluate", workplace / "model", "--data", tmp_path / "data.csv")
+        assert_refused(call(*words), r"hold the model's classes \(art, law, film, sport\), got F, K, R, S")
+        theirs = called_for_json(*words, "--class-names", "K,R,F,S")
+        ours = called_for_json("evaluate", workplace / "model", "--data", workplace / "test.csv")
+        assert theirs["before"]["metrics"] == ours["before"]["metrics"]
+
+    def test_a_failure_leaves_no_files(
+        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any) -> None:
+            raise OSError("no space left on device")
+
+        call("evaluate", workplace / "data.npz", "--output", tmp_path / "there")
+        before = (tmp_path / "there" / "report.json").read_bytes()
+        monkeypatch.setattr(posthoc, "save_figure", full)
+        for target in ("there", "new"):
+            result = call("evaluate", workplace / "test.npz", "--output", tmp_path / target)
+            assert result.exit_code == 1
+        assert (tmp_path / "there" / "report.json").read_bytes() == before
+        assert names_in(tmp_path) == {"there"}
+        assert names_in(tmp_path / "there") == REPORT
+
+    def test_files_that_are_there_stay(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").write_bytes(b"weights")
+        assert call("evaluate", workplace / "data.npz", "--output", tmp_path).exit_code == 0
+        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
+        assert names_in(tmp_path) == {*REPORT, "model.safetensors"}
+        assert json.loads((tmp_path / "report.json").read_text())["n_examples"] == 80
+
+
+class TestCalibrateModel:
+    @pytest.mark.parametrize(
+        ("method", "scaler"),
+        [("temperature", TemperatureScaling()), ("vector", VectorScaling()), ("matrix", MatrixScaling())],
+    )
+    def test_a_plain_pipeline_serves_the_scalers_probabilities(
+        self, method: str, scaler: Any, workplace: Path, tmp_path: Path
+    ) -> None:
+        found = load_predictions(workplace / "data.npz")
+        test = load_predictions(workplace / "test.npz")
+        scaler.fit(found.as_logits(), found.labels)
+        done = called_for_json(
+            *("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", method),
+            *("--test-data", workplace / "test.csv", "--output", tmp_path / "calibrated"),
+        )
+        assert done["method"] == method
+        assert (done["n_fitted"], done["held_out"]) == (240, "all 80 rows of the test data")
+        assert done["served_difference"] < 1e-5
+        wanted = scaler.predict_proba(test.as_logits())
+        after = done["report"]["after"]["metrics"]["nll"]["value"]
+        assert after == pytest.approx(negative_log_likelihood(wanted, test.labels), rel=1e-3)
+
+        classify = transformers.pipeline("text-classification", str(tmp_path / "calibrated"), top_k=None)
+        texts = list(pandas.read_csv(workplace / "test.csv")["text"])
+        served = [{row["label"]: row["score"] for row in scores} for scores in classify(texts)]
+        np.testing.assert_allclose([[row[name] for name in NAMES] for row in served], wanted, atol=1e-3)
+
+        record = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
+        assert record["method"] == method
+        assert (record["folded"], record["split"], record["n_examples"]) == (True, "calibration", 240)
+        assert names_in(tmp_path / "calibrated" / "calibration") == REPORT
+
+    def test_half_of_the_rows_are_held_out(self, workplace: Path, tmp_path: Path) -> None:
+        words = (
+            "calibrate",
+            workplace / "model",
+            "--data",
+            workplace / "data.csv",
+            "--output",
+            tmp_path / "out",
+        )
+        result = call(*words)
+        assert result.exit_code == 0, result.output
+        assert "fitted on 120 rows" in result.stdout
+        assert "Reported on the other 120 of 240 rows, drawn with seed 0." in result.stdout
+        assert "a plain pipeline with the saved model gives the calibrated probabilities" in " ".join(
+            result.stdout.split()
+        )
+        temperature = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]["temperature"]
+        assert abs(temperature - TRUE_TEMPERATURE) < 0.7
+        other = called_for_json(*words, "--seed", 1)
+        assert other["numbers"]["temperature"] != temperature
+        assert other["report"]["n_examples"] == 120
+
+    def test_what_was_calibrated_is_not_calibrated_again(self, workplace: Path, tmp_path: Path) -> None:
+        data = ("--data", workplace / "test.csv")
+        done = called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "out")
+        assert done["output"] == str(tmp_path / "out")
+        after = called_for_json("evaluate", tmp_path / "out", *data)
+        before = called_for_json("evaluate", workplace / "model", *data)
+        assert after["before"]["metrics"]["nll"]["value"] < before["before"]["metrics"]["nll"]["value"]
+        again = call("calibrate", tmp_path / "out", *data, "--output", tmp_path / "again")
+        assert_refused(again, "expected model to be folded only once, got a model with temperature")
+        assert names_in(tmp_path) == {"out"}
+
+    def test_a_model_that_serves_something_else_is_not_saved(
+        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(posthoc_models, "fold", lambda model, scaler, batch: model)
+        result = call(
+            *(
+                "calibrate",
+                workplace / "model",
+                "--data",
+                workplace / "data.csv",
+                "--output",
+                tmp_path / "out",
+            )
+        )
+        assert result.exit_code == 1
+        assert "give the calibrated probabilities within 0.0001" in str(result.exception)
+        assert names_in(tmp_path) == set()
+
+    def test_decoders_whose_head_has_no_bias(self, workplace: Path, tmp_path: Path) -> None:
+        names = dict(enumerate(NAMES))
+        config = transformers.GPT2Config(
+            vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, id2label=names
+        )
+        transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "gpt")
+        words = tokenizer()
+        words.pad_token = None
+        words.save_pretrained(tmp_path / "gpt")
+        data = ("--data", workplace / "test.csv", "--output", tmp_path / "out")
+        refused = call("calibrate", tmp_path / "gpt", *data, "--method", "vector")
+        assert_refused(
+            refused, "bias in its head for vector scaling, got score without .*fit TemperatureScaling"
+        )
+        assert names_in(tmp_path) == {"gpt"}
+        done = called_for_json("calibrate", tmp_path / "gpt", *data)
+        assert done["served_difference"] < 1e-5
+
+    def test_wrong_test_data_are_found_before_the_model_runs(self, workplace: Path, tmp_path: Path) -> None:
+        table = pandas.read_csv(workplace / "data.csv")
+        table.assign(label="music").to_csv(tmp_path / "test.csv", index=False)
+        words = (
+            "--data",
+            workplace / "data.csv",
+            "--test-data",
+            tmp_path / "test.csv",
+            "--output",
+            tmp_path / "out",
+        )
+        result = call("calibrate", workplace / "model", *words)
+        assert_refused(result, "hold the model's classes")
+        assert "predicting" not in result.stderr
+
+
+class TestCalibratePredictions:
+    @pytest.mark.parametrize("method", sorted(METHODS))
+    def test_every_method(self, method: str, workplace: Path, tmp_path: Path) -> None:
+        done = called_for_json(
+            *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
+            *("--method", method, "--output", tmp_path / "out"),
+        )
+        assert names_in(tmp_path / "out") == {*REPORT, "predictions.npz"}
+        written = load_predictions(tmp_path / "out" / "predictions.npz")
+        test = load_predictions(workplace / "test.npz")
+        np.testing.assert_array_equal(written.labels, test.labels)
+        assert written.class_names == NAMES
+        found = negative_log_likelihood(written.probabilities(), written.labels)
+        assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(found)
+        fitted_on = load_predictions(workplace / "data.npz")
+        scaler = getattr(scaling, METHODS[method])().fit(fitted_on.as_logits(), fitted_on.labels)
+        np.testing.assert_allclose(written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12)
+
+    def test_rows_are_held_out_and_probabilities_are_read_as_logits(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        found = load_predictions(workplace / "data.npz")
+        probs = softmax(found.as_logits().astype(float), axis=1)
+        save_predictions(Predictions(found.labels, probs=probs), tmp_path / "probs.npz")
+        out = [tmp_path / name for name in ("a", "b")]
+        theirs = called_for_json("calibrate", workplace / "data.npz", "--output", out[0])
+        ours = called_for_json("calibrate", tmp_path / "probs.npz", "--output", out[1])
+        assert ours["n_fitted"] == 120
+        assert ours["held_out"] == "the other 120 of 240 rows, drawn with seed 0"
+        assert ours["numbers"]["temperature"] == pytest.approx(theirs["numbers"]["temperature"], rel=1e-5)
+        written = [load_predictions(folder / "predictions.npz").probabilities() for folder in out]
+        np.testing.assert_allclose(*written, atol=1e-5)
+        assert len(written[0]) == 120
+
+    @pytest.mark.parametrize("criterion", ["ece", "adaptive_ece"])
+    def test_criteria(self, criterion: str, workplace: Path, tmp_path: Path) -> None:
+        done = called_for_json(
+            *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
+            *("--criterion", criterion, "--output", tmp_path / "out"),
+        )
+        found = load_predictions(workplace / "data.npz")
+        wanted = TemperatureScaling(criterion).fit(found.as_logits(), found.labels).temperature_
+        assert (done["criterion"], done["numbers"]) == (criterion, {"temperature": wanted})
+
+    def test_warnings_of_the_fit_are_shown(self, tmp_path: Path) -> None:
+        logits = np.tile([[4.0, 0.0], [0.0, 4.0]], (20, 1))
+        save_predictions(Predictions(np.tile([0, 1], 20), logits=logits), tmp_path / "right.npz")
+        words = ("calibrate", tmp_path / "right.npz", "--output", tmp_path / "out")
+        assert "all 20 ranked first" in called_for_json(*words)["notes"][0]
+        assert "all 20 ranked first" in " ".join(call(*words).stdout.split())
+
+    def test_a_class_with_a_single_row(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        save_predictions(
+            Predictions(np.array([0, 1, 2, 0]), logits=rng.normal(size=(4, 3))), tmp_path / "few.npz"
+        )
+        done = called_for_json("calibrate", tmp_path / "few.npz", "--output", tmp_path / "out")
+        assert (done["n_fitted"], done["report"]["n_examples"]) == (2, 2)
+
+    def test_predictions_are_not_overwritten(self, workplace: Path, tmp_path: Path) -> None:
+        before = (workplace / "data.npz").read_bytes()
+        (tmp_path / "predictions.npz").write_bytes(before)
+        for words in (
+            (tmp_path / "predictions.npz", "--output", tmp_path),
+            (workplace / "data.npz", "--test-data", tmp_path / "predictions.npz", "--output", tmp_path),
+        ):
+            assert_refused(call("calibrate", *words), "be another folder than the predictions'")
+        assert (tmp_path / "predictions.npz").read_bytes() == before
+        assert names_in(tmp_path) == {"predictions.npz"}
+
+
+class TestOutput:
+    def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for folder, message in (
+            (tmp_path / "file" / "sub", "got the file"),
+            (Path("/proc/none"), "be writable"),
+        ):
+            assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
+
+    def test_nothing_moves_where_something_is_in_the_way(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "report.md").mkdir()
+        (tmp_path / "report.html").write_text("mine")
+        result = call("evaluate", workplace / "data.npz", "--output", tmp_path)
+        assert_refused(result, "report.md to be a file, got the other")
+        assert (tmp_path / "report.html").read_text() == "mine"
+        assert names_in(tmp_path) == {"report.md", "report.html"}
+
+    def test_an_earlier_report_is_replaced(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "figures" / "old.png").write_text("")
+        (tmp_path / "mine.txt").write_text("mine")
+        assert call("evaluate", workplace / "data.npz", "--output", tmp_path).exit_code == 0
+        assert names_in(tmp_path) == {*REPORT, "mine.txt"}
+        assert "old.png" not in names_in(tmp_path / "figures")
+
+
+class TestReport:
+    def test_files_and_reports_side_by_side(self, workplace: Path, tmp_path: Path) -> None:
+        call("calibrate", workplace / "data.npz", "--output", tmp_path / "scaled")
+        words = ("report", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
+        result = call(*words, "--output", tmp_path / "compared")
+        assert result.exit_code == 0, result.output
+        assert names_in(tmp_path / "compared") == {"comparison.md", "comparison.json", "comparison.png"}
+        assert "These are not the same examples" in result.stdout
+        assert re.search(r"Accuracy( +0\.\d{4}){4}", result.stdout)  # the scaled one before and after
+        found = called_for_json(*words)
+        assert found == json.loads((tmp_path / "compared" / "comparison.json").read_text())
+        alone = called_for_json("evaluate", workplace / "test.npz")
+        assert found["reports"][str(workplace / "test.npz")] == alone  # two are named "data"
+        assert [report["n_examples"] for report in found["reports"].values()] == [240, 80, 120]
+
+    def test_columns_that_do_not_fit_follow_below(self, workplace: Path, tmp_path: Path) -> None:
+        predictions = load_predictions(workplace / "test.npz")
+        files = [tmp_path / f"predictions_{i}.npz" for i in range(7)]
+        for path in files:
+            save_predictions(predictions, path)
+        shown = call("report", *files).stdout
+        assert shown.count("Calibration compared") == 2
+        assert re.findall(r"predictions_\d", shown) == [path.stem for path in files]
+        assert sum(line.count("0.") for line in shown.splitlines() if "Accuracy" in line) == 7
+
+    def test_a_saved_report_draws_what_its_predictions_draw(self, workplace: Path, tmp_path: Path) -> None:
+        from hf_calib.commands.report import compare
+
+        call("evaluate", workplace / "data.npz", "--output", tmp_path / "saved")
+        titles = [
+            [axes.get_title(loc="left") for axes in compare([str(source)]).figure().axes]
+            for source in (workplace / "data.npz", tmp_path / "saved" / "report.json")
+        ]
+        assert titles[0] == titles[1]
+        assert any("ECE" in title for title in titles[0])
+
+    def test_refused(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "other.json").write_text('{"a": 1}')
+        assert_refused(
+            call("report", tmp_path / "other.json"), "expected the report to hold after, before, n_bins"
+        )
+        (tmp_path / "broken.json").write_text("{")
+        assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
+        (tmp_path / "part.json").write_text(
+            '{"name": "a", "n_examples": 1, "n_bins": 1, "before": {}, "after": null}'
+        )
+        assert_refused(call("report", tmp_path / "part.json"), "expected the report to hold")
+        (tmp_path / "nan.json").write_text('{"name": NaN}')
+        assert_refused(call("report", tmp_path / "nan.json"), "be readable as JSON, got .*NaN is not JSON")
+        twice = call("report", workplace / "data.npz", workplace / "data.npz")
+        assert_refused(twice, "expected the sources to be different")
+        assert_refused(call("report", tmp_path), "expected predictions to name an existing file")
+        call("evaluate", workplace / "data.npz", "--output", tmp_path / "a", "--n-bins", 10)
+        mixed = call("report", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")
+        assert_refused(mixed, "the same number of bins, got 10 and 15; make the reports again")
+        assert not (tmp_path / "b").exists()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("evaluate", "model"), "expected data to be given with a model, got None; name labelled texts"),
+            (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
+            (("evaluate", "nothing.npz"), "expected predictions to name an existing file, got nothing.npz"),
+            (("evaluate", "model", "--data", "nothing.csv"), "expected data_file to name an existing file"),
+            (
+                ("evaluate", "nobody/none", "--data", "data.csv"),
+                "expected the model to be loadable, got nobody/none",
+            ),
+            (
+                ("evaluate", "model", "--data", "data.csv", "--text-column", "txt"),
+                "text_column .* did you mean 'text'",
+            ),
+            (("evaluate", "data.npz", "--output", "data.csv"), "output to be a folder, got the file"),
+            (
+                ("calibrate", "model", "--data", "data.csv", "--output", "model"),
+                "another folder than the model's",
+            ),
+            (
+                ("calibrate", "model", "--data", "data.csv", "--output", "new", "--method", "spline"),
+                "method to be one of temperature, vector, matrix, got 'spline'; spline has no place in a model",
+            ),
+            (
+                ("calibrate", "data.npz", "--output", "new", "--method", "vector", "--criterion", "ece"),
+                "criterion to be given for a temperature only, got 'ece'",
+            ),
+        ],
+    )
+    def test_one_line_and_exit_code_2(
+        self, words: tuple[str, ...], message: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(workplace)
+        before = names_in(workplace)
+        assert_refused(call(*words), message)
+        assert names_in(workplace) == before
+
+    def test_other_classes_in_the_test_data(self, workplace: Path, tmp_path: Path) -> None:
+        test = load_predictions(workplace / "test.npz")
+        renamed = Predictions(test.labels, logits=test.logits, class_names=NAMES[::-1])
+        save_predictions(renamed, tmp_path / "renamed.npz")
+        words = ("calibrate", workplace / "data.npz", "--test-data", tmp_path / "renamed.npz")
+        assert_refused(call(*words, "--output", tmp_path / "out"), "the test data to have the same classes")
+
+    def test_one_row_cannot_be_halved(self, tmp_path: Path) -> None:
+        save_predictions(Predictions(np.array([0]), logits=np.array([[1.0, 2.0]])), tmp_path / "one.npz")
+        words = ("calibrate", tmp_path / "one.npz", "--output", tmp_path / "out")
+        assert_refused(call(*words), "the rows to be at least 2, to be split in half, got 1")
+
+    def test_a_bug_is_no_refusal(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise ValueError("operands could not be broadcast together")
+
+        monkeypatch.setattr(posthoc, "calibration_report", broken)
+        assert call("evaluate", workplace / "data.npz").exit_code == 1
+
+
+def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
+    done = run("evaluate", str(workplace / "test.npz"), "--json", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_examples"] == 80
+    assert names_in(tmp_path / "out") == REPORT
+    assert len(names_in(tmp_path / "out" / "figures")) == 5
+    assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
+    failed = run("evaluate", str(tmp_path / "nothing.npz"))
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert failed.stderr.startswith("hf-calib: expected predictions to name an existing file, got ")
+    assert len(failed.stderr.splitlines()) == 1
+
+
+def test_demo_compares_the_losses_and_serves_the_calibrated_model(tmp_path: Path) -> None:
+    done = run("demo", "--output-dir", str(tmp_path), "--epochs", "1", "--max-per-class", "60")
+    assert done.returncode == 0, done.stderr
+    for loss in ("cross_entropy", "focal", "adafocal"):
+        assert re.search(rf"{loss}\s+0\.\d{{3}}\s+\d+\.\d{{2}}\s+\d\.\d{{3}}→\d\.\d{{3}}", done.stdout), (
+            done.stdout
+        )
+    assert done.stdout.count("% sure (it is from") == 2
+    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+    calibration = json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]
+    assert calibration["folded"] is True
+    assert calibration["temperature"] > 0
+
+
+def test_help_lists_the_commands() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in ("demo", "evaluate", "calibrate", "report"):
+        assert command in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demo", "--epochs", "0"),
+        ("demo", "--max-per-class", "1"),
+        ("demo", "--nonsense", "1"),
+        ("evaluate", "data.npz", "--n-bins", "0"),
+        ("calibrate", "data.npz", "--output", "out", "--method", "platt"),
+        ("calibrate", "data.npz"),
+        ("report",),
+    ],
+)
+def test_bad_options_are_refused_with_exit_code_2(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, list(words)).exit_code == 2

@@ -1,0 +1,138 @@
+"""A YAML file sets defaults, and the command line wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_calib import CalibrationTrainingArguments
+from hf_calib.experiments.config_file import parse_arguments
+
+
+@dataclass
+class DataArguments:
+    dataset: str = field(metadata={"help": "Its name."})
+    text_column: str | None = None
+    suffix: str = ""
+    shuffle: bool = True
+    sizes: list[int] | None = None
+
+
+KINDS = (DataArguments, CalibrationTrainingArguments)
+CONFIG = """\
+dataset: ag_news
+suffix: "-odd, with --dashes"
+shuffle: false
+text_column: null
+sizes: [100, 200]
+output_dir: {folder}
+use_cpu: true
+report_to: none
+learning_rate: 2e-5
+weight_decay: 1.0e-2
+num_train_epochs: 2
+loss: focal
+loss_kwargs: {{gamma: 2}}
+class_weights: [1, 2.5]
+temperature_criterion: ece
+load_best_model_at_end: no
+"""
+
+
+def written(folder: Path, text: str, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def parsed(folder: Path, text: str, *more: str) -> tuple[Any, ...]:
+    return parse_arguments(KINDS, ["--config", str(written(folder, text)), *more])
+
+
+def test_every_kind_of_value(tmp_path: Path) -> None:
+    data, args = parsed(tmp_path, CONFIG.format(folder=tmp_path))
+    assert data == DataArguments("ag_news", None, "-odd, with --dashes", False, [100, 200])
+    assert (args.learning_rate, args.weight_decay, args.num_train_epochs) == (2e-5, 1e-2, 2.0)
+    assert (args.loss, args.loss_kwargs, args.class_weights) == ("focal", {"gamma": 2}, [1.0, 2.5])
+    assert args.use_cpu is True
+    assert args.load_best_model_at_end is False
+    assert args.temperature_criterion == "ece"
+
+
+def test_the_command_line_wins(tmp_path: Path) -> None:
+    more = [
+        "--learning_rate",
+        "3e-4",
+        "--sizes",
+        "7",
+        "--shuffle",
+        "--loss=dual_focal",
+        "--loss_kwargs",
+        "{}",
+    ]
+    data, args = parsed(tmp_path, CONFIG.format(folder=tmp_path), *more)
+    assert (data.sizes, data.shuffle) == ([7], True)
+    assert (args.learning_rate, args.loss, args.loss_kwargs) == (3e-4, "dual_focal", {})
+    path = written(tmp_path, CONFIG.format(folder=tmp_path))
+    data, args = parse_arguments(KINDS, [*more, f"--config={path}"])  # wherever the file is named
+    assert args.learning_rate == 3e-4
+
+
+def test_a_later_file_wins(tmp_path: Path) -> None:
+    first = written(tmp_path, CONFIG.format(folder=tmp_path))
+    second = written(tmp_path, "loss: bsce\nloss_kwargs: {gamma: 15e-1}\n", "loss.yaml")
+    _, args = parse_arguments(KINDS, ["--config", str(first), "--config", str(second)])
+    assert (args.loss, args.loss_kwargs) == ("bsce", {"gamma": 1.5})
+    assert args.make_loss().hyperparameters == {"gamma": 1.5, "norm": 2.0}
+
+
+def test_no_file_is_needed(tmp_path: Path) -> None:
+    words = ["--dataset", "x", "--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none"]
+    data, args = parse_arguments(KINDS, words)
+    assert data.dataset == "x"
+    assert args.loss == "cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "learning_rat: 1\n",
+            "keys of .*config.yaml to be arguments of the script, got learning_rat; did you mean",
+        ),
+        ("- a\n- b\n", "config.yaml to hold `name: value` lines, got list"),
+        ("", "config.yaml to hold `name: value` lines, got NoneType"),
+        ("a: [1\n", "config.yaml to be YAML, got "),
+        ("a: !!python/object/apply:os.system ['true']\n", "config.yaml to be YAML, got "),
+        (
+            "temperature_criterion: null\n",
+            "config.yaml to give temperature_criterion a value, got none; leave the line out",
+        ),
+        ("class_weights: []\n", "config.yaml to give class_weights a value"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parsed(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--config to name an existing YAML file, got .*nowhere\.yaml"):
+        parse_arguments(KINDS, ["--config", str(tmp_path / "nowhere.yaml")])
+    with pytest.raises(ValueError, match="--config to name an existing YAML file"):
+        parse_arguments(KINDS, ["--config", str(tmp_path)])
+    with pytest.raises(ValueError, match="--config to be followed by a YAML file, got nothing"):
+        parse_arguments(KINDS, ["--dataset", "x", "--config"])
+
+
+def test_unknown_words_on_the_command_line_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--lerning_rate"):
+        parsed(tmp_path, CONFIG.format(folder=tmp_path), "--lerning_rate", "1")
+
+
+def test_errors_in_values_name_the_loss(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gamma of loss 'focal'"):
+        parsed(tmp_path, CONFIG.format(folder=tmp_path).replace("gamma: 2", "gamma: -2"))

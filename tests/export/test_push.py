@@ -1,0 +1,175 @@
+"""A real push, to a server on the loopback interface: what arrives is the calibrated model, and its card says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from safetensors.torch import load as load_safetensors
+
+from hf_calib.export.model_card import add_calibration_section, calibration_section
+from tests.helpers.hub_server import Hub, running_hub
+from tests.helpers.tiny import tiny_trainer
+
+TOKEN = "hf_madeUpForThisTest"
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path, dict[str, Any], str]:
+    """The server afterwards, the pusher's folder, what it found, and what it printed."""
+    folder = tmp_path_factory.mktemp("pushed")
+    with running_hub() as hub:
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
+        settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+        environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN",)}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.helpers.push_and_load", str(folder), TOKEN],
+            env={**environment, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
+    return hub, folder, json.loads((folder / "found.json").read_text()), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["plain", "adapters"])
+def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> None:
+    hub, _, found, _ = pushed
+    assert found[name]["bit_equal"] is True
+    assert found[name]["off_by"] < 1e-5
+    assert abs(found[name]["temperature"] - 1) > 0.05
+    config = json.loads(hub.files[f"me/{name}"]["config.json"])
+    assert config["calibration"]["folded"] is True
+    assert config["calibration"]["temperature"] == found[name]["temperature"]
+    assert "classifier.weight" in load_safetensors(hub.files[f"me/{name}"]["model.safetensors"])
+
+
+@pytest.mark.parametrize("name", ["plain", "adapters"])
+def test_what_is_uploaded(name: str, pushed: Any) -> None:
+    hub, folder, _, _ = pushed
+    names = set(hub.files[f"me/{name}"])
+    wanted = {"README.md", "config.json", "model.safetensors", "reliability.png", "tokenizer.json"}
+    assert wanted <= names
+    assert not [each for each in names if each.startswith(("checkpoint", "_"))]
+    assert (folder / name / "checkpoint-2").is_dir()
+    assert hub.files[f"me/{name}"]["reliability.png"].startswith(b"\x89PNG")
+    # The pushes during the training uploaded adapters, which would be loaded on top of the merged weights.
+    assert not [each for each in names if each.startswith("adapter_")]
+    assert not list((folder / name).glob("adapter_*"))
+
+
+def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
+    hub, folder, _, output = pushed
+    assert {token for method, path, token in hub.requests if "/commit/" in path} == {f"Bearer {TOKEN}"}
+    assert TOKEN not in output
+    for files in hub.files.values():
+        for name, content in files.items():
+            assert TOKEN.encode() not in content, name
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert TOKEN.encode() not in path.read_bytes(), path
+
+
+def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
+    hub, _, found, _ = pushed
+    card = ModelCard(hub.files["me/plain"]["README.md"].decode())
+    assert {"calibration", "hf_calib"} <= set(card.data.tags)
+    assert card.data.library_name == "transformers"
+    section = card.text.split("## Calibration")[1]
+    assert "Trained with the loss focal \\(gamma=3.0\\)." in section
+    assert f"A temperature of {found['plain']['temperature']:.4f} \\(criterion: nll\\)" not in section
+    assert f"A temperature of {found['plain']['temperature']:.4f} (criterion: nll)" in section
+    assert "fitted on 40 examples of the calibration split" in section
+    assert "On the evaluation split:" in section
+    before, after = found["plain"]["ece"], found["plain"]["ece_calibrated"]
+    assert f"| Expected calibration error | {before:.4f} | {after:.4f} |" in section
+    assert section.count("\n| ") == 1 + 7
+    assert "](reliability.png)" in section
+    assert "optimistic" not in section
+    adapters = ModelCard(hub.files["me/adapters"]["README.md"].decode())
+    assert adapters.data.library_name == "transformers"
+
+
+# ---- The card alone ----
+
+RECORD = {
+    "loss": "adafocal",
+    "loss_kwargs": {"n_bins": 15},
+    "temperature": 1.5,
+    "criterion": "nll",
+    "n_examples": 100,
+    "split": "evaluation",
+}
+METRICS = {"eval_ece": 0.2, "eval_ece_calibrated": 0.02, "eval_nll": 0.5, "eval_nll_calibrated": 0.4}
+
+
+def test_figures_on_the_calibration_split_are_called_optimistic() -> None:
+    assert "these figures are optimistic" in calibration_section(RECORD, METRICS)
+    test = {key.replace("eval", "test"): value for key, value in METRICS.items()}
+    section = calibration_section(RECORD, test, prefix="test")
+    assert "On the test split:" in section
+    assert "| Expected calibration error | 0.2000 | 0.0200 |" in section
+    assert "optimistic" not in section
+
+
+def test_a_card_without_an_evaluation_has_no_empty_table() -> None:
+    section = calibration_section(RECORD, {})
+    assert "A temperature of 1.5000" in section
+    assert "|" not in section
+    assert "reliability.png" not in section
+
+
+HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
+
+
+@pytest.mark.parametrize("field", ["loss", "criterion", "split", "n_examples", "loss_kwargs"])
+def test_what_comes_from_data_is_escaped(field: str) -> None:
+    value = {HOSTILE: HOSTILE} if field == "loss_kwargs" else HOSTILE
+    section = calibration_section({**RECORD, field: value}, METRICS)
+    assert "<img" not in section
+    assert "\n## Owned" not in section
+    assert "](javascript" not in section
+    assert "|`x`" not in section
+    assert section.count("![") == 1  # our own
+    named = {key.replace("eval", HOSTILE): metric for key, metric in METRICS.items()}
+    assert "<img" not in calibration_section(RECORD, named, prefix=HOSTILE)
+
+
+def test_the_section_replaces_an_earlier_one(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.create_model_card()
+    first = (tmp_path / "README.md").read_text()
+    assert first.count("## Calibration\n") == 1
+    record = trainer.model.config.calibration
+    add_calibration_section(tmp_path, {**record, "loss": "other"}, trainer.last_evaluation)
+    second = (tmp_path / "README.md").read_text()
+    assert second.count("## Calibration\n") == 1
+    assert second == first.replace("the loss cross\\_entropy", "the loss other")
+    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, temperature_criterion="none")
+    trainer.train()
+    trainer.create_model_card()
+    assert "## Calibration" not in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "reliability.png").exists()
+
+
+def test_the_card_shows_the_last_evaluation(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    metrics = trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
+    trainer.predict(trainer.eval_dataset)
+    trainer.create_model_card()
+    text = (tmp_path / "README.md").read_text()
+    assert "On the test split:" in text
+    assert f"| Brier score | {metrics['test_brier']:.4f} | {metrics['test_brier_calibrated']:.4f} |" in text

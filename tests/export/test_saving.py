@@ -1,0 +1,299 @@
+"""A saved calibrated model needs no code of ours: a plain pipeline serves softmax(z / T)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from scipy.special import expit, softmax
+
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import (
+    arguments,
+    assert_same,
+    sequences,
+    tagged,
+    text_of,
+    tiny_bert,
+    tiny_trainer,
+    tokenizer,
+    weights,
+)
+from tests.helpers.trained import images_trainer, lora, served_logits, trained
+
+# ---- Served without this package ----
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Answers of pipelines, and the probabilities they should be, for models saved in every way."""
+    folder = tmp_path_factory.mktemp("served")
+    requests: dict[str, Any] = {}
+    wanted: dict[str, np.ndarray] = {}
+
+    def save(name: str, trainer: CalibrationTrainer) -> np.ndarray:
+        trainer.save_calibrated_model(folder / name)
+        texts = [text_of(ids) for ids in trainer.calibration_dataset["input_ids"]]
+        requests[name] = ("text-classification", texts)
+        return served_logits(trainer)
+
+    wanted["sequences"] = softmax(save("sequences", trained(folder / "out")), axis=1)
+    multi_label = tiny_bert(problem_type="multi_label_classification")
+    wanted["multi-label"] = expit(save("multi-label", trained(folder / "out", multi_label)))
+    guessed = trained(folder / "out", multi_label_by_labels(), data=float_labels)
+    wanted["multi-label by its labels"] = expit(save("multi-label by its labels", guessed))
+    wanted["lora"] = softmax(
+        save("lora", trained(folder / "out", lora(tiny_bert()), learning_rate=5e-3)), axis=1
+    )
+    wanted["tuples"] = softmax(save("tuples", trained(folder / "out", tiny_bert(return_dict=False))), axis=1)
+    bf16 = trained(folder / "out", bf16=True)
+    save("bf16", bf16)
+    full = trainer_of(copy.deepcopy(bf16.model), bf16, folder)  # saved in float32: served without autocast
+    wanted["bf16"] = softmax(served_logits(full), axis=1)
+
+    tokens = trained(folder / "out", tiny_bert("Token"), data=tagged)
+    wanted["tokens"] = softmax(save("tokens", tokens), axis=2)
+    requests["tokens"] = ("token-classification", requests["tokens"][1])
+    images, requests["images"] = images_trainer(folder)
+    images.save_calibrated_model(folder / "images")
+    wanted["images"] = softmax(served_logits(images), axis=1)
+
+    (folder / "requests.json").write_text(json.dumps(requests))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.serve", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout), wanted
+
+
+def multi_label_by_labels() -> Any:
+    """A model whose config does not say that it is one for multi-label problems."""
+    model = tiny_bert(problem_type="multi_label_classification")
+    model.config.problem_type = None
+    return model
+
+
+def float_labels(model: Any, n: int, *, seed: int = 1) -> Any:
+    model = copy.deepcopy(model)
+    model.config.problem_type = "multi_label_classification"
+    return sequences(model, n, seed=seed)
+
+
+def trainer_of(model: Any, trainer: CalibrationTrainer, folder: Path) -> CalibrationTrainer:
+    model.__dict__.pop("forward", None)  # autocast
+    model.__dict__.pop("_original_forward", None)
+    other = CalibrationTrainer(
+        model, arguments(folder / "out"), calibration_dataset=trainer.calibration_dataset
+    )
+    other.temperature = trainer.temperature
+    return other
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sequences", "multi-label", "multi-label by its labels", "lora", "tuples", "bf16", "tokens", "images"],
+)
+def test_a_plain_pipeline_serves_calibrated_probabilities(
+    name: str, served: tuple[dict[str, Any], dict[str, np.ndarray]]
+) -> None:
+    answers, wanted = served[0][name], served[1][name]
+    assert len(answers) == len(wanted)
+    for answer, probs in zip(answers, wanted, strict=True):
+        if name == "tokens":
+            scores, best = [word["score"] for word in answer], [word["entity"] for word in answer]
+            assert best == [f"LABEL_{label}" for label in probs.argmax(1)]
+            np.testing.assert_allclose(scores, probs.max(1), atol=1e-6)
+        else:
+            scores = [score["score"] for score in sorted(answer, key=lambda score: score["label"])]
+            np.testing.assert_allclose(scores, probs, atol=1e-6)
+
+
+# ---- The directory, and the model in memory ----
+
+
+def test_the_model_in_memory_stays_as_it_is(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "out")
+    before, config = weights(trainer.model), trainer.model.config.to_dict()
+    modes = [module.training for module in trainer.model.modules()]
+    random_state = torch.get_rng_state()
+    trainer.save_calibrated_model(tmp_path / "model")
+    assert_same(weights(trainer.model), before)
+    assert trainer.model.config.to_dict() == config
+    assert [module.training for module in trainer.model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert trainer.model.config.calibration["folded"] is False
+
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]
+    assert saved["folded"] is True
+    assert saved["head"] == ["classifier"]
+    assert saved["temperature"] == trainer.temperature
+    assert {key: saved[key] for key in ("loss", "loss_kwargs", "split", "n_examples", "criterion")} == {
+        "loss": "focal",
+        "loss_kwargs": {"gamma": 3.0},
+        "split": "calibration",
+        "n_examples": 40,
+        "criterion": "nll",
+    }
+
+
+def test_saving_twice_and_training_on_are_fine(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "out")
+    for name in ("a", "b", "b"):
+        trainer.save_calibrated_model(tmp_path / name)
+    assert_same(
+        load_file(tmp_path / "a" / "model.safetensors"), load_file(tmp_path / "b" / "model.safetensors")
+    )
+    first = trainer.temperature
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["calibration"]["temperature"] == trainer.temperature != first
+
+
+def test_a_served_model_can_be_trained_further(tmp_path: Path) -> None:
+    trained(tmp_path / "out").save_calibrated_model(tmp_path / "model")
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    assert model.config.calibration["folded"] is True
+    again = trained(tmp_path / "out", model)
+    again.save_calibrated_model(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "config.json").read_text())["calibration"]
+    assert saved["folded"] is True
+    assert saved["temperature"] == again.temperature
+
+
+def test_the_collators_tokenizer_is_saved_where_there_is_no_other(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "out")
+    trainer.data_collator = transformers.DataCollatorWithPadding(tokenizer())
+    trainer.fit_temperature()
+    trainer.save_calibrated_model(tmp_path / "model")
+    assert (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_nothing_is_saved_without_a_temperature(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "out", temperature_criterion="none")
+    message = (
+        r"expected the temperature to be fitted, got temperature_criterion='none', not yet fitted; .*fit_temp"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.save_calibrated_model(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trained(tmp_path / "out")
+    trainer.save_calibrated_model(tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(trainer.processing_class, "save_pretrained", full)
+    trainer.temperature = 5.0
+    for target in (tmp_path / "model", tmp_path / "new" / "model"):
+        with pytest.raises(OSError, match="no space left"):
+            trainer.save_calibrated_model(target)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert not list((tmp_path / "new").iterdir())
+
+
+class Headless(transformers.BertForSequenceClassification):
+    """Its logits are not what a linear layer gives."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
+        outputs = super().forward(input_ids, attention_mask)
+        outputs.logits = outputs.logits.tanh()
+        return outputs
+
+
+def test_a_model_without_a_linear_head_is_refused(tmp_path: Path) -> None:
+    model = Headless(tiny_bert().config)
+    model.load_state_dict(tiny_bert().state_dict())
+    trainer = trained(tmp_path / "out", model)
+    with pytest.raises(ValueError, match="a linear head whose division divides the logits"):
+        trainer.save_calibrated_model(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_network_of_ones_own_is_refused(tmp_path: Path) -> None:
+    from tests.helpers.trained import Network, images
+
+    trainer = CalibrationTrainer(Network(), arguments(tmp_path / "out"), calibration_dataset=images(30))
+    trainer.fit_temperature()
+    with pytest.raises(TypeError, match="expected the model to have save_pretrained, got Network; wrap"):
+        trainer.save_calibrated_model(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_existing_directory_holds_the_new_model_only(tmp_path: Path) -> None:
+    """Adapters, shards or weights of another form would be loaded instead of the new ones, or on top."""
+    adapted = trained(tmp_path / "out", lora(tiny_bert()))
+    target = tmp_path / "model"
+    adapted.save_model(str(target))
+    assert (target / "adapter_config.json").exists()
+    adapted.model.base_model.model.save_pretrained(target, max_shard_size="5KB")
+    (target / "pytorch_model.bin").write_bytes(b"old")
+    (target / "notes.txt").write_text("mine")
+    adapted.save_calibrated_model(target)
+    names = {path.name for path in target.iterdir()}
+    assert {"config.json", "model.safetensors", "notes.txt", "tokenizer.json"} <= names
+    assert not [
+        name for name in names if name.startswith(("adapter_", "model-0", "model.safetensors.", "pytorch_"))
+    ]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(target)
+    ids = torch.tensor(adapted.calibration_dataset["input_ids"])
+    np.testing.assert_allclose(
+        model(input_ids=ids).logits.detach(), served_logits(adapted), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_an_existing_directory_may_be_on_another_file_system(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    with tempfile.TemporaryDirectory(dir=other) as mount:
+        (tmp_path / "model").symlink_to(mount)
+        trained(tmp_path / "out").save_calibrated_model(tmp_path / "model")
+        assert {"config.json", "model.safetensors"} <= {path.name for path in Path(mount).iterdir()}
+        assert not list(Path(mount).glob("_*"))
+
+
+def test_the_directory_is_as_open_as_any_other(tmp_path: Path) -> None:
+    trained(tmp_path / "out").save_calibrated_model(tmp_path / "deep" / "model")
+    (tmp_path / "ordinary").mkdir()
+    model, ordinary = (tmp_path / "deep" / "model").stat(), (tmp_path / "ordinary").stat()
+    assert model.st_mode == ordinary.st_mode
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+
+
+def test_weights_are_saved_in_float32_whatever_they_were_trained_in(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "out", bf16=True)
+    trainer.save_calibrated_model(tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+    head = trainer.model.classifier.weight.detach()
+    torch.testing.assert_close(saved["classifier.weight"], head / trainer.temperature, rtol=1e-6, atol=0)
+    sixteen = CalibrationTrainer(
+        tiny_bert().bfloat16(), arguments(tmp_path / "out"), calibration_dataset=sequences(tiny_bert(), 40)
+    )
+    sixteen.fit_temperature()
+    sixteen.save_calibrated_model(tmp_path / "sixteen")
+    assert sixteen.model.dtype == torch.bfloat16
+    assert load_file(tmp_path / "sixteen" / "model.safetensors")["classifier.weight"].dtype == torch.float32

@@ -1,0 +1,164 @@
+"""Trainings that die by SIGKILL and are resumed: `python -m tests.helpers.killed_training FOLDER`.
+
+Each training is a process of its own, forked from this one, which has only imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerState
+
+import hf_calib.trainer.checkpoint
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import arguments, sequences, tiny_bert, weights
+
+STEPS_OF_EPOCH, STEPS = 5, 10
+BASE: dict[str, Any] = {"loss": "adafocal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "evaluated": {**BY_STEPS, "kill": 5},
+    "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 9, "calibration": False},
+    "evaluated on start": {**BY_STEPS, "eval_steps": 3, "eval_on_start": True, "kill": 7},
+    "every step": {"gamma_update_steps": 1, "kill": 7},
+    "every 2 steps of a subset": {
+        "gamma_update_steps": 2,
+        "gamma_update_samples": 16,
+        "save_steps": 3,
+        "kill": 4,
+    },
+    "every 3 steps": {"gamma_update_steps": 3, "save_steps": 1, "kill": 8, "gradient_accumulation_steps": 2},
+    "each epoch, saved at its last step": {"save_steps": 5, "kill": 6},
+    "each epoch, saved by epochs": {"save_strategy": "epoch", "kill": 7},
+    "evaluated by epochs, saved at the last step": {
+        "eval_strategy": "epoch",
+        "save_steps": 5,
+        "kill": 8,
+        "dropout": 0.0,
+    },
+    "ece_ce": {"loss": "ece_ce", **BY_STEPS, "kill": 6},
+    "calfocal": {"loss": "calfocal", **BY_STEPS, "kill": 3},
+    "with a temperature": {**BY_STEPS, "eval_steps": 2, "temperature_strategy": "evaluate", "kill": 5},
+    "focal": {"loss": "focal", "kill": 5},
+    "before the optimizer": {**BY_STEPS, "kill": "optimizer"},
+    "amid the table": {**BY_STEPS, "kill": "table"},
+    "amid the state": {**BY_STEPS, "kill": "state"},
+}
+
+
+def make_trainer(folder: Path, case: dict[str, Any]) -> CalibrationTrainer:
+    settings = {**BASE, **{k: v for k, v in case.items() if k not in ("kill", "calibration", "dropout")}}
+    model = tiny_bert(dropout=case.get("dropout", 0.1))
+    held_out = {
+        "eval_dataset": sequences(model, 13, seed=3),
+        "calibration_dataset": sequences(model, 21, seed=2),
+    }
+    if not case.get("calibration", True):
+        del held_out["calibration_dataset"]
+    rows = 4 * STEPS_OF_EPOCH * case.get("gradient_accumulation_steps", 1) - 1
+    return CalibrationTrainer(
+        model, arguments(folder, **settings), train_dataset=sequences(model, rows), **held_out
+    )
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DieAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            die()
+
+
+def arm(trainer: CalibrationTrainer, kill: int | str) -> None:
+    """Let the training die at the start of step `kill` + 1, or while its second checkpoint is written."""
+    if isinstance(kill, int):
+        trainer.add_callback(DieAt(kill))
+        return
+    second = 2 * BASE["save_steps"]
+
+    def when_second(action: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (action if trainer.state.global_step == second else otherwise)(*args)
+
+    if kill == "optimizer":
+        trainer._save_optimizer_and_scheduler = when_second(die, trainer._save_optimizer_and_scheduler)  # type: ignore[method-assign]
+    elif kill == "table":
+        hf_calib.trainer.checkpoint.os.replace = when_second(die, os.replace)  # type: ignore[assignment]
+    else:
+        TrainerState.save_to_json = when_second(half_written, TrainerState.save_to_json)  # type: ignore[method-assign]
+
+
+def half_written(state: TrainerState, path: str) -> None:
+    text = json.dumps({"log_history": state.log_history})
+    Path(path).write_text(text[: len(text) // 2])
+    die()
+
+
+def train(folder: Path, case: dict[str, Any], *, kill: int | str | None = None, resume: bool = False) -> None:
+    trainer = make_trainer(folder, case)
+    if kill is not None:
+        arm(trainer, kill)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train(resume_from_checkpoint=resume)
+    timed = ("time", "per_second")
+    torch.save(
+        {
+            "weights": weights(trainer.model),
+            "table": dict(trainer.calibration_loss.named_buffers()),
+            "temperature": trainer.temperature,
+            "log": [
+                {k: v for k, v in entry.items() if not k.endswith(timed)}
+                for entry in trainer.state.log_history
+                if "train_loss" not in entry  # the mean since the resumption
+            ],
+            "warnings": [str(warning.message) for warning in caught],
+        },
+        folder / "result.pt",
+    )
+
+
+def in_a_child(function: Callable[..., None], *args: Any, **kwargs: Any) -> int:
+    """Call the function in a forked process; return how that ended: 0, 1, or minus a signal."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            function(*args, **kwargs)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(folder: Path) -> None:
+    endings = {}
+    train(folder / "first", {})  # what is imported late is then there for the children
+    for name, case in CASES.items():
+        whole, broken = folder / name / "whole", folder / name / "broken"
+        endings[name] = [
+            in_a_child(train, whole, case),
+            in_a_child(train, broken, case, kill=case["kill"]),
+        ]
+        shutil.copytree(broken, folder / name / "as_left")
+        endings[name].append(in_a_child(train, broken, case, resume=True))
+    (folder / "endings.json").write_text(json.dumps(endings))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""Trainings that must not depend on how their global batch is cut; run by tests in one process and in two."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import N_LABELS, arguments, differences, logged, sequences, tagged, tiny_bert, weights
+
+GLOBAL_BATCH = 8
+CLASS_WEIGHTS = [0.5, 2.0, 1.0, 4.0]
+UPDATED = {"gamma_update_steps": 1, "temperature_criterion": "none"}
+CASES: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"loss": "cross_entropy"},
+    "cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
+    "cross_entropy AdamW": {"loss": "cross_entropy", "optim": "adamw_torch"},
+    "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
+    "dual_focal": {"loss": "dual_focal"},
+    "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
+    "tokens cross_entropy": {"loss": "cross_entropy"},
+    "tokens cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
+    "tokens focal": {"loss": "focal"},
+    "tokens dual_focal weighted": {"loss": "dual_focal", "class_weights": CLASS_WEIGHTS},
+    "tokens adafocal weighted": {"loss": "adafocal", "class_weights": CLASS_WEIGHTS, **UPDATED},
+}
+BATCH_CASES: dict[str, dict[str, Any]] = {
+    "mmce": {"loss": "mmce", "gather_batch": True},
+    "tokens mmce": {"loss": "mmce", "gather_batch": True},
+}
+
+
+def make_trainer(name: str, folder: Path, micro: int, accumulation: int, *, n: int = 3 * GLOBAL_BATCH) -> Any:
+    """In float64, so that only rounding in the 15th digit may differ."""
+    kind, data = ("Token", tagged) if name.startswith("tokens") else ("Sequence", sequences)
+    model = tiny_bert(kind).double()
+    settings = {
+        "optim": "sgd",
+        "learning_rate": 2e-3,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1e9,  # clips nothing; with 0, early versions do not log the norm
+        "temperature_criterion": "none",
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        **CASES.get(name, {}),
+        **BATCH_CASES.get(name, {}),
+    }
+    held_out = {"calibration_dataset": data(model, 12, seed=2)} if settings["loss"] == "adafocal" else {}
+    args = arguments(folder, **settings)
+    return CalibrationTrainer(model, args, train_dataset=data(model, n), **held_out)
+
+
+def run(
+    name: str, folder: Path, micro: int, accumulation: int, *, n: int = 3 * GLOBAL_BATCH
+) -> dict[str, Any]:
+    """Train; return what must not depend on micro and accumulation."""
+    trainer = make_trainer(name, folder, micro, accumulation, n=n)
+    trainer.train()
+    return {
+        "weights": weights(trainer.model),
+        "loss": torch.tensor(logged(trainer, "loss"), dtype=torch.float64),
+        "grad_norm": torch.tensor(logged(trainer, "grad_norm"), dtype=torch.float64),
+        "table": dict(trainer.calibration_loss.named_buffers()),
+    }
+
+
+def evaluate(kind: str, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float], Any]:
+    """Evaluate, fit a temperature on n + 2 other examples, evaluate again; return both and the trainer.
+
+    Args:
+        kind: "Sequence", "Token" or "Stream", sequences that come without their number.
+        folder: the output directory.
+        n: the number of examples.
+    """
+    model = tiny_bert("Sequence" if kind == "Stream" else kind)
+    sets = [(tagged if kind == "Token" else sequences)(model, size, seed=size) for size in (n, n + 2)]
+    evaluation, calibration = (s.to_iterable_dataset() if kind == "Stream" else s for s in sets)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(folder, per_device_eval_batch_size=4),
+        eval_dataset=evaluation,
+        calibration_dataset=calibration,
+    )
+    before = trainer.evaluate()
+    trainer.fit_temperature()
+    return before, trainer.evaluate(), trainer
+
+
+def resume(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The end of a training of 4 steps, and of the same one resumed after 2 of them."""
+    # transformers 5.17 cannot load tensors of an optimizer on the CPU of several processes; SGD has none.
+    settings = {"loss": "adafocal", "gamma_update_steps": 1, "optim": "sgd", "learning_rate": 2e-3}
+    ends = []
+    for resumed in (False, True):
+        model = tiny_bert(dropout=0.1)
+        args = arguments(folder, **settings, save_strategy="steps", save_steps=2)
+        sets = {"train_dataset": sequences(model, 32), "calibration_dataset": sequences(model, 21, seed=2)}
+        trainer = CalibrationTrainer(model, args, **sets)
+        if resumed and trainer.is_world_process_zero():
+            shutil.rmtree(folder / "checkpoint-4")
+        trainer.accelerator.wait_for_everyone()
+        trainer.train(resume_from_checkpoint=resumed)
+        ends.append({**weights(trainer.model), **dict(trainer.calibration_loss.named_buffers())})
+    return ends[0], ends[1]
+
+
+assert len(CLASS_WEIGHTS) == N_LABELS
+
+
+TOLERANCE = 1e-12  # of weights and gradients, float64
+
+
+LOGGED = 5e-7  # the Trainer adds up the losses that it logs in float32
+
+
+def assert_equal_runs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for key in ("weights", "table"):
+        largest, drift = differences(ours[key], theirs[key]) if ours[key] else (0.0, 0.0)
+        assert largest < TOLERANCE, key
+        assert drift < TOLERANCE / 10, key
+    for key, rtol in (("loss", LOGGED), ("grad_norm", TOLERANCE)):
+        assert ours[key].tolist() == pytest.approx(theirs[key].tolist(), rel=rtol), key

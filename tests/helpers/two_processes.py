@@ -1,0 +1,63 @@
+"""Everything that the tests run on two processes at once.
+
+torchrun --nproc_per_node 2 -m tests.helpers.two_processes FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.helpers.runs import BATCH_CASES, CASES, GLOBAL_BATCH, evaluate, resume, run
+from tests.helpers.tiny import tiny_trainer
+
+torch.set_num_threads(1)
+EVALUATIONS = {"Sequence": 13, "Token": 6, "Stream": 13, "Sequence few": 3}  # none fills 2 processes x 4 rows
+
+
+def main(folder: Path, only: list[str]) -> None:
+    results: dict[str, Any] = {}
+    for name in only or [*CASES, *BATCH_CASES]:
+        micro = GLOBAL_BATCH // 2
+        results[name] = run(name, folder / "out", micro, 1)
+        if name in CASES:
+            results[f"{name}, accumulated"] = run(name, folder / "out", micro // 2, 2)
+    assert dist.get_world_size() == 2
+    if not only:
+        results["whole"], results["resumed"] = resume(folder / "resumed")
+    evaluations = {} if only else _evaluations(folder)
+    (folder / f"evaluations_{dist.get_rank()}.json").write_text(json.dumps(evaluations))
+    if dist.get_rank() == 0:
+        torch.save(results, folder / "results.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _evaluations(folder: Path) -> dict[str, Any]:
+    """On each process: metrics, temperature and gammas; they have to agree."""
+    found: dict[str, Any] = {}
+    for name, n in EVALUATIONS.items():
+        before, after, _ = evaluate(name.split()[0], folder / "out", n)
+        found[name] = {"before": before, "after": after}
+    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1}
+    trainer = tiny_trainer(folder / "gammas", n=(16, 21, 13), **settings)
+    trainer.train()
+    found["gammas"] = trainer.calibration_loss.gammas.tolist()
+    found["edges"] = trainer.calibration_loss.edges.tolist()
+    found["temperature"] = trainer.temperature
+    found["log"] = [_without_times(entry) for entry in trainer.state.log_history]
+    trainer.save_calibrated_model(folder / "calibrated")
+    return found
+
+
+def _without_times(entry: dict[str, float]) -> dict[str, float]:
+    return {k: v for k, v in entry.items() if not k.endswith(("time", "per_second"))}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,413 @@
+"""What every loss keeps to, whatever its formula: reductions, ignored rows, invariances, finite extremes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
+from tests.helpers.loss_cases import (
+    VARIANTS,
+    Variant,
+    make_variant,
+    random_batch,
+    take_path,
+    value_and_gradient,
+    variant_id,
+    variants_but,
+)
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+ADAFOCAL = {
+    "n_bins": 15,
+    "update_rate": 1.0,
+    "gamma_init": 1.0,
+    "gamma_max": 20.0,
+    "gamma_min": -2.0,
+    "switch": 0.2,
+}
+DEFAULTS = {
+    "cross_entropy": {},
+    "label_smoothing": {"smoothing": 0.05},
+    "brier": {},
+    "focal": {"gamma": 3.0},
+    "focal_gra": {"gamma": 3.0},
+    "flsd": {"thresholds": (0.2,), "gammas": (5.0, 3.0)},
+    "flsd_gra": {"thresholds": (0.2,), "gammas": (5.0, 3.0)},
+    "inverse_focal": {"gamma": 2.0},
+    "dual_focal": {"gamma": 5.0, "rival": "next"},
+    "dual_focal_gra": {"gamma": 5.0, "rival": "next"},
+    "bsce": {"gamma": 2.0, "norm": 2.0},
+    "bsce_gra": {"gamma": 2.0, "norm": 2.0},
+    "ece_ce": {"n_bins": 15},
+    "focal_calibration": {"gamma": 3.0, "brier_weight": 0.5, "distance": "l2"},
+    "adafocal": ADAFOCAL,
+    "ada_dual_focal": ADAFOCAL,
+    "calfocal": {"n_bins": 15, "update_rate": 10.0, "per_sample": False},
+    "entropy_regularized": {"entropy_weight": 0.1},
+    "logit_norm": {"norm_weight": 0.01, "p": 1.0},
+    "mmce": {"mmce_weight": 2.0, "variant": "weighted", "authors_code": False},
+    "soft_ece": {
+        "ece_weight": 1.0,
+        "n_bins": 15,
+        "variant": "sb_ece",
+        "bin_temperature": 0.01,
+        "rank_sharpness": 100.0,
+    },
+    "kde_ece": {"kde_weight": 0.5, "bandwidth": 0.1},
+}
+COUPLES_BATCH = {"mmce", "soft_ece", "kde_ece"}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(params=VARIANTS, ids=variant_id)
+def variant(request: pytest.FixtureRequest) -> Variant:
+    return request.param
+
+
+@pytest.fixture
+def loss(variant: Variant) -> CalibrationLoss:
+    return make_variant(variant, 5)
+
+
+@pytest.fixture(params=["direct", "blocks"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    take_path(monkeypatch, request.param)
+    return request.param
+
+
+def test_names_and_defaults() -> None:
+    assert {name: make_loss(name).hyperparameters for name in LOSSES} == DEFAULTS
+
+
+def test_every_loss_has_a_variant() -> None:
+    assert {name for name, _ in VARIANTS} == set(LOSSES)
+
+
+def test_which_losses_couple_the_batch() -> None:
+    assert {name for name in LOSSES if make_loss(name).couples_batch} == COUPLES_BATCH
+
+
+def test_reductions(loss: CalibrationLoss) -> None:
+    logits, labels = random_batch(9, 5)
+    labels[[2, 7]] = -100
+    mean, total = loss(logits, labels), loss(logits, labels, reduction="sum")
+    assert_close(mean, total / 7, **EXACT)
+    assert_close(loss(logits, labels, num_items_in_batch=11), total / 11, **EXACT)
+    assert_close(loss(logits, labels, num_items_in_batch=torch.tensor(11)), total / 11, **EXACT)
+    assert loss.normalizer(labels) == 7
+    if loss.couples_batch:
+        with pytest.raises(ValueError, match="expected reduction to be 'mean' or 'sum', got 'none'; "):
+            loss(logits, labels, reduction="none")
+        return
+    per_example = loss(logits, labels, reduction="none")
+    assert per_example.shape == labels.shape
+    assert per_example[[2, 7]].tolist() == [0, 0]
+    assert_close(per_example.sum(), total, **EXACT)
+
+
+def test_class_weights_give_a_weighted_mean(variant: Variant) -> None:
+    class_weights = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
+    loss, weighted = make_variant(variant, 5), make_variant(variant, 5, class_weights=class_weights)
+    logits, labels = random_batch(9, 5)
+    labels[4] = -100
+    weights = class_weights.double()[labels.clamp_min(0)] * (labels != -100)
+    assert weighted.normalizer(labels) == weights.sum()
+    assert_close(weighted(logits, labels), weighted(logits, labels, reduction="sum") / weights.sum(), **EXACT)
+    if loss.couples_batch:
+        # Cross entropy is weighted, the penalty on the batch is not.
+        plain, by_class = make_loss("cross_entropy"), make_loss("cross_entropy", class_weights=class_weights)
+        penalty = loss(logits, labels) - plain(logits, labels)
+        assert_close(weighted(logits, labels), by_class(logits, labels) + penalty, **EXACT)
+    else:
+        per_example = loss(logits, labels, reduction="none")
+        assert_close(weighted(logits, labels, reduction="none"), weights * per_example, **EXACT)
+
+
+def test_token_level_logits_are_rows(loss: CalibrationLoss) -> None:
+    logits, labels = random_batch(12, 5)
+    labels[3] = -100
+    value, gradient = value_and_gradient(loss, logits, labels)
+    value_3d, gradient_3d = value_and_gradient(loss, logits.view(3, 4, 5), labels.view(3, 4))
+    assert_close(value_3d, value, **EXACT)
+    assert_close(gradient_3d.view(12, 5), gradient, **EXACT)
+    if not loss.couples_batch:
+        assert loss(logits.view(3, 4, 5), labels.view(3, 4), reduction="none").shape == (3, 4)
+
+
+def test_order_of_the_rows_does_not_matter(loss: CalibrationLoss, path: str) -> None:
+    logits, labels = random_batch(23, 5)
+    order = torch.randperm(23, generator=torch.Generator().manual_seed(1))
+    value, gradient = value_and_gradient(loss, logits, labels)
+    permuted_value, permuted_gradient = value_and_gradient(loss, logits[order], labels[order])
+    assert_close(permuted_value, value, **EXACT)
+    assert_close(permuted_gradient, gradient[order], **EXACT)
+
+
+@pytest.mark.parametrize("variant", variants_but("logit_norm"), ids=variant_id)
+def test_a_shift_of_the_logits_does_not_matter(variant: Variant, path: str) -> None:
+    loss = make_variant(variant, 5)
+    logits, labels = random_batch(9, 5)
+    logits = logits.mul(64).round().div(64)  # so that the shift rounds nothing off
+    shifted = logits + torch.arange(-4, 5, dtype=torch.float64)[:, None] * 256
+    result = value_and_gradient(loss, logits, labels)
+    assert_close(value_and_gradient(loss, shifted, labels), result, **EXACT)
+    assert_close(result[1].sum(1), torch.zeros(9, dtype=torch.float64), **EXACT)
+
+
+def test_ignored_rows_are_as_if_absent(loss: CalibrationLoss, path: str) -> None:
+    logits, labels = random_batch(20, 5)
+    keep = torch.arange(20) % 3 > 0
+    want_value, want_gradient = value_and_gradient(loss, logits[keep], labels[keep])
+    logits[0], logits[3] = 1e4 * logits[0], -1e4 * logits[3]
+    value, gradient = value_and_gradient(loss, logits, labels.where(keep, -100))
+    assert_close(value, want_value, **EXACT)
+    assert_close(gradient[keep], want_gradient, **EXACT)
+    assert not gradient[~keep].any()
+
+
+@pytest.mark.parametrize("n_examples", [0, 3])
+def test_nothing_to_learn_from_is_zero(loss: CalibrationLoss, path: str, n_examples: int) -> None:
+    """All rows ignored, or no rows: a loss of 0 that can be differentiated."""
+    logits, labels = random_batch(n_examples, 5)
+    for dtype in DTYPES:
+        for reduction in ("mean", "sum"):
+            value, gradient = value_and_gradient(
+                loss, logits.to(dtype), torch.full_like(labels, -100), reduction=reduction
+            )
+            assert value == 0
+            assert gradient.shape == (n_examples, 5)
+            assert not gradient.any()
+
+
+def extreme_batches() -> dict[str, tuple[Tensor, Tensor]]:
+    logits, labels = random_batch(8, 5)
+    top = logits.argmax(1)
+    one_row = torch.tensor([[5.0, 1.0, 0.0, -1.0, -2.0]])
+    masked = logits.clone()
+    masked[:, 4] = -torch.inf
+    return {
+        "one row right": (one_row, torch.tensor([0])),
+        "one row wrong": (one_row, torch.tensor([1])),
+        "all right": (logits, top),
+        "all wrong": (logits, (top + 1) % 5),
+        "one class": (logits, torch.full_like(labels, 3)),
+        "all tied": (torch.zeros(8, 5), labels),
+        "tied at the top": (torch.tensor([[2.0, 2.0, 1.0, 1.0, 0.0]]).repeat(8, 1), labels),
+        "50 right": (50 * one_row.sign().repeat(8, 1), labels.mul(0)),
+        "50 wrong": (50 * one_row.sign().repeat(8, 1), labels.mul(0) + 4),
+        "50 mixed": (50 * logits.sign(), labels),
+        "10000 right": (2e3 * one_row.repeat(8, 1), labels.mul(0)),
+        "10000 wrong": (2e3 * one_row.repeat(8, 1), labels.mul(0) + 4),
+        "10000 mixed": (1e4 * logits.sign(), labels),
+        "offset 1000": (logits + 1000, labels),
+        "masked class": (masked, labels % 4),
+        "all but one masked": (masked.index_fill(1, torch.arange(1, 5), -torch.inf), labels.mul(0)),
+    }
+
+
+def test_extremes_are_finite(loss: CalibrationLoss, path: str) -> None:
+    for case, (logits, labels) in extreme_batches().items():
+        for dtype in DTYPES:
+            value, gradient = value_and_gradient(loss, logits.to(dtype), labels)
+            assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert gradient.dtype == dtype
+            assert value.isfinite(), case
+            assert gradient.isfinite().all(), case
+
+
+def test_two_classes(variant: Variant, path: str) -> None:
+    """The least there is; with the ranks of some rivals missing."""
+    logits, labels = random_batch(9, 2)
+    value, gradient = value_and_gradient(make_variant(variant, 2), logits, labels)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("name", ["focal", "dual_focal", "bsce", "focal_calibration", "adafocal"])
+def test_small_gamma_at_probability_1(name: str, gamma: float, path: str) -> None:
+    """(1 - p)^gamma has an infinite derivative at p = 1; that of the loss is 0."""
+    loss = make_loss(name, **{"gamma_init" if name == "adafocal" else "gamma": gamma})
+    # At 50 in float32 p rounds to 1; at 30 it is just below.
+    logits = torch.tensor([[50.0, 0.0, -1.0], [200.0, 0.0, -1.0], [30.0, -60.0, 0.0]])
+    for dtype in DTYPES:
+        value, gradient = value_and_gradient(loss, logits.to(dtype), torch.zeros(3, dtype=torch.long))
+        assert 0 <= value < 1e-9
+        assert gradient.double().abs().max() < 1e-9
+
+
+class TestWhatDoesNotFit:
+    """Refused by every loss, in words that name the argument."""
+
+    @pytest.mark.parametrize("label", [5, 100, -1, -99])
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_labels_out_of_range(self, name: str, label: int, path: str) -> None:
+        logits, labels = random_batch(4, 5)
+        labels[2] = label
+        message = (
+            rf"expected labels to be in \[0, 5\) or -100, got {label} in row 2; set the model's num_labels"
+        )
+        with pytest.raises(ValueError, match=message):
+            make_loss(name)(logits, labels)
+
+    @pytest.mark.parametrize("shape", [(3,), (4, 1), (4, 5), ()])
+    def test_labels_of_another_shape(self, shape: tuple[int, ...]) -> None:
+        logits, _ = random_batch(4, 5)
+        message = r"expected labels to have shape \(4,\) for logits \(4, 5\), got .*; integer class indices"
+        with pytest.raises(ValueError, match=message):
+            make_loss("focal")(logits, torch.zeros(shape, dtype=torch.long))
+
+    @pytest.mark.parametrize("name", [name for name, entry in LOSSES.items() if not entry.multi_label])
+    def test_float_labels(self, name: str) -> None:
+        logits, _ = random_batch(4, 5)
+        with pytest.raises(
+            ValueError, match=f"multi-label form, got '{name}', which is single-label; use one"
+        ):
+            make_loss(name)(logits, torch.zeros(4, 5))
+        with pytest.raises(
+            ValueError, match=r"expected labels to have shape .*integer class indices per row"
+        ):
+            make_loss(name)(logits, torch.zeros(4))
+        single = make_loss(name, problem_type="single_label_classification")
+        with pytest.raises(
+            ValueError, match=r"expected labels to be integer \(single label\), got torch.float"
+        ):
+            single(logits, torch.zeros(4))
+
+    def test_integer_labels_for_a_multi_label_problem(self) -> None:
+        loss = make_loss("focal", problem_type="multi_label_classification")
+        with pytest.raises(ValueError, match=r"expected labels to be float \(multi-label\), got torch.int64"):
+            loss(torch.zeros(4, 5), torch.zeros(4, 5, dtype=torch.long))
+
+    def test_logits_that_are_not_scores(self) -> None:
+        labels = torch.zeros(4, dtype=torch.long)
+        with pytest.raises(ValueError, match=r"expected logits to be floating point, got torch.int64; pass"):
+            make_loss("focal")(torch.zeros(4, 5, dtype=torch.long), labels)
+        with pytest.raises(ValueError, match=r"expected logits to have shape \(N, C\) or .*, got \(5,\)"):
+            make_loss("focal")(torch.zeros(5), labels[0])
+        with pytest.raises(TypeError, match=r"expected the model's output to have `logits`, got list; use"):
+            make_loss("focal")([[1.0, 2.0]], labels)
+
+    def test_reduction(self) -> None:
+        with pytest.raises(ValueError, match=r"expected reduction to be one of .*, got 'average'"):
+            make_loss("focal")(*random_batch(4, 5), reduction="average")
+
+    @pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 1.0], [1.0, float("nan")], [[1.0, 2.0]], 3.0])
+    def test_class_weights(self, weights: object) -> None:
+        with pytest.raises(ValueError, match=r"expected class_weights to be \(C,\) finite positive numbers"):
+            make_loss("focal", class_weights=weights)
+
+    def test_as_many_class_weights_as_classes(self) -> None:
+        loss = make_loss("focal", class_weights=[1.0, 2.0])
+        with pytest.raises(ValueError, match="to have one entry for each of the 5 classes, got 2; give them"):
+            loss(*random_batch(4, 5))
+
+
+class TestNamesAndHyperparameters:
+    def test_unknown_loss(self) -> None:
+        with pytest.raises(ValueError, match=r"expected loss .* got 'focl'; did you mean 'focal'\?"):
+            make_loss("focl")
+
+    def test_unknown_problem_type(self) -> None:
+        with pytest.raises(ValueError, match=r"got 'multi_label_class'; did you mean 'multi_label_classif"):
+            make_loss("focal", problem_type="multi_label_class")
+        with pytest.raises(ValueError, match="got 'regression'; calibration is about classifiers"):
+            make_loss("focal", problem_type="regression")
+
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_unknown_hyperparameter(self, name: str) -> None:
+        own = ", ".join(f"{key}={value!r}" for key, value in DEFAULTS[name].items()) or "none"
+        with pytest.raises(ValueError, match="expected the hyperparameters of loss") as error:
+            make_loss(name, sharpness=3)
+        assert f"of loss {name!r}, got 'sharpness'; it has: {own}" in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("name", "hyperparameters"),
+        [
+            ("label_smoothing", {"smoothing": 1.5}),
+            ("focal", {"gamma": -1}),
+            ("focal", {"gamma": float("nan")}),
+            ("focal", {"gamma": float("inf")}),
+            ("focal", {"gamma": "3"}),
+            ("focal", {"gamma": True}),
+            ("focal", {"gamma": None}),
+            ("flsd", {"thresholds": (0.5, 0.2)}),
+            ("flsd", {"thresholds": (1.2,)}),
+            ("flsd", {"thresholds": ()}),
+            ("flsd", {"thresholds": 0.2}),
+            ("flsd", {"gammas": (5, -3)}),
+            ("flsd", {"gammas": "53"}),
+            ("inverse_focal", {"gamma": -1}),
+            ("dual_focal", {"rival": "fourth"}),
+            ("dual_focal", {"rival": None}),
+            ("bsce", {"norm": 0.5}),
+            ("ece_ce", {"n_bins": 0}),
+            ("focal_calibration", {"brier_weight": -0.5}),
+            ("focal_calibration", {"distance": "l3"}),
+            ("adafocal", {"n_bins": 2.5}),
+            ("adafocal", {"n_bins": True}),
+            ("adafocal", {"update_rate": -1}),
+            ("adafocal", {"gamma_max": -1}),
+            ("adafocal", {"gamma_min": 1}),
+            ("adafocal", {"switch": -0.2}),
+            ("calfocal", {"per_sample": 1}),
+            ("logit_norm", {"p": 0}),
+            ("mmce", {"variant": "w"}),
+            ("soft_ece", {"bin_temperature": 0}),
+            ("kde_ece", {"bandwidth": 0}),
+        ],
+    )
+    def test_out_of_range(self, name: str, hyperparameters: dict[str, object]) -> None:
+        ((key, value),) = hyperparameters.items()
+        with pytest.raises(ValueError, match="expected") as error:
+            make_loss(name, **hyperparameters)
+        message = str(error.value)
+        assert message.startswith(f"expected {key} of loss {name!r} to be ")
+        assert f", got {value!r}; it has: " in message
+        assert all(own in message for own in DEFAULTS[name])
+
+    @pytest.mark.parametrize(
+        ("name", "hyperparameters", "message"),
+        [
+            ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 1 thresholds and 3 gammas"),
+            ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
+            ("adafocal", {"gamma_max": 0.1}, "expected switch to lie within"),
+            ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
+        ],
+    )
+    def test_values_that_do_not_go_together(
+        self, name: str, hyperparameters: dict[str, object], message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            make_loss(name, **hyperparameters)
+
+    @pytest.mark.parametrize(
+        ("name", "hyperparameters"),
+        [
+            ("inverse_focal", {"gamma": 4}),
+            ("adafocal", {"gamma_min": -4}),
+            ("ada_dual_focal", {"gamma_min": -4}),
+        ],
+    )
+    def test_a_warning_where_inverse_focal_turns_against_the_label(
+        self, name: str, hyperparameters: dict[str, float]
+    ) -> None:
+        with pytest.warns(
+            UserWarning, match=r"to be at most 3.59, got 4.0; beyond it the gradient"
+        ) as caught:
+            make_loss(name, **hyperparameters)
+        assert caught[0].filename == __file__
+
+    def test_hyperparameters_are_shown(self) -> None:
+        assert repr(make_loss("dual_focal", gamma=2)).endswith("('dual_focal', gamma=2.0, rival='next')")
+
+
+def test_normalizer_names_a_label_that_has_no_weight() -> None:
+    loss = make_loss("focal", class_weights=[1.0, 2.0])
+    assert loss.normalizer(torch.tensor([0, 1, -100])) == 3
+    with pytest.raises(ValueError, match=r"labels to be in \[0, 2\) or -100, got 5 in row 1"):
+        loss.normalizer(torch.tensor([0, 5]))

@@ -1,0 +1,193 @@
+"""The losses against numbers from the papers' own code, in float64, by every path through the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_calib.losses import CalibrationLoss, make_loss
+from hf_calib.losses.statistics.direct import NOTHING
+from hf_calib.losses.statistics.dispatch import softmax_statistics
+from tests.helpers.loss_cases import PATHS, take_path, value_and_gradient
+from tests.helpers.places import GOLDEN
+
+EXACT = {"rtol": 1e-8, "atol": 1e-12}
+NUMBER = r"(\d+(?:p\d+)?)"
+
+# Which loss each id of the golden files is; what stands in the groups are numbers.
+LOSS_OF_ID: dict[str, Callable[..., CalibrationLoss]] = {
+    "ce": lambda: make_loss("cross_entropy"),
+    "ls0p05_overK": lambda: make_loss("label_smoothing", smoothing=0.05),
+    "brier": lambda: make_loss("brier"),
+    f"focal_g{NUMBER}": lambda gamma: make_loss("focal", gamma=gamma),
+    f"focalgra_g{NUMBER}": lambda gamma: make_loss("focal_gra", gamma=gamma),
+    "flsd53_g3p0": lambda: make_loss("flsd"),
+    "flsd53_g2p0": lambda: make_loss("flsd", thresholds=(0.2, 0.5), gammas=(5, 3, 2)),
+    "flsd53gra_g3p0": lambda: make_loss("flsd_gra"),
+    f"dfl_g{NUMBER}": lambda gamma: make_loss("dual_focal", gamma=gamma),
+    f"dflgra_fulldetach_g{NUMBER}": lambda gamma: make_loss("dual_focal_gra", gamma=gamma),
+    f"invfocal_g{NUMBER}": lambda gamma: make_loss("inverse_focal", gamma=gamma),
+    f"bsce_g{NUMBER}_n{NUMBER}": lambda gamma, norm: make_loss("bsce", gamma=gamma, norm=norm),
+    f"bscegra_g{NUMBER}_n{NUMBER}": lambda gamma, norm: make_loss("bsce_gra", gamma=gamma, norm=norm),
+    f"fcl_g{NUMBER}_lam{NUMBER}": lambda gamma, weight: make_loss(
+        "focal_calibration", gamma=gamma, brier_weight=weight
+    ),
+    "derived_ce_l1logits_a0p01": lambda: make_loss("logit_norm", norm_weight=0.01),
+    "derived_ce_entropy_a0p1": lambda: make_loss("entropy_regularized", entropy_weight=0.1),
+    "ce_plus_2mmce_w": lambda: make_loss("mmce", authors_code=True),
+    "ce_plus_2mmce_m": lambda: make_loss("mmce", variant="plain", authors_code=True),
+    # These three are the bare penalty: cross entropy is taken off the loss.
+    "mmce_w": lambda: make_loss("mmce", mmce_weight=1, authors_code=True),
+    "mmce_m_nosqrt": lambda: make_loss("mmce", mmce_weight=1, variant="plain", authors_code=True),
+    "dece_b15_ta100_tb0p01": lambda: make_loss("soft_ece", variant="dece"),
+}
+BARE_PENALTIES = {"mmce_w", "mmce_m_nosqrt", "dece_b15_ta100_tb0p01"}
+
+NOT_A_LOSS_HERE = {
+    "ls0p05_overKm1": "spreads the smoothing over the other classes; ours is PyTorch's",
+    "dflgra_ascoded_g5": "detaches q alone, against the paper's Eq. 9",
+    "bsceadaptivegra_g3_n2": "a step schedule that the paper does not have",
+    "safcl_gf2p0_gc2p0_lam1p0": "a later method",
+    "mmce_fclrepo_gauss_sqrt": "another kernel than Kumar's",
+}
+
+
+def number(text: str) -> float:
+    return float(text.replace("p", "."))
+
+
+def loss_of(golden_id: str) -> CalibrationLoss:
+    for pattern, make in LOSS_OF_ID.items():
+        if match := re.fullmatch(pattern, golden_id):
+            return make(*map(number, match.groups()))
+    raise KeyError(golden_id)
+
+
+CASES = {path.stem.removeprefix("losses_"): dict(np.load(path)) for path in GOLDEN.glob("losses_*.npz")}
+ALL_IDS = sorted({key.split("__")[0] for case in CASES.values() for key in case if "__" in key})
+IDS = [golden_id for golden_id in ALL_IDS if golden_id not in NOT_A_LOSS_HERE]
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    take_path(monkeypatch, request.param)
+    return request.param
+
+
+def batch_of(case: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(case["logits"]), torch.from_numpy(case["labels"])
+
+
+def sum_over_ties(gradient: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """(N, C): at each class the sum over the classes of the same logit, which share out a subgradient."""
+    return np.einsum("nij,nj->ni", logits[:, :, None] == logits[:, None, :], gradient)
+
+
+def assert_same_gradient(gradient: np.ndarray, want: np.ndarray, logits: np.ndarray, golden_id: str) -> None:
+    if golden_id.startswith("dfl"):
+        gradient, want = sum_over_ties(gradient, logits), sum_over_ties(want, logits)
+    if golden_id == "focal_g0p5":
+        # (1 - p)^0.5 at p = 1: the reference has NaN, the true gradient is below 1e-40.
+        undefined = np.isnan(want)
+        assert np.abs(gradient[undefined]).max(initial=0) < 1e-30
+        gradient, want = gradient[~undefined], want[~undefined]
+    np.testing.assert_allclose(gradient, want, **EXACT)
+
+
+def test_every_golden_id_is_a_loss_or_has_a_reason() -> None:
+    assert len(CASES) == 12
+    assert all(loss_of(golden_id) for golden_id in IDS)
+    assert set(NOT_A_LOSS_HERE) <= set(ALL_IDS)
+
+
+@pytest.mark.parametrize("golden_id", IDS)
+def test_values_and_gradients(golden_id: str, path: str) -> None:
+    loss = loss_of(golden_id)
+    checked = 0
+    for case in CASES.values():
+        logits, labels = batch_of(case)
+        reduction = "mean" if loss.couples_batch else "sum"
+        suffix = "value" if loss.couples_batch else "sum"
+        if f"{golden_id}__{suffix}" not in case:
+            continue
+        checked += 1
+        value, gradient = value_and_gradient(loss, logits, labels, reduction=reduction)
+        if golden_id in BARE_PENALTIES:
+            ce_value, ce_gradient = value_and_gradient(make_loss("cross_entropy"), logits, labels)
+            value, gradient = value - ce_value, gradient - ce_gradient
+        np.testing.assert_allclose(value, case[f"{golden_id}__{suffix}"], **EXACT)
+        key = f"{golden_id}__{'grad' if loss.couples_batch else 'grad_of_sum'}"
+        if key in case:
+            assert_same_gradient(gradient.numpy(), case[key], case["logits"], golden_id)
+        if not loss.couples_batch:
+            per_example = loss(logits, labels, reduction="none")
+            np.testing.assert_allclose(per_example, case[f"{golden_id}__per_sample"], **EXACT)
+            np.testing.assert_allclose(loss(logits, labels), case[f"{golden_id}__mean"], **EXACT)
+    assert checked >= 10
+
+
+def adafocal(file: dict[str, np.ndarray]) -> CalibrationLoss:
+    config = {key.removeprefix("cfg_"): float(file[key]) for key in file if key.startswith("cfg_")}
+    return make_loss(
+        "adafocal",
+        n_bins=int(config["num_bins"]),
+        update_rate=config["lambda"],
+        gamma_init=config["gamma_initial"],
+        gamma_max=config["gamma_max"],
+        gamma_min=config["gamma_min"],
+        switch=config["switch_pt"],
+    )
+
+
+@pytest.mark.parametrize("name", ["default", "switch", "ties"])
+def test_adafocal_over_six_updates(name: str, golden: Path, path: str) -> None:
+    file = dict(np.load(golden / f"adafocal_{name}.npz"))
+    loss = adafocal(file)
+    logits, labels = torch.from_numpy(file["train_logits"]), torch.from_numpy(file["train_labels"])
+    stats = softmax_statistics(logits, labels, NOTHING)
+    for t in range(7):
+        np.testing.assert_allclose(loss.edges[1:], file["edges_upper"][t], **EXACT)
+        np.testing.assert_allclose(loss.edges[:-1], file["edges_lower"][t], **EXACT)
+        np.testing.assert_allclose(loss.gammas, file["gamma"][t], **EXACT)
+        np.testing.assert_allclose(loss._gamma(stats), file["train_gamma_per_sample"][t], **EXACT)
+        value, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
+        np.testing.assert_allclose(value, file["train_loss_sum"][t], **EXACT)
+        np.testing.assert_allclose(gradient, file["train_grad_of_sum"][t], **EXACT)
+        per_example = loss(logits, labels, reduction="none")
+        np.testing.assert_allclose(per_example, file["train_loss_per_sample"][t], **EXACT)
+        if t < 6:
+            loss.update(file["val_confidence"][t], file["val_correct"][t])
+            np.testing.assert_allclose(loss.gaps, file["val_bin_gap"][t], **EXACT)
+
+
+def test_adafocal_from_gamma_0_goes_the_papers_way(golden: Path) -> None:
+    """At gamma 0 Algorithm 1 takes the focal branch and switches to -S_th; its code stays at +S_th."""
+    file = dict(np.load(golden / "adafocal_gamma0.npz"))
+    loss = adafocal(file)
+    loss.update(file["val_confidence"][0], file["val_correct"][0])
+    switch = float(file["cfg_switch_pt"])
+    assert file["gamma"][1].tolist() == [switch] * loss.rule.n_bins
+    assert loss.gammas.tolist() == [-switch] * loss.rule.n_bins
+    np.testing.assert_allclose(loss.edges[1:], file["edges_upper"][1], **EXACT)
+
+
+def test_ece_cross_entropy(golden: Path, path: str) -> None:
+    file = dict(np.load(golden / "ece_ce.npz"))
+    confidences, predicted = torch.from_numpy(file["stats_logits"]).softmax(1).max(1)
+    correct = predicted == torch.from_numpy(file["stats_labels"])
+    logits, labels = torch.from_numpy(file["train_logits"]), torch.from_numpy(file["train_labels"])
+    for epoch in (0, 100, 350):
+        loss = make_loss("ece_ce")
+        loss.update(confidences, correct, class_gaps=file["per_class_ece"], progress=epoch / 350)
+        # The sign of a gap is of no consequence: the weight takes its magnitude.
+        np.testing.assert_allclose(loss.bin_gaps.abs(), abs(file["bin_gap_ew"]), **EXACT)
+        np.testing.assert_allclose(loss.mass_gaps.abs(), abs(file["bin_gap_em"]), **EXACT)
+        value, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
+        np.testing.assert_allclose(value, file[f"loss_sum_epoch{epoch}"], **EXACT)
+        np.testing.assert_allclose(gradient, file[f"grad_of_sum_epoch{epoch}"], **EXACT)

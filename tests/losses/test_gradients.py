@@ -1,0 +1,129 @@
+"""Gradients against finite differences, and the three paths through the code against one another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from hf_calib.losses import CalibrationLoss, make_loss
+from tests.helpers.loss_cases import (
+    PATHS,
+    VARIANTS,
+    Variant,
+    make_variant,
+    random_batch,
+    take_path,
+    value_and_gradient,
+    variant_id,
+)
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+CLASS_WEIGHTS = [0.5, 2.0, 1.0, 3.0, 0.1]
+
+
+# Whose gradient is not that of the value: the weight, or the gamma, is a constant to it.
+DETACHED = [v for v in VARIANTS if v[0].endswith("_gra") or "per_sample" in v[1]]
+
+
+def reductions(loss: CalibrationLoss) -> tuple[str, ...]:
+    return ("mean", "sum") if loss.couples_batch else ("mean", "sum", "none")
+
+
+@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in DETACHED], ids=variant_id)
+def test_gradient_is_that_of_the_value(variant: Variant, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With class weights, on token-level logits, one row of which is ignored."""
+    take_path(monkeypatch, path)
+    loss = make_variant(variant, 5, class_weights=CLASS_WEIGHTS)
+    logits, labels = random_batch(6, 5)
+    labels[4] = -100
+    logits, labels = logits.view(2, 3, 5).requires_grad_(), labels.view(2, 3)
+    reduction = reductions(loss)[-1]
+    assert torch.autograd.gradcheck(
+        lambda z: loss(z, labels, reduction=reduction), logits, atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("variant", [v for v in DETACHED if v[0] != "calfocal"], ids=variant_id)
+def test_a_detached_weight_scales_the_gradient_of_cross_entropy(variant: Variant) -> None:
+    loss = make_variant(variant, 5)
+    logits, labels = random_batch(8, 5)
+    cross_entropy = make_loss("cross_entropy")(logits, labels, reduction="none")
+    weights = loss(logits, labels, reduction="none") / cross_entropy
+    assert weights.std() > 0.1
+    _, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
+    _, plain = value_and_gradient(make_loss("cross_entropy"), logits, labels, reduction="sum")
+    assert_close(gradient, weights[:, None] * plain, **EXACT)
+
+
+def awkward_batch() -> tuple[Tensor, Tensor]:
+    """Ignored rows, masked classes, saturated rows right and wrong, and a label that is the lowest."""
+    logits, labels = random_batch(37, 5)
+    labels[[3, 20, 36]] = -100
+    logits[5:9, 4] = -torch.inf
+    labels[5:9] = 2
+    logits[10] = torch.tensor([60.0, 0.0, 1.0, 2.0, 3.0])
+    labels[10], labels[11] = 0, logits[11].argmin()
+    logits[12], labels[12] = logits[10], 1
+    return logits, labels
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
+def test_all_paths_agree(variant: Variant, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = make_variant(variant, 5, class_weights=CLASS_WEIGHTS if weighted else None)
+    logits, labels = awkward_batch()
+    for reduction in reductions(loss):
+        results = []
+        for path in PATHS:
+            take_path(monkeypatch, path)
+            results.append(value_and_gradient(loss, logits, labels, reduction=reduction))
+        assert results[0][0].isfinite().all()
+        assert results[0][1].isfinite().all()
+        for result in results[1:]:
+            assert_close(result, results[0], **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_second_backward_gives_the_same_gradient(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one turns the saved probabilities into the gradient, in place."""
+    take_path(monkeypatch, "blocks")
+    logits, labels = random_batch(9, 5)
+    logits = logits.to(dtype).requires_grad_()
+    value = make_loss("focal_calibration")(logits, labels)
+    (first,) = torch.autograd.grad(value, logits, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(value, logits)
+    assert torch.equal(first, kept)
+    assert_close(second, first)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_logits_are_left_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, path)
+    logits, labels = awkward_batch()
+    kept = logits.clone()
+    for variant in VARIANTS:
+        value_and_gradient(make_variant(variant, 5), logits, labels)
+        assert torch.equal(logits, kept), variant_id(variant)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_logits_need_not_be_contiguous(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_path(monkeypatch, path)
+    logits, labels = random_batch(8, 5)
+    loss = make_loss("focal_calibration")
+    result = value_and_gradient(loss, logits.T.contiguous().T, labels)
+    assert_close(result, value_and_gradient(loss, logits, labels), **EXACT)
+    strided = logits.repeat_interleave(2, dim=1)[:, ::2]
+    assert_close(value_and_gradient(loss, strided, labels), result, **EXACT)
+    expanded = logits[:1].expand(8, 5)
+    want = value_and_gradient(loss, expanded.contiguous(), labels)
+    leaf = logits[:1].clone().requires_grad_()
+    value = loss(leaf.expand(8, 5), labels)
+    value.backward()
+    assert_close((value.detach(), leaf.grad), (want[0], want[1].sum(0, keepdim=True)), **EXACT)

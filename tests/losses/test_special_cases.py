@@ -1,0 +1,269 @@
+"""The losses by what they must equal: limits, ratios, PyTorch's own losses, formulas spelled out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from hf_calib.losses import make_loss
+from tests.helpers.loss_cases import PATHS, make_variant, random_batch, take_path, value_and_gradient
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    take_path(monkeypatch, request.param)
+    return request.param
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    logits, labels = random_batch(40, 5)
+    labels[[4, 17]] = -100
+    return logits, labels
+
+
+def compared(
+    loss: Any, logits: Tensor, labels: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Sum and gradient; mean and gradient."""
+    return (
+        value_and_gradient(loss, logits, labels, reduction="sum"),
+        value_and_gradient(loss, logits, labels, reduction="mean"),
+    )
+
+
+CROSS_ENTROPY_IN_THE_LIMIT = [
+    ("label_smoothing", {"smoothing": 0}),
+    ("focal", {"gamma": 0}),
+    ("focal_gra", {"gamma": 0}),
+    ("flsd", {"gammas": (0, 0)}),
+    ("inverse_focal", {"gamma": 0}),
+    ("dual_focal", {"gamma": 0}),
+    ("bsce", {"gamma": 0}),
+    ("bsce_gra", {"gamma": 0, "norm": 1}),
+    ("ece_ce", {}),  # before its first update
+    ("focal_calibration", {"gamma": 0, "brier_weight": 0}),
+    ("adafocal", {"gamma_init": 0}),
+    ("ada_dual_focal", {"gamma_init": 0}),
+    ("entropy_regularized", {"entropy_weight": 0}),
+    ("logit_norm", {"norm_weight": 0}),
+    ("mmce", {"mmce_weight": 0}),
+    ("soft_ece", {"ece_weight": 0}),
+    ("kde_ece", {"kde_weight": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "hyperparameters"), CROSS_ENTROPY_IN_THE_LIMIT)
+def test_limits_that_are_cross_entropy(name: str, hyperparameters: dict[str, Any], path: str) -> None:
+    loss = make_loss(name, **hyperparameters)
+    assert_close(compared(loss, *batch()), compared(make_loss("cross_entropy"), *batch()), **EXACT)
+
+
+PAIRS = {
+    "no Brier term: focal": (
+        ("focal_calibration", {"gamma": 2, "brier_weight": 0}),
+        ("focal", {"gamma": 2}),
+    ),
+    "one step: focal": (("flsd", {"gammas": (2, 2)}), ("focal", {"gamma": 2})),
+    "one step, on the gradient": (("flsd_gra", {"gammas": (2, 2)}), ("focal_gra", {"gamma": 2})),
+    "constant table: focal": (("adafocal", {"gamma_init": 3}), ("focal", {"gamma": 3})),
+    "negative constant table": (("adafocal", {"gamma_init": -1.5}), ("inverse_focal", {"gamma": 1.5})),
+    "constant table: dual focal": (("ada_dual_focal", {"gamma_init": 5}), ("dual_focal", {"gamma": 5})),
+    "calfocal before an update": (("calfocal", {}), ("focal", {"gamma": 1})),
+    "calfocal of no rate": (("calfocal", {"per_sample": True, "update_rate": 0}), ("focal", {"gamma": 1})),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_losses_that_are_one_another(pair: Any, path: str) -> None:
+    (name, hyperparameters), (other, others) = pair
+    loss = make_loss(name, **hyperparameters)
+    assert_close(compared(loss, *batch()), compared(make_loss(other, **others), *batch()), **EXACT)
+
+
+@pytest.mark.parametrize("suffix", ["", "_gra"])
+def test_bsce_of_norm_1_is_focal(suffix: str, path: str) -> None:
+    """||p - e_y||_1 = 2 (1 - p_y): the other classes have no say."""
+    for gamma in (1.0, 3.0):
+        bsce = compared(make_loss(f"bsce{suffix}", gamma=gamma, norm=1), *batch())
+        focal = compared(make_loss(f"focal{suffix}", gamma=gamma), *batch())
+        assert_close(bsce, tuple((2**gamma * v, 2**gamma * g) for v, g in focal), **EXACT)
+
+
+class TestPyTorchsLosses:
+    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    def test_cross_entropy(self, reduction: str, weighted: bool, path: str) -> None:
+        weights = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25], dtype=torch.float64) if weighted else None
+        loss = make_loss("cross_entropy", class_weights=weights)
+        ours = value_and_gradient(loss, *batch(), reduction=reduction)
+
+        def theirs(logits: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(logits, labels, weight=weights, reduction=reduction)
+
+        assert_close(ours, value_and_gradient(theirs, *batch()), **EXACT)
+
+    @pytest.mark.parametrize("smoothing", [0.05, 0.3, 1.0])
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    def test_label_smoothing(self, reduction: str, smoothing: float, path: str) -> None:
+        ours = value_and_gradient(
+            make_loss("label_smoothing", smoothing=smoothing), *batch(), reduction=reduction
+        )
+
+        def theirs(logits: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction=reduction)
+
+        assert_close(ours, value_and_gradient(theirs, *batch()), **EXACT)
+
+    def test_labels_of_other_integer_types(self) -> None:
+        logits, labels = random_batch(8, 2)
+        for dtype in (torch.int32, torch.int16, torch.uint8, torch.bool):
+            for weights in (None, [1.0, 3.0]):
+                loss = make_loss("focal", class_weights=weights)
+                assert_close(loss(logits, labels.to(dtype)), loss(logits, labels), **EXACT)
+                assert loss.normalizer(labels.to(dtype)) == loss.normalizer(labels)
+
+
+def test_dual_focal_is_at_least_focal(path: str) -> None:
+    """Its rival adds to the weight; where there is none, the two are the same."""
+    logits, labels = batch()
+    dual = make_loss("dual_focal", gamma=3)(logits, labels, reduction="none")
+    focal = make_loss("focal", gamma=3)(logits, labels, reduction="none")
+    lowest = logits.argmin(1) == labels
+    assert lowest.any()
+    assert (dual[~lowest & (labels >= 0)] > focal[~lowest & (labels >= 0)]).all()
+    assert_close(dual[lowest], focal[lowest], **EXACT)
+
+
+RANKS = {
+    "next": (0, 1),
+    "second": (1, 2),
+    "third": (2, 3),
+    "mean2": (0, 2),
+    "mean3": (0, 3),
+    "mean_all": (0, 9),
+}
+
+
+@pytest.mark.parametrize("rival", RANKS)
+@pytest.mark.parametrize("n_classes", [2, 3, 5, 9])
+def test_rivals_one_by_one(rival: str, n_classes: int, path: str) -> None:
+    """q, the mean of the probabilities at these ranks below the label, or 0 where nothing is there."""
+    logits, labels = random_batch(30, n_classes)
+    logits[20:] = logits[20:].round()  # with ties
+    weights = []
+    # Logits are compared: the softmax of two that tie may differ in the last digit.
+    for z, probs, label in zip(logits, logits.softmax(1), labels, strict=True):
+        below = sorted((p for p, score in zip(probs, z, strict=True) if score < z[label]), reverse=True)
+        rivals = below[slice(*RANKS[rival])]
+        weights.append((1 - probs[label] + sum(rivals) / max(len(rivals), 1)) ** 5)
+    want = torch.stack(weights) * F.cross_entropy(logits, labels, reduction="none")
+    assert_close(make_loss("dual_focal", rival=rival)(logits, labels, reduction="none"), want, **EXACT)
+
+
+@pytest.mark.parametrize("gamma", [-2.0, -0.5, 0.0, 0.5, 3.0])
+def test_adafocal_takes_its_loss_from_the_sign_of_gamma(gamma: float, path: str) -> None:
+    logits, labels = random_batch(9, 5)
+    p = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+    want = ((1 - p) ** gamma if gamma >= 0 else (1 + p) ** -gamma) * -p.log()
+    assert_close(make_loss("adafocal", gamma_init=gamma)(logits, labels, reduction="none"), want, **EXACT)
+
+
+def test_calfocal_of_each_example(path: str) -> None:
+    """Eq. 2: gamma = exp(lambda (p - accuracy of p's bin)), a constant to the gradient."""
+    loss = make_variant(("calfocal", {"per_sample": True, "update_rate": 3}), 5)
+    logits, labels = random_batch(30, 5)
+    p = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+    bins = [max(0, min(14, sum(bool(q >= edge) for edge in loss.edges) - 1)) for q in p]
+    gamma = torch.exp(3 * (p - loss.accuracies[bins]))
+
+    def focal(logits: Tensor, labels: Tensor) -> Tensor:
+        cross_entropy = F.cross_entropy(logits, labels, reduction="none")
+        return ((-torch.expm1(-cross_entropy)) ** gamma * cross_entropy).sum()
+
+    assert_close(
+        value_and_gradient(loss, logits, labels, reduction="sum"),
+        value_and_gradient(focal, logits, labels),
+        **EXACT,
+    )
+
+
+def test_brier_of_an_impossible_label(path: str) -> None:
+    """Its cross entropy, which has weight 0, is infinite."""
+    logits = torch.tensor([[1.0, 1.0, -torch.inf]])
+    value, gradient = value_and_gradient(make_loss("brier"), logits, torch.tensor([2]))
+    assert value.item() == pytest.approx(1.5)
+    assert_close(gradient, torch.zeros(1, 3), rtol=0, atol=1e-7)
+
+
+class TestPenaltiesOnTheBatch:
+    """Against loops over pairs of examples, from the papers' formulas."""
+
+    def confidences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits, labels = random_batch(11, 4)
+        confidence, predicted = logits.softmax(1).max(1)
+        return logits, labels, confidence, (predicted == labels).double()
+
+    def penalty(self, name: str, logits: Tensor, labels: Tensor, **hyperparameters: Any) -> Tensor:
+        loss = make_loss(name, **hyperparameters)
+        return loss(logits, labels) - make_loss("cross_entropy")(logits, labels)
+
+    def test_plain_mmce(self, path: str) -> None:
+        logits, labels, r, c = self.confidences()
+        pairs = itertools.product(range(11), repeat=2)
+        total = sum((c[i] - r[i]) * (c[j] - r[j]) * torch.exp(-abs(r[i] - r[j]) / 0.4) for i, j in pairs)
+        ours = self.penalty("mmce", logits, labels, mmce_weight=1, variant="plain")
+        assert_close(ours, (total / 11**2).sqrt(), rtol=1e-7, atol=0.0)
+
+    def test_weighted_mmce(self, path: str) -> None:
+        logits, labels, r, c = self.confidences()
+
+        def mean(left: float, right: float, error: Any) -> Tensor:
+            pairs = list(itertools.product((c == left).nonzero().flatten(), (c == right).nonzero().flatten()))
+            return sum(error(r[i], r[j]) * torch.exp(-abs(r[i] - r[j]) / 0.4) for i, j in pairs) / len(pairs)
+
+        squared = (
+            mean(1, 1, lambda a, b: (1 - a) * (1 - b))
+            + mean(0, 0, lambda a, b: a * b)
+            - 2 * mean(1, 0, lambda a, b: (1 - a) * b)
+        )
+        ours = self.penalty("mmce", logits, labels, mmce_weight=1)
+        assert_close(ours, squared.sqrt(), rtol=1e-7, atol=0.0)
+
+    @pytest.mark.parametrize("variant", ["weighted", "plain"])
+    def test_mmce_does_not_depend_on_the_batch_size(self, variant: str) -> None:
+        """Rows that stand in the batch twice change nothing; in the authors' code they halve the value."""
+        logits, labels, _, _ = self.confidences()
+        once = self.penalty("mmce", logits, labels, variant=variant)
+        twice = self.penalty("mmce", logits.repeat(2, 1), labels.repeat(2), variant=variant)
+        assert_close(twice, once, **EXACT)
+
+    def test_kde_ece(self, path: str) -> None:
+        logits, labels, r, c = self.confidences()
+        h = 0.1
+        gaps = []
+        for i in range(11):
+            others = [j for j in range(11) if j != i]
+            beta = [torch.distributions.Beta(r[j] / h + 1, (1 - r[j]) / h + 1) for j in others]
+            kernel = torch.stack([b.log_prob(r[i]).exp() for b in beta])
+            gaps.append(abs((kernel * c[others]).sum() / kernel.sum() - r[i]))
+        ours = self.penalty("kde_ece", logits, labels, kde_weight=1)
+        assert_close(ours, torch.stack(gaps).mean(), **EXACT)
+
+    def test_soft_bins_grow_hard(self, path: str) -> None:
+        """With cold bins, sb_ece is the L2 calibration error of equal-width bins."""
+        logits, labels, r, c = self.confidences()
+        bins = (r * 15).long()
+        squared = torch.zeros((), dtype=torch.float64)
+        for b in bins.unique():
+            inside = bins == b
+            squared += inside.sum() / 11 * (c[inside].mean() - r[inside].mean()) ** 2
+        ours = self.penalty("soft_ece", logits, labels, bin_temperature=1e-7)
+        assert_close(ours, squared.sqrt(), rtol=1e-7, atol=0.0)

@@ -1,0 +1,378 @@
+"""The one-shot metrics against the papers' code, against loops in float64, and on what users get wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+import hf_calib.metrics as metrics
+from hf_calib.metrics.binning import (
+    DROPPED,
+    assign_bins,
+    mean_bins,
+    quantile_bins,
+    quantile_edges,
+    sum_bins,
+    uniform_bins,
+    uniform_edges,
+)
+from hf_calib.metrics.calibration import top_label_calibration_error
+from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
+
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+
+# What every function of (probs, labels) promises is tested for each of these; other files test the rest.
+NAMES = [
+    "accuracy",
+    "area_under_risk_coverage",
+    "brier_score",
+    "classwise_calibration_error",
+    "ece_sweep",
+    "expected_calibration_error",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "root_brier_score",
+]
+ALL_METRICS = [getattr(metrics, name) for name in NAMES]
+
+
+@pytest.fixture(params=GOLDEN_PREDICTIONS)
+def predictions(request: pytest.FixtureRequest, golden: Path) -> dict[str, np.ndarray]:
+    with np.load(golden / f"metrics_{request.param}.npz") as file:
+        arrays = dict(file)
+    arrays["probs"] = softmax(arrays["logits"], axis=1)
+    return arrays
+
+
+def random_predictions(n_examples: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    probs = softmax(3 * rng.standard_normal((n_examples, n_classes)), axis=1)
+    return probs, rng.integers(0, n_classes, n_examples)
+
+
+# Against the papers' code
+
+
+@pytest.mark.parametrize("n_bins", [15, 10])
+def test_calibration_errors_equal_the_papers_code(predictions: dict[str, np.ndarray], n_bins: int) -> None:
+    probs, labels = predictions["probs"], predictions["labels"]
+
+    def error(**options: str) -> float:
+        return metrics.expected_calibration_error(probs, labels, n_bins=n_bins, **options)
+
+    assert error() == pytest.approx(predictions[f"ece_b{n_bins}"], **EXACT)
+    assert error(binning="quantile") == pytest.approx(predictions[f"adaece_b{n_bins}"], **EXACT)
+    assert error(norm="l2") == pytest.approx(predictions[f"l2ce_b{n_bins}"], **EXACT)
+    assert error(norm="max") == pytest.approx(predictions[f"mce_b{n_bins}"], **EXACT)
+    mce = metrics.maximum_calibration_error(probs, labels, n_bins=n_bins)
+    assert mce == error(norm="max")
+
+
+@pytest.mark.parametrize("n_bins", [15, 10])
+def test_classwise_error_equals_the_papers_code_where_every_class_occurs(
+    predictions: dict[str, np.ndarray], n_bins: int
+) -> None:
+    probs, labels = predictions["probs"], predictions["labels"]
+    n_classes = probs.shape[1]
+    ours = metrics.classwise_calibration_error(probs, labels, n_bins=n_bins)
+    # Their average stops at the largest label; what is left of ours is the gap of the absent classes,
+    # where any probability at all is too much.
+    n_theirs = labels.max() + 1
+    absent = probs[:, n_theirs:].mean(axis=0).sum()
+    theirs = predictions[f"classwise_ece_b{n_bins}"]
+    assert ours == pytest.approx((n_theirs * theirs + absent) / n_classes, **EXACT)
+
+
+def test_scores_equal_the_papers_code(predictions: dict[str, np.ndarray]) -> None:
+    probs, labels = predictions["probs"], predictions["labels"]
+    assert metrics.negative_log_likelihood(probs, labels) == pytest.approx(predictions["nll"], **EXACT)
+    assert metrics.brier_score(probs, labels) == pytest.approx(predictions["brier_sum_over_classes"], **EXACT)
+    assert metrics.accuracy(probs, labels) == predictions["accuracy"]
+
+
+def test_quantile_bins_equal_the_papers_code(predictions: dict[str, np.ndarray]) -> None:
+    confidences = predictions["probs"].max(axis=1)
+    correct = (predictions["probs"].argmax(axis=1) == predictions["labels"]).astype(float)
+    edges = quantile_edges(confidences, 15)
+    sums = sum_bins(confidences, correct, quantile_bins(confidences, 15), 15)
+    means = mean_bins(sums)
+    np.testing.assert_allclose(edges[:-1], predictions["adaece_b15_bin_lower"], rtol=1e-14)
+    np.testing.assert_allclose(edges[1:], predictions["adaece_b15_bin_upper"], rtol=1e-14)
+    proportion = means.counts / len(confidences)
+    np.testing.assert_allclose(proportion, predictions["adaece_b15_bin_prop"], rtol=1e-12)
+    np.testing.assert_allclose(means.accuracy, predictions["adaece_b15_bin_acc"], rtol=1e-12)
+    np.testing.assert_allclose(means.confidence, predictions["adaece_b15_bin_conf"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
+def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
+    with np.load(golden / "metrics_edges.npz") as file:
+        confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
+        ece, mce, adaptive = (file[f"{case}__{key}_b15"] for key in ("ece_linspace", "mce", "adaece"))
+    assert top_label_calibration_error(confidences, correct) == pytest.approx(ece, **EXACT)
+    assert top_label_calibration_error(confidences, correct, norm="max") == pytest.approx(mce, **EXACT)
+    ours = top_label_calibration_error(confidences, correct, binning="quantile")
+    if np.ptp(confidences) == 0:  # their 0 is an artefact: no example is in any bin
+        assert adaptive == 0
+        assert ours == pytest.approx(ece, **EXACT)
+    else:
+        assert ours == pytest.approx(adaptive, **EXACT)
+
+
+def test_float32_confidences_on_the_edges_fall_as_in_float64(golden: Path) -> None:
+    with np.load(golden / "metrics_edges.npz") as file:
+        confidences, correct = file["exact15__conf"], file["exact15__correct"].astype(float)
+        ece = file["exact15__ece_linspace_b15"]
+    narrow = confidences.astype(np.float32)
+    assert (narrow.astype(float) != confidences).any()
+    assert top_label_calibration_error(narrow.astype(float), correct) == pytest.approx(ece, abs=1e-7)
+
+
+# Against loops
+
+
+def loop_over_bins(
+    confidences: np.ndarray, correct: np.ndarray, edges: np.ndarray
+) -> list[tuple[float, float]]:
+    """(weight, gap) of each bin that is not empty, by the definition."""
+    found = []
+    for lower, upper in pairwise(edges):
+        members = (confidences > lower) & (confidences <= upper)
+        if members.any():
+            gap = abs(confidences[members].mean() - correct[members].mean())
+            found.append((members.mean(), gap))
+    return found
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 40])
+@pytest.mark.parametrize("n_bins", [1, 7, 15, 100])
+@pytest.mark.parametrize("binning", ["uniform", "quantile"])
+def test_calibration_errors_equal_a_loop(n_classes: int, n_bins: int, binning: str) -> None:
+    probs, labels = random_predictions(500, n_classes)
+    confidences, correct = probs.max(axis=1), (probs.argmax(axis=1) == labels).astype(float)
+    edges = np.linspace(0, 1, n_bins + 1) if binning == "uniform" else quantile_edges(confidences, n_bins)
+    weights, gaps = np.array(loop_over_bins(confidences, correct, edges)).T
+    expected = {"l1": weights @ gaps, "l2": np.sqrt(weights @ gaps**2), "max": gaps.max()}
+    for norm, value in expected.items():
+        ours = metrics.expected_calibration_error(probs, labels, n_bins=n_bins, binning=binning, norm=norm)
+        assert ours == pytest.approx(value, **EXACT)
+
+
+@pytest.mark.parametrize("n_classes", [2, 10])
+def test_classwise_error_equals_a_loop_over_chunks_too(
+    n_classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probs, labels = random_predictions(300, n_classes)
+    edges = np.linspace(0, 1, 16)
+    gaps = [
+        sum(w * gap for w, gap in loop_over_bins(probs[:, c], (labels == c).astype(float), edges))
+        for c in range(n_classes)
+    ]
+    assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 7 * n_classes)
+    assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+def test_order_of_examples_does_not_matter(metric: object) -> None:
+    probs, labels = random_predictions(400, 5)
+    order = np.random.default_rng(1).permutation(400)
+    assert metric(probs[order], labels[order]) == pytest.approx(metric(probs, labels), **EXACT)
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_narrow_floats_are_reduced_in_float64(metric: object, dtype: type) -> None:
+    probs, labels = random_predictions(3000, 4)
+    narrow = probs.astype(dtype)
+    assert metric(narrow, labels) == metric(narrow.astype(np.float64), labels)
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+def test_inputs_are_left_alone_and_results_are_floats(metric: object) -> None:
+    probs, labels = random_predictions(50, 3)
+    before = probs.copy(), labels.copy()
+    assert type(metric(probs, labels)) is float
+    np.testing.assert_array_equal(probs, before[0])
+    np.testing.assert_array_equal(labels, before[1])
+
+
+def test_adaptive_error_of_equal_confidences_does_not_depend_on_order() -> None:
+    probs = np.tile([0.75, 0.25], (40, 1))
+    labels = np.repeat([0, 1], 20)
+    for order in (labels, labels[::-1], np.tile([0, 1], 20)):
+        error = metrics.expected_calibration_error(probs, order, binning="quantile")
+        assert error == pytest.approx(0.25, **EXACT)
+
+
+def test_one_example() -> None:
+    probs, labels = np.array([[0.2, 0.8]]), np.array([0])
+    for binning in ("uniform", "quantile"):
+        assert metrics.expected_calibration_error(probs, labels, binning=binning) == pytest.approx(0.8)
+    assert metrics.maximum_calibration_error(probs, labels) == pytest.approx(0.8)
+    assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(0.8)
+    assert metrics.negative_log_likelihood(probs, labels) == pytest.approx(-np.log(0.2))
+    assert metrics.brier_score(probs, labels) == pytest.approx(0.64 * 2)
+    assert metrics.accuracy(probs, labels) == 0
+
+
+def test_perfect_and_hopeless_predictions() -> None:
+    probs, labels = np.eye(3), np.arange(3)
+    for metric in ALL_METRICS:
+        assert metric(probs, labels) == (1 if metric is metrics.accuracy else 0)
+    wrong = (labels + 1) % 3
+    assert metrics.brier_score(probs, wrong) == 2
+    assert metrics.expected_calibration_error(probs, wrong) == 1
+    assert metrics.negative_log_likelihood(probs, wrong) == pytest.approx(708.396418532264)
+
+
+def test_tied_classes_predict_the_first() -> None:
+    probs = np.array([[0.4, 0.4, 0.2]])
+    assert metrics.accuracy(probs, np.array([0])) == 1
+    assert metrics.accuracy(probs, np.array([1])) == 0
+
+
+# The owner of bins
+
+
+def test_ends_of_the_unit_interval_have_a_bin() -> None:
+    np.testing.assert_array_equal(uniform_bins(np.array([0.0, 1.0]), 15), [0, 14])
+    rounded_up = np.nextafter(np.float32(1), np.float32(2))
+    assert uniform_bins(np.array([rounded_up]), 15) == [14]
+
+
+@pytest.mark.parametrize("n_bins", [*range(1, 31), 100])
+def test_edges_belong_to_the_bin_below_in_either_precision(n_bins: int) -> None:
+    k = np.arange(1, n_bins + 1)
+    for dtype in (np.float32, np.float64):
+        on_edge = k.astype(dtype) / dtype(n_bins)
+        np.testing.assert_array_equal(uniform_bins(on_edge, n_bins), k - 1)
+        np.testing.assert_array_equal(uniform_bins(on_edge.astype(np.float64), n_bins), k - 1)
+    above = np.nextafter(k[:-1].astype(np.float32) / np.float32(n_bins), np.float32(2))
+    np.testing.assert_array_equal(uniform_bins(above, n_bins), k[:-1])
+    below = np.nextafter(k / n_bins, 0)
+    np.testing.assert_array_equal(uniform_bins(below, n_bins), k - 1)
+
+
+def test_uniform_edges_are_the_nearest_floats() -> None:
+    edges = uniform_edges(15)
+    assert edges[0] == 0
+    assert edges[-1] == 1
+    np.testing.assert_allclose(edges, np.arange(16) / 15, rtol=6e-8, atol=0)
+    np.testing.assert_array_equal(edges.astype(np.float32), (np.arange(16) / 15).astype(np.float32))
+
+
+def test_bin_sums_leave_out_what_was_dropped() -> None:
+    confidences = np.array([0.5, 0.5, 0.6, 0.9])
+    bins = assign_bins(confidences, 2, "quantile")
+    np.testing.assert_array_equal(bins, [DROPPED, DROPPED, 0, 1])
+    sums = sum_bins(confidences, np.ones(4), bins, 2)
+    np.testing.assert_array_equal(sums.counts, [1, 1])
+    np.testing.assert_array_equal(sums.confidence, [0.6, 0.9])
+
+
+def test_means_of_an_empty_bin_are_nan() -> None:
+    means = mean_bins(sum_bins(np.array([0.9, 0.8]), np.array([1.0, 0.0]), np.array([1, 1]), 2))
+    np.testing.assert_array_equal(means.counts, [0, 2])
+    np.testing.assert_allclose(means.confidence, [np.nan, 0.85])
+    np.testing.assert_allclose(means.accuracy, [np.nan, 0.5])
+
+
+# What users get wrong
+
+GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("probs", "labels", "error", "message"),
+    [
+        ([[4.0, -3.0], [0.4, 0.6]], [0, 1], ValueError, r"got values from -3 to 4; .*softmax\(logits"),
+        ([[1e308, 1e308], [0.4, 0.6]], [0, 1], ValueError, r"lie in \[0, 1\]"),
+        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"3 NaN or infinite values in 2 of 2 rows"),
+        ([[0.9, 0.1], [0.9, 0.6]], [0, 1], ValueError, r"sum to 1, got 1\.5 in row 1; .*independent labels"),
+        ([[0.9], [0.6]], [0, 0], ValueError, r"sum to 1, got 0\.6 in row 1; .*np\.hstack\(\[1 - p, p\]\)"),
+        ([0.9, 0.6], [0, 1], ValueError, r"shape \(N, C\), got shape \(2,\); .*np\.stack"),
+        (np.empty((0, 2)), [], ValueError, r"hold at least one value, got shape \(0, 2\)"),
+        ([[1, 0], [0, 1]], [0, 1], TypeError, r"float array, got dtype int64; pass probs\.astype\(float\)"),
+        (GOOD, [0, 2], ValueError, r"labels to lie in 0\.\.1, got 2 in row 1 \(1 such rows\); check"),
+        (GOOD, [-1, 1], ValueError, r"got -1 in row 0"),
+        (
+            GOOD,
+            [0, -100],
+            ValueError,
+            r"got -100 in row 1 .*; drop ignored rows first: keep = labels != -100",
+        ),
+        (GOOD, [0.0, 1.0], TypeError, r"labels to be integers, got dtype float64; .*labels\.astype\(int\)"),
+        (GOOD, [True, False], TypeError, r"labels to be integers, got dtype bool"),
+        (GOOD, [0], ValueError, r"labels to have shape \(2,\), got shape \(1,\)"),
+        (GOOD, [[1, 0], [0, 1]], ValueError, r"labels to have shape \(2,\), got shape \(2, 2\)"),
+    ],
+)
+def test_bad_inputs_are_refused(
+    metric: object, probs: object, labels: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        metric(np.asarray(probs), np.asarray(labels))
+
+
+def test_errors_name_the_worst_row_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 6)
+    probs = np.tile([0.25, 0.75], (50, 1))
+    probs[7, 0], probs[33, 0], probs[41, 0] = 0.26, 0.0, 0.24
+    for layout in (probs, np.asfortranarray(probs), probs.astype(np.float32), probs.astype(np.float16)):
+        with pytest.raises(ValueError, match=r"sum to 1, got 0\.75 in row 33"):
+            metrics.brier_score(layout, np.zeros(50, int))
+    probs[44, 1] = np.inf
+    with pytest.raises(ValueError, match=r"1 NaN or infinite values in 1 of 50 rows \(first in row 44\)"):
+        metrics.brier_score(probs, np.zeros(50, int))
+
+
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
+def test_memory_layout_does_not_matter(metric: object) -> None:
+    probs, labels = random_predictions(200, 6)
+    wide = np.zeros((400, 12))
+    wide[::2, ::2] = probs
+    for layout in (np.asfortranarray(probs), wide[::2, ::2]):
+        assert metric(layout, labels) == pytest.approx(metric(probs, labels), **EXACT)
+
+
+def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
+    probs = np.array([[0.333, 0.333, 0.3335]])
+    assert metrics.negative_log_likelihood(probs, [0]) == pytest.approx(-np.log(0.333))
+    with pytest.raises(ValueError, match=r"sum to 1, got 0\.9989 in row 0"):
+        metrics.negative_log_likelihood(probs - [[0, 0, 0.0006]], [0])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_bins": 0}, ValueError, "n_bins to be at least 1, got 0"),
+        ({"n_bins": True}, ValueError, "n_bins to be at least 1, got True"),
+        ({"n_bins": 15.0}, TypeError, r"n_bins to be an integer, got 15\.0"),
+        ({"binning": "quantil"}, ValueError, "got 'quantil'; did you mean 'quantile'"),
+        ({"norm": "l3"}, ValueError, "norm to be one of 'l1', 'l2', 'max', got 'l3'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        metrics.expected_calibration_error(GOOD, [0, 1], **options)
+
+
+# The package
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    assert metrics.__all__ == sorted(metrics.__all__)
+    assert all(callable(getattr(metrics, name)) for name in metrics.__all__)
+
+
+def test_import_does_not_load_torch() -> None:
+    code = "import sys, hf_calib.metrics; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

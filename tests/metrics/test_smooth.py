@@ -1,0 +1,220 @@
+"""Smooth calibration error against the authors' code and the definition; the curve against plain sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import trapezoid
+from scipy.special import softmax
+
+from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
+from hf_calib.metrics.smooth import smooth_reliability, top_label_smooth_error
+from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
+
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+
+
+def events(n_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Over-confident predictions."""
+    rng = np.random.default_rng(seed)
+    confidences = rng.beta(5, 1, n_examples)
+    return confidences, (rng.random(n_examples) < confidences**2).astype(float)
+
+
+def mirrored_gaussian(at: np.ndarray, sources: np.ndarray, bandwidth: float) -> np.ndarray:
+    """Kernel values (len(at), len(sources)), the sources mirrored at 0 and 1."""
+    images = np.stack([sources, -sources, 2 - sources])
+    distances = at[None, :, None] - images[:, None, :]
+    return np.exp(-0.5 * (distances / bandwidth) ** 2).sum(axis=0) / (np.sqrt(2 * np.pi) * bandwidth)
+
+
+class TestAgainstTheAuthorsCode:
+    @pytest.mark.parametrize("case", GOLDEN_PREDICTIONS)
+    def test_value_and_bandwidth(self, golden: Path, case: str) -> None:
+        with np.load(golden / f"metrics_{case}.npz") as file:
+            probs, labels = softmax(file["logits"], axis=1), file["labels"]
+            value, bandwidth, at_005 = (file[f"smece{key}"] for key in ("", "_sigma", "_sigma0p05"))
+        assert smooth_calibration_error(probs, labels) == pytest.approx(value, **EXACT)
+        assert smooth_calibration_error(probs, labels, bandwidth=0.05) == pytest.approx(at_005, **EXACT)
+        correct = (probs.argmax(axis=1) == labels).astype(float)
+        assert smooth_reliability(probs.max(axis=1), correct).bandwidth == bandwidth
+
+    @pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
+    def test_edge_cases(self, golden: Path, case: str) -> None:
+        with np.load(golden / "metrics_edges.npz") as file:
+            confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
+            value, bandwidth = file[f"{case}__smece"], file[f"{case}__smece_sigma"]
+        assert top_label_smooth_error(confidences, correct) == pytest.approx(value, **EXACT)
+        assert smooth_reliability(confidences, correct).bandwidth == bandwidth
+
+    @pytest.mark.parametrize(
+        ("bandwidth", "value"),
+        [
+            (0.003, 0.4674365091471328),
+            (0.0071, 0.38937076639100715),
+            (0.01, 0.3191408953227631),
+            (0.3, 0.1830991634366047),
+            (1.0, 0.1612327713316204),
+            (None, 0.20248816085379276),
+        ],
+    )
+    def test_any_bandwidth_on_even_and_odd_grids(self, bandwidth: float | None, value: float) -> None:
+        # Values of relplot 1.0.3; the grid has 3334 points for 0.003 and 1409 for 0.0071.
+        confidences = (np.arange(50) + 0.5) / 50
+        confidences[:3] = 0, 1, 1
+        correct = (np.arange(50) % 3 > 0).astype(float)
+        error = top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        assert error == pytest.approx(value, **EXACT)
+
+
+class TestSmoothCalibrationError:
+    @pytest.mark.parametrize("bandwidth", [0.02, 0.05, 0.08])
+    def test_is_the_share_of_the_smoothed_residual(self, bandwidth: float) -> None:
+        confidences, correct = events(300)
+        confidences = confidences.round(3).clip(0.001, 0.999)  # inner points of the kernel's grid
+        kernel = mirrored_gaussian(np.linspace(0, 1, 1001), confidences, bandwidth)
+        rows = np.stack([kernel @ (confidences - correct), kernel.sum(axis=1) + 1e-4])
+        points = np.linspace(0, 1, max(200, round(10 / bandwidth)))
+        at_points = [np.interp(points, np.linspace(0, 1, 1001), row) for row in rows]
+        error = top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        # Gaussians of 0.08 are 4e-9 of their height where they are cut off.
+        assert error == pytest.approx(
+            np.abs(at_points[0]).sum() / at_points[1].sum(), rel=1e-12 if bandwidth < 0.06 else 1e-8
+        )
+
+    @pytest.mark.parametrize("n_examples", [10, 1000, 100_000])
+    def test_the_bandwidth_is_a_fixed_point(self, n_examples: int) -> None:
+        confidences, correct = events(n_examples)
+        bandwidth = smooth_reliability(confidences, correct).bandwidth
+        error = top_label_smooth_error(confidences, correct)
+        assert error == top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        assert error <= bandwidth
+        below = bandwidth - 1 / 1024
+        assert top_label_smooth_error(confidences, correct, bandwidth=below) > below
+
+    def test_chunks_do_not_show(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        confidences, correct = events(1000)
+        whole = top_label_smooth_error(confidences, correct)
+        monkeypatch.setattr("hf_calib.metrics.smooth._CHUNK", 7)
+        assert top_label_smooth_error(confidences, correct) == pytest.approx(whole, **EXACT)
+
+    def test_a_nudge_over_a_bin_edge_does_not_show(self) -> None:
+        p = np.array([0.6, 0.6 + 1e-7])  # 0.6 is the edge of a bin: the two are in different ones
+        probs, labels = np.stack([p, 1 - p], axis=1), np.array([0, 1])
+        tied = np.repeat(probs[:1], 2, axis=0)
+        jump = expected_calibration_error(probs, labels) - expected_calibration_error(tied, labels)
+        assert jump > 0.3
+        smooth = smooth_calibration_error(probs, labels, bandwidth=0.1)
+        assert smooth == pytest.approx(smooth_calibration_error(tied, labels, bandwidth=0.1), abs=1e-6)
+
+    def test_sure_and_right_is_0_sure_and_wrong_is_nearly_1(self) -> None:
+        assert smooth_calibration_error(np.eye(3), np.arange(3)) == 0
+        hopeless = smooth_calibration_error(np.tile(np.eye(3), (1000, 1)), np.tile([1, 2, 0], 1000))
+        assert hopeless == pytest.approx(1, abs=1e-4)
+
+    def test_calibrated_predictions_score_nearly_0(self) -> None:
+        rng = np.random.default_rng(0)
+        confidences = rng.beta(5, 1, 10**6)
+        correct = (rng.random(10**6) < confidences).astype(float)
+        assert top_label_smooth_error(confidences, correct) < 2 / 1024
+
+    def test_soft_labels(self) -> None:
+        rng = np.random.default_rng(0)
+        probs, labels = rng.dirichlet(np.ones(4), 200), rng.integers(0, 4, 200)
+        one_hot = smooth_calibration_error(probs, np.eye(4)[labels])
+        assert one_hot == smooth_calibration_error(probs, labels)
+        assert smooth_calibration_error(probs, probs) == 0
+        even = np.full_like(probs, 0.25)
+        shift = smooth_calibration_error(probs, even, bandwidth=0.05)
+        assert shift == pytest.approx((probs.max(axis=1) - 0.25).mean(), rel=1e-2)
+
+    def test_two_classes_score_the_top_label(self) -> None:
+        p = np.array([0.1, 0.3, 0.8])
+        probs, labels = np.stack([1 - p, p], axis=1), np.array([0, 1, 1])
+        expected = top_label_smooth_error(np.array([0.9, 0.7, 0.8]), np.array([1.0, 0.0, 1.0]))
+        assert smooth_calibration_error(probs, labels) == pytest.approx(expected, **EXACT)
+
+    @pytest.mark.parametrize("bandwidth", [0, -0.1, 1e-5, 1.1, np.nan, np.inf])
+    def test_a_bandwidth_out_of_range_is_refused(self, bandwidth: float) -> None:
+        with pytest.raises(
+            ValueError, match=r"expected bandwidth to lie in \[0\.0001, 1\], got .*; bandwidth=None"
+        ):
+            smooth_calibration_error(np.eye(2), [0, 1], bandwidth=bandwidth)
+
+
+class TestSmoothReliability:
+    def test_is_the_kernel_regression(self) -> None:
+        confidences, correct = events(500)
+        confidences = confidences.round(3)  # on the kernel's grid of 1001 points, and so nothing is shared
+        confidences[:5] = 0, 1, 1, 1, 0.5
+        curve = smooth_reliability(confidences, correct, bandwidth=0.03, grid_size=201)
+        kernel = mirrored_gaussian(curve.grid, confidences, 0.03)
+        mass = kernel.sum(axis=1)
+        np.testing.assert_allclose(curve.density, mass / 500, rtol=0, atol=1e-12)
+        dense = mass > 1e-3 * mass.max()
+        accuracy = (kernel @ correct)[dense] / mass[dense]
+        np.testing.assert_allclose(curve.accuracy[dense], accuracy, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("bandwidth", [0.0021, 0.01, 0.1, 1.0, None])
+    def test_the_density_integrates_to_1(self, bandwidth: float | None) -> None:
+        confidences, correct = events(200)
+        confidences[:50] = 1
+        curve = smooth_reliability(confidences, correct, bandwidth=bandwidth, grid_size=5001)
+        assert trapezoid(curve.density, curve.grid) == pytest.approx(1, abs=1e-4)
+        assert (curve.density >= 0).all()
+
+    def test_follows_the_true_curve(self) -> None:
+        rng = np.random.default_rng(0)
+        confidences = rng.random(200_000)
+        correct = (rng.random(200_000) < confidences**2).astype(float)
+        curve = smooth_reliability(confidences, correct, bandwidth=0.02)
+        inside = (curve.grid > 0.05) & (curve.grid < 0.95)
+        np.testing.assert_allclose(curve.accuracy[inside], curve.grid[inside] ** 2, rtol=0, atol=0.02)
+
+    def test_nothing_is_claimed_where_nobody_is(self) -> None:
+        curve = smooth_reliability(np.full(10, 0.9), np.arange(10) % 2.0, bandwidth=0.01, grid_size=11)
+        np.testing.assert_array_equal(np.isnan(curve.accuracy), np.arange(11) != 9)
+        assert curve.accuracy[9] == pytest.approx(0.5, **EXACT)
+
+    def test_accuracies_are_fractions(self) -> None:
+        confidences = np.linspace(0, 1, 100)
+        curve = smooth_reliability(confidences, (confidences > 0.5).astype(float))
+        known = curve.accuracy[~np.isnan(curve.accuracy)]
+        assert known.min() >= 0
+        assert known.max() <= 1
+
+    @pytest.mark.parametrize("confidence", [0.0, 0.4, 1.0])
+    def test_one_example(self, confidence: float) -> None:
+        curve = smooth_reliability(np.array([confidence]), np.array([1.0]), bandwidth=0.2)
+        np.testing.assert_allclose(curve.accuracy[~np.isnan(curve.accuracy)], 1, rtol=1e-12)
+        assert curve.density.argmax() == pytest.approx(confidence * 199, abs=0.5)
+
+    def test_narrow_types_and_bools(self) -> None:
+        confidences, correct = events(50)
+        narrow = confidences.astype(np.float32)
+        curves = [
+            smooth_reliability(narrow, correct.astype(bool)),
+            smooth_reliability(narrow.astype(float), correct),
+        ]
+        np.testing.assert_array_equal(curves[0].accuracy, curves[1].accuracy)
+
+    @pytest.mark.parametrize(
+        ("confidences", "correct", "options", "message"),
+        [
+            ([], [], {}, r"confidences to .* N > 0, got shape \(0,\)"),
+            ([0.5, 0.6], [1.0], {}, r"correct to .*, got shape \(1,\)"),
+            ([[0.5]], [[1.0]], {}, r"confidences to .*, got shape \(1, 1\)"),
+            ([0.5, 1.2], [0, 1], {}, r"confidences to lie in \[0, 1\], got 1\.2 in row 1 \(1 such rows\)"),
+            ([np.nan, 0.5], [0, 1], {}, r"confidences to lie in \[0, 1\], got nan in row 0"),
+            ([0.5, 0.5], [0, 2], {}, r"correct to lie in \[0, 1\], got 2\.0 in row 1"),
+            ([0.5], [1], {"grid_size": 1}, "grid_size to be at least 2, got 1"),
+            ([0.5], [1], {"bandwidth": 0}, r"bandwidth to lie in \[0\.0001, 1\], got 0"),
+        ],
+    )
+    def test_bad_inputs_are_refused(
+        self, confidences: list[float], correct: list[float], options: dict[str, float], message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            smooth_reliability(np.array(confidences), np.array(correct), **options)

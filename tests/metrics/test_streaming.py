@@ -1,0 +1,492 @@
+"""The streaming state must be the one-shot metrics, however the rows are cut, merged and spread."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, softmax
+
+import hf_calib.metrics as metrics
+from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.streaming import StreamingCalibration
+from tests.helpers.gloo_pair import run_on_two
+
+EXACT = {"rel": 1e-12, "abs": 1e-14}
+
+
+def random_batch(
+    n_examples: int, n_classes: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(n_examples, n_classes, generator=generator, dtype=torch.float64)
+    return logits.to(dtype), torch.randint(0, n_classes, (n_examples,), generator=generator)
+
+
+def random_multi_label(n_examples: int, n_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, _ = random_batch(n_examples, n_classes)
+    noise = 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return logits, (logits + noise > 1).long()
+
+
+def one_shot(probs: np.ndarray, labels: np.ndarray, n_bins: int = 15) -> dict[str, float]:
+    adaptive = metrics.expected_calibration_error(probs, labels, n_bins=n_bins, binning="quantile")
+    return {
+        "accuracy": metrics.accuracy(probs, labels),
+        "ece": metrics.expected_calibration_error(probs, labels, n_bins=n_bins),
+        "adaptive_ece": adaptive,
+        "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=n_bins),
+        "mce": metrics.maximum_calibration_error(probs, labels, n_bins=n_bins),
+        "nll": metrics.negative_log_likelihood(probs, labels),
+        "brier": metrics.brier_score(probs, labels),
+    }
+
+
+def streamed(
+    logits: torch.Tensor, labels: torch.Tensor, batch: int = 64, **settings: object
+) -> StreamingCalibration:
+    state = StreamingCalibration(**settings)
+    for rows, targets in zip(logits.split(batch), labels.split(batch), strict=True):
+        state.update(rows, targets)
+    return state
+
+
+def assert_same(state: StreamingCalibration, expected: dict[str, float]) -> None:
+    computed = state.compute()
+    assert list(computed) == list(expected)
+    for name, value in expected.items():
+        assert type(computed[name]) is float
+        assert computed[name] == pytest.approx(value, **EXACT), name
+
+
+# The same numbers as the one-shot functions
+
+
+@pytest.mark.parametrize("n_classes", [2, 10, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.4, 2.5])
+def test_equals_the_one_shot_metrics(n_classes: int, temperature: float) -> None:
+    logits, labels = random_batch(700, n_classes)
+    expected = one_shot(softmax(logits.numpy() / temperature, axis=1), labels.numpy())
+    assert_same(streamed(logits, labels, temperature=temperature), expected)
+
+
+@pytest.mark.parametrize("case", ["N5000_K10", "N2000_K100", "N300_K2"])
+def test_equals_the_papers_code(golden: Path, case: str) -> None:
+    with np.load(golden / f"metrics_{case}.npz") as file:
+        state = streamed(torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"]))
+        keys = ["accuracy", "ece_b15", "adaece_b15", "classwise_ece_b15", "mce_b15", "nll"]
+        assert_same(
+            state,
+            dict(
+                zip(state.compute(), [*(file[k] for k in keys), file["brier_sum_over_classes"]], strict=True)
+            ),
+        )
+
+
+@pytest.mark.parametrize("batch", [1, 7, 500])
+@pytest.mark.parametrize("n_bins", [1, 10])
+def test_batch_size_and_chunk_size_do_not_matter(
+    batch: int, n_bins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = random_batch(500, 6)
+    expected = one_shot(softmax(logits.numpy(), axis=1), labels.numpy(), n_bins)
+    assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
+    monkeypatch.setattr("hf_calib.metrics.streaming._CHUNK_ELEMENTS", 20)
+    assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
+
+
+def test_merge_order_does_not_matter() -> None:
+    logits, labels = random_batch(600, 5)
+    expected = one_shot(softmax(logits.numpy(), axis=1), labels.numpy())
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        parts = [streamed(logits[k::3], labels[k::3]) for k in order]
+        whole = StreamingCalibration()
+        for part in [StreamingCalibration(), *parts, StreamingCalibration()]:
+            whole.merge(part)
+        assert_same(whole, expected)
+        np.testing.assert_array_equal(whole.confidences, np.concatenate([p.confidences for p in parts]))
+
+
+def test_merging_leaves_the_other_state_alone() -> None:
+    logits, labels = random_batch(100, 5)
+    left, right = StreamingCalibration(), streamed(logits, labels)
+    before = right.compute()
+    left.merge(right)
+    left.update(logits, labels)
+    assert right.compute() == before
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_a_saved_state_goes_on(multi_label: bool, tmp_path: Path) -> None:
+    logits, labels = (random_multi_label if multi_label else random_batch)(200, 5)
+    settings = {"n_bins": 10, "temperature": 1.7, "multi_label": multi_label}
+    torch.save(streamed(logits[:90], labels[:90], **settings).state_dict(), tmp_path / "half.pt")
+    state = StreamingCalibration.from_state_dict(torch.load(tmp_path / "half.pt", weights_only=True))
+    state.update(logits[90:], labels[90:])
+    assert_same(state, streamed(logits, labels, **settings).compute())
+    assert state.confidences.tolist() == streamed(logits, labels, **settings).confidences.tolist()
+
+
+def test_a_saved_empty_state_is_empty() -> None:
+    state = StreamingCalibration.from_state_dict(StreamingCalibration(n_bins=7).state_dict())
+    assert state.n_bins == 7
+    with pytest.raises(ValueError, match="have seen at least one label"):
+        state.compute()
+
+
+def test_a_saved_state_owes_nothing_to_the_first() -> None:
+    logits, labels = random_batch(60, 3)
+    first = streamed(logits, labels)
+    expected, saved = first.compute(), first.state_dict()
+    first.update(logits, labels.flip(0))
+    assert_same(StreamingCalibration.from_state_dict(saved), expected)
+
+
+@pytest.mark.parametrize("name", ["settings", "sums", "confidences", "correct"])
+def test_a_damaged_saved_state_is_refused(name: str) -> None:
+    saved = streamed(*random_batch(20, 3)).state_dict()
+    with pytest.raises(ValueError, match="expected saved to hold"):
+        StreamingCalibration.from_state_dict({k: v for k, v in saved.items() if k != name})
+    with pytest.raises(ValueError, match="expected saved to hold"):
+        StreamingCalibration.from_state_dict({**saved, name: saved[name][:-1]})
+
+
+def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
+    logits, labels = random_batch(240, 7)
+    labels[::3] = -100
+    logits[0] = torch.nan  # padding may hold anything
+    kept = labels != -100
+    expected = one_shot(softmax(logits[kept].numpy(), axis=1), labels[kept].numpy())
+    state = StreamingCalibration()
+    state.update(logits.view(8, 30, 7), labels.view(8, 30))
+    assert_same(state, expected)
+    assert len(state.confidences) == len(state.correct) == 160
+
+
+def test_batches_without_rows_or_labels_change_nothing() -> None:
+    logits, labels = random_batch(50, 4)
+    state = streamed(logits, labels)
+    expected = state.compute()
+    state.update(logits[:0], labels[:0])
+    state.update(logits, torch.full_like(labels, -100))
+    assert state.compute() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
+    logits, labels = random_batch(500, 200)
+    labels[labels > 100] = -100
+    narrow, wide = StreamingCalibration(), StreamingCalibration()
+    narrow.update(logits, labels.to(dtype))
+    wide.update(logits, labels)
+    assert narrow.compute() == wide.compute()
+
+
+def test_unsigned_labels_have_no_room_for_ignored_ones() -> None:
+    logits, labels = random_batch(50, 10)
+    labels[:5] = 156  # what -100 becomes
+    state = StreamingCalibration()
+    state.update(logits, labels.to(torch.uint8))
+    with pytest.raises(ValueError, match="got 5 that do not"):
+        state.compute()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_logits_are_widened_before_the_softmax(dtype: torch.dtype) -> None:
+    logits, labels = random_batch(300, 5, dtype)
+    assert streamed(logits, labels).compute() == streamed(logits.float(), labels).compute()
+
+
+def test_float32_is_as_good_as_its_softmax() -> None:
+    logits, labels = random_batch(3000, 10, torch.float32)
+    exact = streamed(logits.double(), labels).compute()
+    for name, value in streamed(logits, labels).compute().items():
+        assert value == pytest.approx(exact[name], abs=1e-6), name
+
+
+def test_large_and_masked_logits_keep_their_nll() -> None:
+    logits = torch.tensor([[2000.0, 0.0, -torch.inf], [1000.5, 1000.0, 0.0]])
+    state = streamed(logits, torch.tensor([1, 0]))
+    assert state.compute()["nll"] == pytest.approx((2000 + np.log1p(np.exp(-0.5))) / 2, rel=1e-7)
+
+
+def test_accuracy_does_not_depend_on_temperature() -> None:
+    # Neighbouring floats that become equal when divided; the prediction must not move to class 0.
+    logits = torch.tensor([[1.5, 1.5 + 2**-23]])
+    assert logits.diff() > 0
+    assert (logits / 1.25).diff() == 0
+    assert streamed(logits, torch.tensor([1]), temperature=1.25).compute()["accuracy"] == 1
+
+
+@pytest.mark.parametrize("n_bins", [*range(2, 31), 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bins_agree_with_numpy_bit_for_bit(n_bins: int, dtype: torch.dtype) -> None:
+    on_edge = torch.arange(n_bins + 1, dtype=dtype) / n_bins
+    values = torch.cat(
+        [
+            on_edge,
+            on_edge.nextafter(torch.tensor(0.0, dtype=dtype)),
+            on_edge[:-1].nextafter(torch.tensor(1.0, dtype=dtype)),
+        ]
+    )
+    state = StreamingCalibration(n_bins=n_bins)
+    state.update(torch.zeros(1, 2, dtype=dtype), torch.tensor([0]))
+    ours = state._slots(values, torch.ones_like(values, dtype=torch.bool))
+    np.testing.assert_array_equal(ours.numpy(), uniform_bins(values.numpy(), n_bins))
+    np.testing.assert_array_equal(ours.numpy(), uniform_bins(values.double().numpy(), n_bins))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_probabilities_lie_on_the_edge_below(dtype: torch.dtype) -> None:
+    for n_classes in (3, 5, 15):
+        state = StreamingCalibration()
+        state.update(torch.zeros(4, n_classes, dtype=dtype), torch.zeros(4, dtype=torch.long))
+        assert state.bins.counts[15 // n_classes - 1] == 4
+
+
+# What it keeps
+
+
+def test_views_of_the_state() -> None:
+    logits, labels = random_batch(400, 6)
+    probs = softmax(logits.numpy(), axis=1)
+    state = streamed(logits, labels)
+    np.testing.assert_allclose(state.confidences, probs.max(axis=1), rtol=1e-14)
+    np.testing.assert_array_equal(state.correct, probs.argmax(axis=1) == labels.numpy())
+    assert state.confidences.dtype == state.correct.dtype == np.float64
+    assert state.class_gaps.shape == (6,)
+    assert state.class_gaps.mean() == pytest.approx(state.compute()["classwise_ece"], **EXACT)
+    bins = uniform_bins(state.confidences, 15)
+    np.testing.assert_array_equal(state.bins.counts, np.bincount(bins, minlength=15))
+    for m in range(15):
+        if (bins == m).any():
+            assert state.bins.confidence[m] == pytest.approx(state.confidences[bins == m].mean(), **EXACT)
+            assert state.bins.accuracy[m] == pytest.approx(state.correct[bins == m].mean(), **EXACT)
+        else:
+            assert np.isnan(state.bins.confidence[m])
+            assert np.isnan(state.bins.accuracy[m])
+
+
+def test_no_logits_are_kept() -> None:
+    n_examples, n_classes = 5000, 50
+    logits, labels = random_batch(n_examples, n_classes)
+    logits.requires_grad_()
+    state = streamed(logits, labels)
+    held = [state._sums, *state._confidences, *state._correct]
+    n_bytes = sum(tensor.untyped_storage().nbytes() for tensor in held)
+    assert n_bytes <= 9 * n_examples + 8 * (7 + 3 * 51 * 16)
+    assert not any(tensor.requires_grad for tensor in held)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_update_never_reads_a_value_back(multi_label: bool) -> None:
+    """Meta tensors have no values, so whatever would wait for a device raises on them."""
+    logits = torch.empty(8, 5, device="meta", dtype=torch.float16)
+    labels = torch.empty((8, 5) if multi_label else (8,), device="meta", dtype=torch.long)
+    state = StreamingCalibration(multi_label=multi_label)
+    state.update(logits, labels)
+    state.update(logits, labels)
+    assert state._sums.device.type == "meta"
+
+
+def test_inputs_are_left_alone() -> None:
+    logits, labels = random_batch(20, 3)
+    before = logits.clone(), labels.clone()
+    streamed(logits, labels)
+    assert torch.equal(logits, before[0])
+    assert torch.equal(labels, before[1])
+
+
+# Several labels per row
+
+
+@pytest.mark.parametrize("label_dtype", [torch.long, torch.float32, torch.bool])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_multi_label_equals_binary_metrics(label_dtype: torch.dtype, temperature: float) -> None:
+    logits, labels = random_multi_label(300, 4)
+    positive = expit(logits.numpy() / temperature)
+    as_binary = np.stack([1 - positive, positive], axis=-1).reshape(-1, 2)
+    expected = one_shot(as_binary, labels.numpy().ravel())
+    expected["brier"] /= 2  # (p - y)^2, where the two-class sum counts it twice
+    gaps = [class_gap(positive[:, c], labels.numpy()[:, c]) for c in range(4)]
+    expected["classwise_ece"] = np.mean(gaps)
+    state = streamed(logits, labels.to(label_dtype), temperature=temperature, multi_label=True)
+    assert_same(state, expected)
+    np.testing.assert_allclose(state.class_gaps, gaps, rtol=1e-12)
+
+
+def class_gap(probs: np.ndarray, labels: np.ndarray) -> float:
+    bins = uniform_bins(probs, 15)
+    return sum(abs((probs - labels)[bins == m].sum()) for m in range(15)) / len(probs)
+
+
+def test_multi_label_leaves_out_single_labels() -> None:
+    logits, labels = random_multi_label(200, 3)
+    labels[::2, 0] = -100
+    labels[:, 2] = -100
+    logits[0, 0] = torch.nan
+    state = streamed(logits, labels, multi_label=True)
+    assert len(state.confidences) == 300
+    first = class_gap(expit(logits[1::2, 0].numpy()), labels[1::2, 0].numpy())
+    second = class_gap(expit(logits[:, 1].numpy()), labels[:, 1].numpy())
+    np.testing.assert_allclose(state.class_gaps, [first, second, np.nan], rtol=1e-12)
+    assert state.compute()["classwise_ece"] == pytest.approx((first + second) / 2, **EXACT)
+
+
+def test_multi_label_nll_of_extreme_logits_is_exact() -> None:
+    state = StreamingCalibration(multi_label=True)
+    state.update(torch.tensor([[500.0, -torch.inf]]), torch.tensor([[0, 0]]))
+    assert state.compute()["nll"] == 250
+
+
+# What users get wrong
+
+
+def test_empty_state_has_no_metrics() -> None:
+    only_ignored = StreamingCalibration()
+    only_ignored.update(torch.zeros(3, 2), torch.full((3,), -100))
+    for state in (StreamingCalibration(), only_ignored):
+        assert state.confidences.shape == state.correct.shape == (0,)
+        for read in (state.compute, lambda: state.class_gaps, lambda: state.bins):  # noqa: B023
+            with pytest.raises(ValueError, match=r"seen at least one label, got none; call update"):
+                read()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_rows_that_are_not_finite_are_counted(bad: float) -> None:
+    logits, labels = random_batch(50, 4)
+    logits[3, 1] = logits[3, 2] = logits[17, 0] = bad
+    state = streamed(logits, labels, batch=10)
+    with pytest.raises(ValueError, match=r"be finite, got NaN in 2 of 50 rows; look for overflow"):
+        state.compute()
+
+
+def test_multi_label_rows_that_are_not_finite_are_counted() -> None:
+    logits, labels = random_multi_label(50, 4)
+    logits[3, 1] = logits[3, 2] = torch.nan
+    state = streamed(logits, labels, multi_label=True)
+    with pytest.raises(ValueError, match=r"got NaN in 1 of 50 rows"):
+        state.compute()
+
+
+@pytest.mark.parametrize(
+    ("labels", "multi_label", "message"),
+    [
+        ([0, 4, 1, -1], False, r"labels to lie in 0\.\.3 or be -100, got 2 that do not"),
+        ([[0, 1, 2, 0], [1, 1, 0, 0]], True, r"labels to be 0, 1 or -100, got 1 that do not"),
+    ],
+)
+def test_labels_out_of_range_are_counted(labels: list, multi_label: bool, message: str) -> None:
+    state = StreamingCalibration(multi_label=multi_label)
+    state.update(torch.zeros(len(labels), 4), torch.tensor(labels))
+    with pytest.raises(ValueError, match=message):
+        state.compute()
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "multi_label", "error", "message"),
+    [
+        (np.zeros((2, 3)), torch.zeros(2), False, TypeError, r"logits to be a torch\.Tensor, got ndarray"),
+        (torch.zeros(2, 3).long(), torch.zeros(2).long(), False, TypeError, r"logits to be floating point"),
+        (torch.zeros(2, 3), torch.zeros(2), False, TypeError, r"labels to be integers, got torch\.float32"),
+        (torch.zeros(2, 3), torch.zeros(3).long(), False, ValueError, r"have shape \(2,\), got \(3,\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 3).long(), False, ValueError, r"set multi_label=True only"),
+        (torch.zeros(2, 3), torch.zeros(2).long(), True, ValueError, r"have shape \(2, 3\), got \(2,\)"),
+        (
+            torch.zeros(2, 1),
+            torch.zeros(2).long(),
+            False,
+            ValueError,
+            r"sigmoid output needs multi_label=True",
+        ),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(
+    logits: object, labels: torch.Tensor, multi_label: bool, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        StreamingCalibration(multi_label=multi_label).update(logits, labels)
+
+
+def test_the_number_of_classes_must_stay() -> None:
+    state = streamed(*random_batch(10, 3))
+    with pytest.raises(ValueError, match="number of classes to stay 3, got 4"):
+        state.update(*random_batch(10, 4))
+    with pytest.raises(ValueError, match="number of classes to stay 3, got 4"):
+        state.merge(streamed(*random_batch(10, 4)))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"n_bins": 10}, {"temperature": 2.0}, {"multi_label": True}], ids=lambda s: next(iter(s))
+)
+def test_states_made_differently_are_not_merged(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"the other state's {next(iter(settings))} to be"):
+        StreamingCalibration().merge(StreamingCalibration(**settings))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_temperatures_are_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature to be a finite number above 0"):
+        StreamingCalibration(temperature=temperature)
+
+
+# Several processes
+
+
+def test_all_reduce_does_nothing_in_one_process() -> None:
+    state = streamed(*random_batch(30, 3))
+    expected = state.compute()
+    state.all_reduce()
+    assert state.compute() == expected
+
+
+UNEVEN, ONE_WITHOUT_ROWS = [150, 90], [0, 120]
+
+
+def reduce_in_process(rank: int, folder: Path) -> None:
+    """Take this rank's share of the rows, reduce, and write down what it then holds."""
+    held: dict[str, object] = {}
+    for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
+        logits, labels = (part.split(sizes)[rank] for part in spread_batch(sizes))
+        state = streamed(logits, labels, batch=16) if sizes[rank] else StreamingCalibration()
+        state.all_reduce()
+        held[str(sizes)] = {
+            "metrics": state.compute(),
+            "class_gaps": state.class_gaps.tolist(),
+            "confidences": state.confidences.tolist(),
+            "correct": state.correct.tolist(),
+        }
+    nobody = StreamingCalibration()
+    nobody.all_reduce()
+    held["nobody"] = len(nobody.confidences)
+    try:
+        streamed(*random_batch(10, 3 + rank)).all_reduce()
+    except ValueError as error:
+        held["error"] = str(error)
+    (folder / f"{rank}.json").write_text(json.dumps(held))
+
+
+def spread_batch(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, labels = random_batch(sum(sizes), 5)
+    labels[::7] = -100
+    return logits, labels
+
+
+def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
+    run_on_two(reduce_in_process, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
+        alone = streamed(*spread_batch(sizes))
+        held = first[str(sizes)]
+        assert held["metrics"] == pytest.approx(alone.compute(), **EXACT)
+        assert held["class_gaps"] == pytest.approx(alone.class_gaps.tolist(), **EXACT)
+        assert held["confidences"] == alone.confidences.tolist()
+        assert held["correct"] == alone.correct.tolist()
+    assert first["nobody"] == 0
+    assert first["error"].startswith(
+        "expected every process to see 4 classes, got 3; evaluate the same model"
+    )

@@ -1,0 +1,254 @@
+"""The pictures: what they show, that it can be read, and that nothing outside the figure changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
+from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.plots import gamma_dynamics, reliability_diagram, reliability_grid, save_figure
+from tests.helpers.pictures import overlapping, written
+
+Panel = tuple[np.ndarray, np.ndarray]
+
+
+def predictions(n_examples: int = 3000, power: float = 1.0, seed: int = 0) -> Panel:
+    """Predictions that are right with probability confidence ** power."""
+    rng = np.random.default_rng(seed)
+    confidences = rng.uniform(0.3, 1, n_examples)
+    return confidences, (rng.random(n_examples) < confidences**power).astype(float)
+
+
+# Reliability diagrams
+
+
+def test_panel_shows_the_bins() -> None:
+    confidences, correct = predictions(power=2)
+    figure = reliability_diagram({"model": (confidences, correct)}, n_bins=10)
+    upper, lower = figure.axes
+    bins = mean_bins(sum_bins(confidences, correct, uniform_bins(confidences, 10), 10))
+    shown = bins.counts > 0
+    common, over, under = (
+        np.array([[bar.get_y(), bar.get_height()] for bar in container]).T for container in upper.containers
+    )
+    accuracy, confidence = bins.accuracy[shown], bins.confidence[shown]
+    np.testing.assert_allclose(common[1], np.minimum(accuracy, confidence))
+    np.testing.assert_allclose(over.sum(axis=0), confidence)
+    np.testing.assert_allclose(under.sum(axis=0), accuracy)
+    shares = [bar.get_height() for bar in lower.containers[0]]
+    np.testing.assert_allclose(shares, bins.counts / 3000)
+    counts = [text.get_text() for text in lower.texts]
+    assert counts == [f"{count:.0f}" for count in bins.counts[shown]]
+    overall, stated = (line.get_xdata()[0] for line in lower.lines)
+    assert overall == correct.mean()
+    assert stated == confidences.mean()
+
+
+def test_panel_states_its_numbers() -> None:
+    confidences, correct = predictions()
+    figure = reliability_diagram({"model": (confidences, correct)}, n_bins=7)
+    ece = top_label_calibration_error(confidences, correct, n_bins=7)
+    assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
+
+
+def test_large_counts_are_short() -> None:
+    confidences = np.repeat([0.1, 0.5, 0.9], [9_999, 10_400, 1_234_567])
+    figure = reliability_diagram({"model": (confidences, np.ones_like(confidences))}, n_bins=3)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["9999", "10k", "1.2M"]
+
+
+def test_numbers_too_small_to_read_are_left_out() -> None:
+    figure = reliability_diagram({"model": predictions()}, n_bins=50)
+    assert len(figure.axes[1].texts) == 0
+
+
+def test_grid_places_rows_and_columns() -> None:
+    rows = {
+        row: {name: predictions(power=power, seed=k) for k, name in enumerate("abc")}
+        for row, power in (("before", 2), ("after", 1))
+    }
+    figure = reliability_grid(rows, title="all of them")
+    assert len(figure.axes) == 2 * 2 * 3
+    texts = written(figure)
+    for name in ("before", "after", "a", "b", "c", "all of them"):
+        assert texts.count(name) == 1
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+    eces = [top_label_calibration_error(*panel) for panels in rows.values() for panel in panels.values()]
+    assert [title.split()[1] for title in titles] == [f"{ece:.3f}" for ece in eces]
+
+
+LONG_NAME = "a fine-tuned checkpoint with_a_name_that_nobody_would_choose_but_a_script"
+
+
+SIDE_BY_SIDE = {LONG_NAME: predictions(20_000, 3), "b": predictions(1), "c": predictions(9_000, 0.2)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_bins"),
+    [
+        ({"": {"one": predictions()}}, 1),
+        ({"": {"one": predictions()}}, 25),
+        ({"": SIDE_BY_SIDE}, 15),
+        ({row: {name: predictions(90_000) for name in "abcd"} for row in ("before T", "after T")}, 15),
+    ],
+    ids=["one_bin", "many_bins", "side_by_side", "grid"],
+)
+def test_no_text_covers_another(rows: dict[str, dict[str, Panel]], n_bins: int) -> None:
+    assert overlapping(reliability_grid(rows, n_bins=n_bins, title="Reliability")) == []
+
+
+def test_names_are_text_not_formulas(tmp_path: Path) -> None:
+    figure = reliability_diagram({r"$\frac{$ & <b>": predictions()}, title=r"\undefined $x^$")
+    save_figure(figure, tmp_path / "odd.png")
+    assert r"$\frac{$ & <b>" in written(figure)
+
+
+def test_extreme_predictions_are_drawn(tmp_path: Path) -> None:
+    panels = {
+        "one example": ([0.7], [True]),
+        "all certain and wrong": (np.ones(5), np.zeros(5)),
+        "all at zero": (np.zeros(5), np.ones(5)),
+    }
+    save_figure(reliability_diagram(panels), tmp_path / "extreme.png")
+    assert (tmp_path / "extreme.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("panel", "message"),
+    [
+        (([0.5, 0.6], [1]), r"panel 'm' to be two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)"),
+        (([], []), r"two equally long arrays"),
+        (([[0.5]], [[1]]), r"two equally long arrays"),
+        (([0.5, 4.2], [1, 0]), r"confidences of panel 'm' to lie in \[0, 1\], got values from 0.5 to 4.2"),
+        (([0.5, np.nan], [1, 0]), r"confidences of panel 'm' to lie in \[0, 1\]"),
+        (([0.5, 0.6], [1, 3]), r"correct of panel 'm' to be 0 or 1, got values from 1 to 3"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(panel: Panel, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reliability_diagram({"m": panel})
+
+
+def test_a_diagram_needs_panels_in_even_rows() -> None:
+    for draw in (lambda: reliability_diagram({}), lambda: reliability_grid({})):
+        with pytest.raises(ValueError, match=r"at least one panel, got none; pass \{name:"):
+            draw()
+    with pytest.raises(ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"):
+        reliability_grid({"before": {"a": predictions()}, "after": {"b": predictions()}})
+
+
+# Gammas
+
+
+def history(n_updates: int, n_bins: int) -> list[dict[str, float]]:
+    entries: list[dict[str, float]] = []
+    for update in range(1, n_updates + 1):
+        entries.append({"step": 10 * update - 5, "loss": 1.0})
+        entries.append(
+            {
+                "step": 10 * update,
+                **{f"gamma_{m:02d}": 1 + 0.1 * m * update for m in range(n_bins)},
+                **{f"calibration_gap_{m:02d}": 0.1 * m / update for m in range(n_bins)},
+            }
+        )
+    return entries
+
+
+def test_gammas_and_gaps_are_drawn_over_steps() -> None:
+    figure = gamma_dynamics([*history(4, 15), {"eval_loss": 1.0}], title="AdaFocal")
+    upper, lower, _ = figure.axes
+    curves = [[line for line in axes.lines if len(line.get_xdata()) == 4] for axes in (upper, lower)]
+    assert len(curves[0]) == len(curves[1]) == 15
+    for m in range(15):
+        np.testing.assert_array_equal(curves[0][m].get_xdata(), [10, 20, 30, 40])
+        np.testing.assert_allclose(curves[0][m].get_ydata(), 1 + 0.1 * m * np.arange(1, 5))
+        np.testing.assert_allclose(curves[1][m].get_ydata(), 0.1 * m / np.arange(1, 5))
+    assert len({line.get_color().tobytes() for line in curves[0]}) == 15
+
+
+@pytest.mark.parametrize(("n_updates", "n_bins"), [(1, 1), (5, 15), (3, 60)])
+def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int) -> None:
+    assert overlapping(gamma_dynamics(history(n_updates, n_bins), title="AdaFocal")) == []
+
+
+def test_gaps_of_empty_bins_may_be_missing() -> None:
+    entries = history(3, 2)
+    entries[1]["calibration_gap_00"] = float("nan")
+    entries[3]["calibration_gap_00"] = None
+    figure = gamma_dynamics(entries)
+    assert np.isnan(figure.axes[1].lines[1].get_ydata()).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "log_history",
+    [
+        [],
+        [{"step": 1, "loss": 2.0}],
+        [{"step": 1, "gamma_00": 2.0}],
+        [{"gamma_00": 1.0, "calibration_gap_00": 0.0}],
+    ],
+)
+def test_a_history_without_gammas_is_refused(log_history: list[dict[str, float]]) -> None:
+    with pytest.raises(
+        ValueError, match=r"log_history to hold gammas, got no entry .*; train with loss='adafocal'"
+    ):
+        gamma_dynamics(log_history)
+
+
+def test_a_history_of_two_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="log_history to keep 15 bins, got 10"):
+        gamma_dynamics(history(2, 15) + history(2, 10))
+
+
+# Files and global state
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("folder/b.pdf", b"%PDF"), ("c.SVG", b"<?xml")]
+)
+def test_figures_are_written(tmp_path: Path, name: str, start: bytes) -> None:
+    save_figure(reliability_diagram({"m": predictions()}), str(tmp_path / name))
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "diagram.png"
+    path.write_bytes(b"old")
+    figure = reliability_diagram({"m": predictions()})
+    figure.set_size_inches(1e5, 1e5)  # more pixels than a PNG can have
+    with pytest.raises(ValueError, match="too large"):
+        save_figure(figure, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"path to end in \.pdf, \.png, \.svg, got '.*diagram\.txt'"):
+        save_figure(Figure(), tmp_path / "diagram.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drawing_changes_no_settings(tmp_path: Path) -> None:
+    before = dict(mpl.rcParams)
+    save_figure(reliability_diagram({"m": predictions()}), tmp_path / "a.png")
+    assert dict(mpl.rcParams) == before
+
+
+def test_matplotlib_is_loaded_when_drawing_and_pyplot_never() -> None:
+    code = """
+import sys
+import hf_calib.plots as plots
+assert "matplotlib" not in sys.modules and "torch" not in sys.modules
+plots.gamma_dynamics([{"step": 1, "gamma_00": 1.0, "calibration_gap_00": 0.0}])
+plots.reliability_diagram({"m": ([0.9], [1])})
+assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

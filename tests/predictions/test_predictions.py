@@ -1,0 +1,474 @@
+"""Predictions from files, and from running a model: the same rows, in the same order, or a clear refusal."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import transformers
+from datasets import ClassLabel, Dataset, Features, Value
+from scipy.special import softmax
+
+from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib.predictions.texts import load_classifier, load_rows, predict
+from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
+
+NAMES = ("art", "law", "NA", "sport")  # a name that some readers take for a missing value
+LOGITS = np.random.default_rng(0).normal(size=(6, 4)) * 3
+PROBS = softmax(LOGITS, axis=1)
+LABELS = np.array([0, 3, 2, 1, 0, 2])
+
+
+def write(table: pandas.DataFrame, path: Path) -> Path:
+    if path.suffix == ".parquet":
+        table.to_parquet(path, index=False)
+    else:
+        table.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
+    return path
+
+
+def as_table(values: np.ndarray, prefix: str, labels: Any = LABELS, **others: Any) -> pandas.DataFrame:
+    columns = {f"{prefix}{name}": values[:, i] for i, name in enumerate(NAMES)}
+    return pandas.DataFrame({**others, **columns, "label": labels})
+
+
+class TestPredictions:
+    def test_logits_and_probabilities_are_one_thing(self) -> None:
+        from_logits, from_probs = Predictions(LABELS, logits=LOGITS), Predictions(LABELS, probs=PROBS)
+        np.testing.assert_allclose(from_logits.probabilities(), PROBS, rtol=1e-14)
+        np.testing.assert_allclose(softmax(from_probs.as_logits(), axis=1), PROBS, rtol=1e-13)
+        assert from_logits.as_logits() is LOGITS
+        assert from_probs.probabilities() is PROBS
+        assert (len(from_probs), from_probs.n_classes) == (6, 4)
+
+    def test_a_probability_of_0_has_a_finite_logarithm(self) -> None:
+        certain = Predictions(np.array([1]), probs=np.array([[1.0, 0.0]], dtype=np.float32))
+        assert certain.as_logits()[0, 0] == 0
+        assert -88 < certain.as_logits()[0, 1] < -87
+
+    def test_float16_logits_are_widened_before_the_softmax(self) -> None:
+        half = Predictions(LABELS, logits=LOGITS.astype(np.float16))
+        np.testing.assert_allclose(half.probabilities().sum(axis=1), 1, rtol=1e-12)
+
+    def test_select(self) -> None:
+        chosen = Predictions(LABELS, logits=LOGITS, class_names=NAMES).select(np.array([4, 1]))
+        np.testing.assert_array_equal(chosen.logits, LOGITS[[4, 1]])
+        np.testing.assert_array_equal(chosen.labels, [0, 3])
+        assert chosen.class_names == NAMES
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"probs": PROBS}, ValueError, "hold logits or probs, got both"),
+            ({"logits": None}, ValueError, "hold logits or probs, got neither"),
+            ({"logits": LOGITS[:, 0]}, ValueError, r"logits to have shape \(N, C\) .* got shape \(6,\)"),
+            ({"logits": LOGITS[:, :1]}, ValueError, r"C at least 2, got shape \(6, 1\)"),
+            ({"logits": LABELS}, TypeError, "logits to be a float array, got dtype int64"),
+            ({"logits": np.where(np.eye(6, 4) > 0, np.nan, LOGITS)}, ValueError, "to be finite, got 16 NaN"),
+            ({"labels": LABELS + 1}, ValueError, "labels to lie in 0..3, got 4"),
+            ({"labels": LABELS[:5]}, ValueError, r"labels to have shape \(6,\), got shape \(5,\)"),
+            ({"labels": LABELS.astype(float)}, TypeError, "labels to be integers, got dtype float64"),
+            ({"class_names": NAMES[:3]}, ValueError, "class_names to be 4, one per column, got 3"),
+        ],
+    )
+    def test_refused(self, change: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            Predictions(**{"labels": LABELS, "logits": LOGITS, **change})
+
+
+class TestNpz:
+    @pytest.mark.parametrize(("kind", "values"), [("logits", LOGITS), ("probs", PROBS.astype(np.float32))])
+    @pytest.mark.parametrize("names", [NAMES, None])
+    def test_round_trip(self, kind: str, values: np.ndarray, names: Any, tmp_path: Path) -> None:
+        path = tmp_path / "deep" / "predictions.npz"
+        save_predictions(Predictions(LABELS, **{kind: values}, class_names=names), path)
+        read = load_predictions(path)
+        np.testing.assert_array_equal(getattr(read, kind), values)
+        assert getattr(read, kind).dtype == values.dtype
+        np.testing.assert_array_equal(read.labels, LABELS)
+        assert read.class_names == names
+        assert [file.name for file in path.parent.iterdir()] == ["predictions.npz"]
+
+    def test_a_failure_leaves_what_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "predictions.npz"
+        path.write_bytes(b"before")
+
+        def fail(target: Path, **arrays: Any) -> None:
+            Path(target).write_bytes(b"half")
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(np, "savez", fail)
+        with pytest.raises(OSError, match="no space"):
+            save_predictions(Predictions(LABELS, logits=LOGITS), path)
+        assert path.read_bytes() == b"before"
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_only_npz_is_written(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"path to end in .npz, got out.csv"):
+            save_predictions(Predictions(LABELS, logits=LOGITS), tmp_path / "out.csv")
+
+    def test_objects_are_not_unpickled(self, tmp_path: Path) -> None:
+        path = tmp_path / "objects.npz"
+        np.savez(path, logits=LOGITS, labels=np.array(["a", 1, None], dtype=object))
+        with pytest.raises(
+            ValueError, match=r"be readable as npz, got .*allow_pickle.*; write it with numpy.savez"
+        ):
+            load_predictions(path)
+
+    def test_missing_arrays_are_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "other.npz"
+        np.savez(path, scores=LOGITS, labels=LABELS)
+        with pytest.raises(
+            ValueError, match=r"hold the arrays labels and logits \(or probs\), got scores, labels"
+        ):
+            load_predictions(path)
+
+    @pytest.mark.parametrize("content", ["text", "nothing", "one array", "half"])
+    def test_what_is_no_archive(self, content: str, tmp_path: Path) -> None:
+        path = tmp_path / "some.npz"
+        save_predictions(Predictions(LABELS, logits=LOGITS), path)
+        if content == "one array":
+            with path.open("wb") as file:
+                np.save(file, LOGITS)
+        else:
+            whole = path.read_bytes()
+            path.write_bytes({"text": b"hello", "nothing": b"", "half": whole[: len(whole) // 2]}[content])
+        with pytest.raises(ValueError, match=r"be readable as npz, got .*some.npz"):
+            load_predictions(path)
+
+
+class TestTables:
+    @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.tsv", "p.parquet"])
+    @pytest.mark.parametrize(("prefix", "kind"), [("logit_", "logits"), ("prob_", "probs"), ("", "probs")])
+    def test_columns(self, name: str, prefix: str, kind: str, tmp_path: Path) -> None:
+        values = LOGITS if kind == "logits" else PROBS
+        read = load_predictions(write(as_table(values, prefix), tmp_path / name))
+        np.testing.assert_allclose(getattr(read, kind), values, rtol=1e-15)
+        np.testing.assert_array_equal(read.labels, LABELS)
+        assert read.class_names == NAMES
+
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    def test_labels_by_name(self, name: str, tmp_path: Path) -> None:
+        texts = [NAMES[label] for label in LABELS]
+        table = as_table(LOGITS, "logit_", texts, text=list("abcdef")).rename(columns={"label": "topic"})
+        read = load_predictions(write(table, tmp_path / name), label_column="topic")
+        np.testing.assert_array_equal(read.labels, LABELS)
+
+    def test_classes_with_integers_for_names_are_found_by_name(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"label": [7, 3, 7], "prob_7": [0.5, 0.25, 1.0], "prob_3": [0.5, 0.75, 0.0]})
+        read = load_predictions(write(table, tmp_path / "p.csv"))
+        np.testing.assert_array_equal(read.labels, [0, 1, 0])
+        assert read.class_names == ("7", "3")
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            (
+                lambda t: t.drop(columns="label"),
+                ValueError,
+                "label_column to be one of logit_art, .*got 'label'",
+            ),
+            (lambda t: t.rename(columns={"label": "labels"}), ValueError, "did you mean 'labels'"),
+            (
+                lambda t: t.assign(label="music"),
+                ValueError,
+                r"classes' columns \(art, law, NA, sport\), got music",
+            ),
+            (lambda t: t.assign(label=4), ValueError, "labels to lie in 0..3, got 4"),
+            (lambda t: t.assign(logit_law="x"), TypeError, "column 'logit_law' to hold numbers in every row"),
+            (lambda t: t.assign(prob_art=0.5), ValueError, "got logit_ and prob_ columns; keep one kind"),
+            (lambda t: t[["logit_law", "label"]], ValueError, "each of at least 2 classes, got logit_law"),
+            (
+                lambda t: t.rename(columns=lambda c: c.removeprefix("logit_")),
+                ValueError,
+                "hold probabilities, as their names do not say logit_, got -?[0-9.]+ in row 0; name the columns",
+            ),
+        ],
+    )
+    def test_refused(self, change: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+        path = write(change(as_table(LOGITS, "logit_")), tmp_path / "p.csv")
+        with pytest.raises(error, match=message):
+            load_predictions(path)
+
+    def test_an_empty_cell(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.csv"
+        path.write_text("prob_a,prob_b,label\n0.5,0.5,0\n,1,1\n")
+        with pytest.raises(
+            TypeError, match=r"'prob_a' to hold numbers in every row, got .*fill in missing values"
+        ):
+            load_predictions(path)
+
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    def test_what_is_no_table(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / name
+        path.write_bytes(b"\xff\xfe\x00" if name.endswith("parquet") else b"")
+        with pytest.raises(ValueError, match=f"be readable as {path.suffix[1:]}, got .*{name}"):
+            load_predictions(path)
+
+    def test_half_a_download(self, tmp_path: Path) -> None:
+        whole = gzip.compress(b"prob_a,prob_b,label\n" + b"0.5,0.5,0\n" * 1000)
+        (tmp_path / "p.csv.gz").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"be readable as csv, got .*p.csv.gz"):
+            load_predictions(tmp_path / "p.csv.gz")
+
+    def test_no_such_file_or_format(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"name an existing file, got .*nothing.csv"):
+            load_predictions(tmp_path / "nothing.csv")
+        (tmp_path / "p.pkl").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"a file ending in .npz, .csv, .tsv, .parquet, got p.pkl"):
+            load_predictions(tmp_path / "p.pkl")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    names = dict(enumerate(NAMES))
+    tiny_bert(id2label=names, label2id={name: i for i, name in names.items()}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def some_texts(n: int = 21) -> tuple[list[str], list[int], torch.Tensor]:
+    """Texts of several lengths, labels, and the logits that the model gives each text alone."""
+    rows = sequences(tiny_bert(), n)
+    ids = [row[: 2 + i % 7] for i, row in enumerate(rows["input_ids"])]
+    with torch.no_grad():
+        logits = torch.cat([tiny_bert().eval()(torch.tensor([row])).logits for row in ids])
+    return [text_of(row) for row in ids], list(rows["label"]), logits
+
+
+class TestPredict:
+    @pytest.mark.parametrize("batch_size", [1, 4, 100])
+    def test_rows_keep_their_order(self, batch_size: int, model_folder: Path) -> None:
+        texts, labels, logits = some_texts()
+        done: list[tuple[int, int]] = []
+        found = predict(
+            load_classifier(model_folder),
+            Dataset.from_dict({"text": texts, "label": labels}),
+            batch_size=batch_size,
+            on_progress=lambda *step: done.append(step),
+        )
+        assert found.logits is not None
+        assert found.logits.dtype == np.float32
+        np.testing.assert_allclose(found.logits, logits, rtol=0, atol=1e-5 * float(logits.abs().max()))
+        np.testing.assert_array_equal(found.labels, labels)
+        assert found.class_names == NAMES
+        assert sum(step for step, _ in done) == 21
+        assert {total for _, total in done} == {21}
+
+    def test_agrees_with_a_pipeline(self, model_folder: Path) -> None:
+        texts, labels, _ = some_texts(6)
+        found = predict(load_classifier(model_folder), Dataset.from_dict({"text": texts, "label": labels}))
+        classify = transformers.pipeline("text-classification", model=str(model_folder), top_k=None)
+        served = [{row["label"]: row["score"] for row in scores} for scores in classify(texts)]
+        np.testing.assert_allclose(
+            found.probabilities(), [[scores[name] for name in NAMES] for scores in served], atol=1e-6
+        )
+
+    def test_long_texts_are_cut(self, model_folder: Path) -> None:
+        rows = Dataset.from_dict({"text": ["w1 " * 300, "w1 " * 16, "w1 w1"], "label": [0, 0, 0]})
+        classifier = load_classifier(model_folder)
+        found = predict(classifier, rows).as_logits()
+        np.testing.assert_allclose(found[0], found[1], atol=1e-5)  # the 16 tokens that the model can read
+        found = predict(classifier, rows, max_length=2).as_logits()
+        np.testing.assert_allclose(found[0], found[2], atol=1e-5)
+
+    def test_roberta_counts_positions_from_behind_the_padding_token(self, tmp_path: Path) -> None:
+        words = tokenizer()
+        size = {**TEXT, "max_position_embeddings": 16 + words.pad_token_id + 1}
+        config = transformers.RobertaConfig(**size, num_labels=N_LABELS, pad_token_id=words.pad_token_id)
+        transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+        words.save_pretrained(tmp_path)
+        classifier = load_classifier(tmp_path)
+        assert classifier.longest == 16
+        rows = Dataset.from_dict({"text": ["w1 " * 300, "w1 w1"], "label": [0, 0]})
+        assert np.isfinite(predict(classifier, rows).as_logits()).all()
+
+    def test_texts_without_a_token(self, model_folder: Path) -> None:
+        rows = Dataset.from_dict({"text": ["w1", "", "w2"], "label": [0, 1, 2]})
+        with pytest.raises(ValueError, match=r"none in 1 of 3 rows \(first in row 1\); remove these rows"):
+            predict(load_classifier(model_folder), rows)
+
+    def test_a_decoder_without_a_padding_token(self, tmp_path: Path) -> None:
+        config = transformers.GPT2Config(
+            vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=N_LABELS
+        )
+        model = transformers.GPT2ForSequenceClassification(config).eval()
+        model.save_pretrained(tmp_path)
+        words = tokenizer()
+        words.pad_token = None
+        words.save_pretrained(tmp_path)
+        texts, labels, _ = some_texts(5)
+        found = predict(load_classifier(tmp_path), Dataset.from_dict({"text": texts, "label": labels}))
+        with torch.no_grad():
+            wanted = [model(torch.tensor([words(text)["input_ids"]])).logits[0].numpy() for text in texts]
+        np.testing.assert_allclose(found.as_logits(), wanted, atol=1e-6)
+
+    def test_sixteen_bit_weights_are_read_in_float32(self, tmp_path: Path) -> None:
+        tiny_bert().bfloat16().save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        assert load_classifier(tmp_path).model.dtype == torch.float32
+
+
+def labelled(labels: Any, feature: Any = None) -> Dataset:
+    features = None if feature is None else Features({"text": Value("string"), "label": feature})
+    return Dataset.from_dict({"text": ["w1 w2"] * len(labels), "label": labels}, features=features)
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            labelled([3, 0, 1]),
+            labelled(["sport", "art", "law"]),
+            labelled(["Sport", "ART", "law"]),
+            labelled([1, 0, 2], ClassLabel(names=["art", "sport", "law"])),  # another order than the model's
+        ],
+        ids=["numbers", "names", "capitals", "ClassLabel"],
+    )
+    def test_mean_the_models_classes(self, rows: Dataset, model_folder: Path) -> None:
+        found = predict(load_classifier(model_folder), rows)
+        np.testing.assert_array_equal(found.labels, [3, 0, 1])
+
+    def test_of_other_names(self, model_folder: Path) -> None:
+        names = ["Kunst", "Recht", "NA", "Sport"]
+        found = predict(load_classifier(model_folder), labelled(["Sport", "Kunst"]), class_names=names)
+        np.testing.assert_array_equal(found.labels, [3, 0])
+
+    @pytest.mark.parametrize("class_names", [None, ["1", "2", "3", "4"]])
+    def test_numbers_that_are_names(self, class_names: list[str] | None, tmp_path: Path) -> None:
+        model = tiny_bert(id2label={i: str(i + 1) for i in range(4)})
+        model.save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        found = predict(load_classifier(tmp_path), labelled([3, 1, 2]), class_names=class_names)
+        np.testing.assert_array_equal(found.labels, [2, 0, 1])
+
+    def test_names_for_numbers_are_not_ignored(self, model_folder: Path) -> None:
+        with pytest.raises(ValueError, match="class_names to name the labels of 'label', got numbers there"):
+            predict(load_classifier(model_folder), labelled([3, 0]), class_names=["a", "b", "c", "d"])
+
+    def test_a_model_without_names_takes_numbers(self, tmp_path: Path) -> None:
+        tiny_bert().save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        rows = labelled([2, 0], ClassLabel(names=["x", "y", "z"]))
+        np.testing.assert_array_equal(predict(load_classifier(tmp_path), rows).labels, [2, 0])
+
+    @pytest.mark.parametrize(
+        ("rows", "options", "error", "message"),
+        [
+            (
+                labelled(["art", "music", "film"]),
+                {},
+                ValueError,
+                r"\(art, law, NA, sport\), got film, music; give the",
+            ),
+            (labelled([0, 4]), {}, ValueError, "hold the model's ids, 0..3, got 4"),
+            (
+                labelled([0, -1], ClassLabel(names=NAMES)),
+                {},
+                ValueError,
+                "be labelled, got -1; choose a split",
+            ),
+            (labelled([0, None]), {}, ValueError, "have a value in every row, got 1 without"),
+            (labelled([0.5, 1.0]), {}, TypeError, "hold one class in each row, got float"),
+            (labelled([[0], [1]]), {}, TypeError, "hold one class in each row, got list"),
+            (
+                labelled([0]),
+                {"label_column": "lable"},
+                ValueError,
+                "label_column to be one of text, label, .*mean",
+            ),
+            (
+                labelled([0]),
+                {"text_column": "texts"},
+                ValueError,
+                "text_column to be one of text, label, .*mean",
+            ),
+            (labelled([0]), {"text_column": "label"}, TypeError, "column 'label' to hold texts"),
+            (
+                labelled([0]),
+                {"class_names": ["a"]},
+                ValueError,
+                "name the model's 4 classes .* once each, got a",
+            ),
+            (labelled([0]), {"class_names": ["a"] * 4}, ValueError, "once each, got a, a, a, a"),
+            (labelled([0]).select([]), {}, ValueError, "expected data to have rows, got none"),
+            (labelled([0]), {"batch_size": 0}, ValueError, "batch_size to be at least 1, got 0"),
+            (labelled([0]), {"max_length": 0}, ValueError, "max_length to be at least 1, got 0"),
+        ],
+    )
+    def test_refused(
+        self, rows: Dataset, options: dict[str, Any], error: type[Exception], message: str, model_folder: Path
+    ) -> None:
+        with pytest.raises(error, match=message):
+            predict(load_classifier(model_folder), rows, **options)
+
+
+class TestLoading:
+    @pytest.mark.parametrize("name", ["data.csv", "data.csv.gz", "data.jsonl", "data.parquet"])
+    def test_rows_of_a_file(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / name
+        table = pandas.DataFrame({"text": ["a", "NA"], "label": ["x", "None"]})
+        if name.endswith("jsonl"):
+            table.to_json(path, orient="records", lines=True)
+        else:
+            write(table, path)
+        assert load_rows(path)[:] == {"text": ["a", "NA"], "label": ["x", "None"]}
+
+    def test_a_split_of_a_folder(self, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            write(pandas.DataFrame({"text": [split], "label": [0]}), tmp_path / f"{split}.csv")
+        assert load_rows(tmp_path)["text"] == ["test"]
+        assert load_rows(tmp_path, split="train")["text"] == ["train"]
+        with pytest.raises(
+            ValueError, match=r"expected data to have a split 'validation', got .*; name a file"
+        ):
+            load_rows(tmp_path, split="validation")
+
+    @pytest.mark.parametrize("name", ["nothing.csv", "deep/nothing.parquet"])
+    def test_no_such_file(self, name: str) -> None:
+        with pytest.raises(ValueError, match=r"to name an existing file, got .*nothing"):
+            load_rows(name)
+
+    def test_no_such_data_set(self) -> None:
+        with pytest.raises(ValueError, match="expected data to have a split 'test', got someone/nothing"):
+            load_rows("someone/nothing")
+
+    def test_no_rows(self, tmp_path: Path) -> None:
+        path = tmp_path / "empty.csv"
+        path.write_text("text,label\n")
+        with pytest.raises(ValueError, match=r"expected data_file to be readable as csv, got .*no data"):
+            load_rows(path)
+
+    def test_no_such_model(self, tmp_path: Path) -> None:
+        for name in ("someone/nothing", tmp_path):
+            with pytest.raises(
+                ValueError, match=r"expected the model to be loadable, got .*; name a sequence cl"
+            ) as e:
+                load_classifier(name)
+            assert "\n" not in str(e.value)
+
+    def test_a_model_without_a_trained_head(self, tmp_path: Path) -> None:
+        tiny_bert().bert.save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        with pytest.raises(
+            ValueError, match=r"to be a fine-tuned classifier, got no classifier.bias, classifier.w"
+        ):
+            load_classifier(tmp_path)
+
+    @pytest.mark.parametrize(
+        "config",
+        [{"problem_type": "multi_label_classification"}, {"problem_type": "regression"}, {"num_labels": 1}],
+    )
+    def test_models_of_other_kinds(self, config: dict[str, Any], tmp_path: Path) -> None:
+        tiny_bert(**config).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        with pytest.raises(
+            ValueError, match="expected the model to choose one of several classes, got problem_type="
+        ):
+            load_classifier(tmp_path)

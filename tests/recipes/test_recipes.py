@@ -1,0 +1,263 @@
+"""The recipes as a user runs them: scripts, files, one process and two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    pipeline,
+)
+
+from hf_calib import CalibrationTrainer
+from hf_calib.commands.demo import train_tokenizer
+from hf_calib.data import DataArguments, docstring_dataset
+from hf_calib.experiments import train_and_report
+from hf_calib.experiments.config_file import parse_arguments
+from hf_calib.trainer.arguments import CalibrationTrainingArguments
+from tests.helpers.places import ROOT
+from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
+
+CONFIGS = ROOT / "recipes" / "configs"
+PYTHON = [sys.executable]
+TWO_PROCESSES = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+SHORT = [
+    "--report_to",
+    "none",
+    "--use_cpu",
+    "true",
+    "--num_train_epochs",
+    "1",
+    "--dataloader_pin_memory",
+    "false",
+]
+
+
+def run(launcher: list[str], recipe: str, *arguments: str) -> str:
+    return call([*launcher, str(ROOT / "recipes" / recipe), *SHORT, *arguments])
+
+
+def call(command: list[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def text_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Local files and a tiny BERT: what stands for the Hub on a machine without network."""
+    folder = tmp_path_factory.mktemp("text")
+    dataset = docstring_dataset(max_per_class=40)
+    for split in ("train", "test"):
+        rows = dataset[split]
+        names = rows.features["label"].int2str(rows["label"])
+        rows.remove_columns("label").add_column("label", names).to_json(folder / f"{split}.jsonl")
+    tokenizer = train_tokenizer(dataset["train"]["text"])
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    files = ["--train_file", str(folder / "train.jsonl"), "--test_file", str(folder / "test.jsonl")]
+    return ["--model", str(folder / "bert"), *files, "--calibration_size", "30", "--max_length", "32"]
+
+
+def results(output_dir: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((output_dir / "results.json").read_text())
+    return content
+
+
+def test_text_recipe_trains_reports_and_saves(text_arguments: list[str], tmp_path: Path) -> None:
+    loss = ["--config", str(CONFIGS / "losses" / "adafocal_every_10_steps.yaml"), "--gamma_update_steps", "2"]
+    printed = run(
+        PYTHON,
+        "text_classification.py",
+        *text_arguments,
+        *loss,
+        "--bf16",
+        "true",
+        "--output_dir",
+        str(tmp_path),
+    )
+    assert "after T = " in printed
+    assert {"calibrated", "results.json", "report", "gammas.png"} <= {p.name for p in tmp_path.iterdir()}
+    assert results(tmp_path)["loss"] == "adafocal"
+    metrics = results(tmp_path)["metrics"]
+    assert isinstance(metrics, dict)
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    for state, suffix in (("before", ""), ("after", "_calibrated")):
+        # Not the adaptive ECE: this model's confidences are alike to 1e-7, and float32 has more ties than float64.
+        for name in ("accuracy", "nll", "brier", "ece", "classwise_ece"):
+            measured = report[state]["metrics"][name]
+            assert measured["value"] == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), name
+            assert f"{measured['value']:.4f} [{measured['low']:.4f}, {measured['high']:.4f}]" in printed
+    assert (tmp_path / "report" / "figures" / "reliability.png").is_file()
+    prediction = pipeline("text-classification", model=str(tmp_path / "calibrated"), device="cpu")(
+        "an array"
+    )[0]
+    assert prediction["label"] in {"numpy", "scipy", "sklearn", "pandas", "torch", "transformers"}
+
+
+def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
+    text_arguments: list[str], tmp_path: Path
+) -> None:
+    same = [
+        *text_arguments,
+        "--loss",
+        "focal",
+        "--seed",
+        "1",
+        "--learning_rate",
+        "0",
+        "--save_strategy",
+        "no",
+    ]
+    printed = run(TWO_PROCESSES, "text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
+    run(PYTHON, "text_classification.py", *same, "--output_dir", str(tmp_path / "one"))
+    assert printed.count("after T = ") == 1  # one table, from one process
+    one, two = (results(tmp_path / name)["metrics"] for name in ("one", "two"))
+    assert isinstance(one, dict)
+    assert isinstance(two, dict)
+    for key in ("test_ece", "test_adaptive_ece", "test_nll_calibrated", "temperature"):
+        assert two[key] == pytest.approx(one[key], rel=1e-5), key
+    table = call([*PYTHON, str(ROOT / "recipes" / "inverse_link.py"), str(tmp_path / "one"), *text_arguments[4:6],
+                  "--max_length", "32"])  # fmt: skip
+    cells = [cell.split() for cell in table.splitlines()[-1].split("|")]
+    assert float(cells[3][0]) == pytest.approx(one["test_ece"], abs=1e-3)  # rounded
+    assert float(cells[8][0]) == pytest.approx(one["test_nll_calibrated"], abs=1e-3)
+
+
+def test_text_recipe_trains_the_papers_cnn(text_arguments: list[str], tmp_path: Path) -> None:
+    arguments = [
+        *text_arguments,
+        "--config",
+        str(CONFIGS / "20newsgroups_cnn.yaml"),
+        "--model",
+        "global_pooling_cnn",
+    ]
+    glove = tmp_path / "glove.txt"
+    glove.write_text("".join(f"{word} {' '.join(['0.1'] * 8)}\n" for word in ("array", "the", "of")))
+    run(PYTHON, "text_classification.py", *arguments, "--glove_file", str(glove), "--output_dir", str(tmp_path / "out"),
+        "--num_train_epochs", "1")  # fmt: skip
+    assert results(tmp_path / "out")["loss"] == "cross_entropy"
+
+
+def test_models_that_return_more_than_logits_are_reported_too(tmp_path: Path) -> None:
+    size = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
+    config = BartConfig(
+        vocab_size=VOCABULARY, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, num_labels=3, **size
+    )
+    model = BartForSequenceClassification(config).eval()
+    ids = torch.randint(4, VOCABULARY, (48, LENGTH), generator=torch.Generator().manual_seed(0))
+    ids[:, -1] = config.eos_token_id
+    with torch.no_grad():
+        labels = model(ids).logits.argmax(dim=1)
+    labels[::5] = (labels[::5] + 1) % 3  # not all right: the temperature is determined
+    rows = Dataset.from_dict({"input_ids": ids.tolist(), "label": labels.tolist()})
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, learning_rate=0, prediction_loss_only=True, save_strategy="no"),
+        train_dataset=rows.select(range(16)),
+        calibration_dataset=rows.select(range(16, 40)),
+    )
+    train_and_report(trainer, rows)
+    assert {"calibrated", "results.json", "report"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def image_arguments(shared_data: Path) -> list[str]:
+    folder = shared_data / "cifar10"
+    files = ["--train_file", str(folder / "train.parquet"), "--test_file", str(folder / "test.parquet")]
+    few = ["--max_train_samples", "48", "--max_calibration_samples", "32", "--max_test_samples", "32"]
+    return [*files, *few, "--save_strategy", "no"]
+
+
+@pytest.fixture(scope="module")
+def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    vit = ViTConfig(image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                    intermediate_size=16)  # fmt: skip
+    resnet = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic")
+    models = {"vit": ViTForImageClassification(vit), "resnet": ResNetForImageClassification(resnet)}
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in models}
+    for name, model in models.items():
+        model.save_pretrained(folders[name])
+        ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folders[name])
+    return folders
+
+
+@pytest.mark.parametrize(("model", "precision"), [("vit", "--bf16"), ("resnet", "--no_bf16")])
+def test_image_recipe(
+    model: str, precision: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = [
+        "--model",
+        image_models[model],
+        "--loss",
+        "dual_focal",
+        "--bf16",
+        str(precision == "--bf16").lower(),
+    ]
+    run(PYTHON, "image_classification.py", *arguments, *image_arguments, "--output_dir", str(tmp_path))
+    calibration = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
+    assert calibration["folded"] is True
+    assert calibration["n_examples"] == 32
+
+
+def test_image_recipe_on_two_processes(
+    image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = ["--model", image_models["vit"], "--loss", "mmce", "--gather_batch", "true"]
+    printed = run(
+        TWO_PROCESSES, "image_classification.py", *arguments, *image_arguments, "--output_dir", str(tmp_path)
+    )
+    assert printed.count("after T = ") == 1
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_task_config_parses_with_every_loss(path: Path, tmp_path: Path) -> None:
+    own = {"model", "max_length", "eval_max_length", "vocab_size", "glove_file", "crop", "flip"}
+    config = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in own}
+    config.pop("bf16", None)  # refused where there is neither a GPU nor use_cpu
+    stripped = tmp_path / "config.yaml"
+    stripped.write_text(yaml.safe_dump(config))
+    for loss in sorted((CONFIGS / "losses").glob("*.yaml")):
+        argv = ["--config", str(stripped), "--config", str(loss), "--output_dir", str(tmp_path)]
+        data, training = parse_arguments((DataArguments, CalibrationTrainingArguments), argv)
+        assert data.dataset
+        assert isinstance(training.learning_rate, float)
+        assert training.make_loss().name == yaml.safe_load(loss.read_text())["loss"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_accelerate_configs_are_known_to_accelerate(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert load_config_from_file(str(path)).num_processes in (1, 8)

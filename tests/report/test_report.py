@@ -1,0 +1,409 @@
+"""The report: its numbers are those of the metrics, its sentences true, and its documents safe and whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from scipy.stats import binomtest
+
+import hf_calib.metrics as metrics
+from hf_calib.metrics import calibration_report
+from hf_calib.report import MEASURES, CalibrationReport
+from hf_calib.report.diagnosis import misjudged_frequencies, overall, significant_runs
+from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
+from hf_calib.report.tables import bin_rows, gap_p_value, worst_bins
+from tests.helpers.sampled import predictions
+
+EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
+
+
+def quick(probs: np.ndarray, labels: np.ndarray, **options: object) -> CalibrationReport:
+    return calibration_report(probs, labels, **{"n_resamples": 20, **options})
+
+
+@cache
+def overconfident() -> CalibrationReport:
+    probs, labels = predictions(temperature=0.4)
+    return quick(probs, labels, calibrated=predictions()[0], class_names=EVIL, name="m<i>| *x*")
+
+
+def words(report: CalibrationReport) -> str:
+    return " ".join(report.diagnosis)
+
+
+# Numbers
+
+
+def test_every_number_is_that_of_its_metric() -> None:
+    probs, labels = predictions()
+    report = quick(probs, labels, n_bins=10)
+    expected = {
+        "accuracy": metrics.accuracy(probs, labels),
+        "nll": metrics.negative_log_likelihood(probs, labels),
+        "brier": metrics.brier_score(probs, labels),
+        "root_brier": metrics.root_brier_score(probs, labels),
+        "brier_calibration": metrics.brier_decomposition(probs, labels, n_bins=10).calibration,
+        "brier_refinement": metrics.brier_decomposition(probs, labels, n_bins=10).refinement,
+        "ece": metrics.expected_calibration_error(probs, labels, n_bins=10),
+        "adaptive_ece": metrics.expected_calibration_error(probs, labels, n_bins=10, binning="quantile"),
+        "ece_debiased": metrics.expected_calibration_error(
+            probs, labels, n_bins=10, binning="equal_mass", debias=True
+        ),
+        "ece_sweep": metrics.ece_sweep(probs, labels),
+        "smooth_ece": metrics.smooth_calibration_error(probs, labels),
+        "kde_ece": metrics.kde_calibration_error(probs, labels),
+        "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=10),
+        "mce": metrics.maximum_calibration_error(probs, labels, n_bins=10),
+        "post_processing_gap": metrics.post_processing_gap(probs, labels),
+        "area_under_risk_coverage": metrics.area_under_risk_coverage(probs, labels),
+    }
+    assert set(expected) == set(MEASURES)
+    for key, value in expected.items():
+        assert report.before.metrics[key].value == pytest.approx(value, rel=1e-12), key
+
+
+def test_intervals_are_those_of_the_bootstrap() -> None:
+    probs, labels = predictions()
+    found = quick(probs, labels, confidence_level=0.8, seed=3).before.metrics
+    options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
+    for key in ("accuracy", "nll", "ece", "classwise_ece", "smooth_ece", "area_under_risk_coverage"):
+        name = MEASURES[key].metric
+        interval = metrics.bootstrap_interval(name, probs, labels, **options)
+        assert (found[key].low, found[key].high) == pytest.approx(interval[1:], rel=1e-12), key
+        assert found[key].n_resamples == 20
+
+
+def test_a_metric_that_is_slow_to_resample_says_how_often_it_was() -> None:
+    probs, labels = predictions(n_examples=4_500, n_classes=100)
+    report = calibration_report(probs, labels, n_resamples=230)
+    found = report.before.metrics
+    assert found["ece"].n_resamples == 230
+    assert found["smooth_ece"].n_resamples == 200
+    assert found["brier_calibration"].low is None
+    assert found["brier_calibration"].n_resamples == 0
+    notes = report.to_markdown()
+    assert "Intervals from 200 resamples, because resampling is slow: ECE, bins by sweep; Smooth ECE" in notes
+    assert "No interval, because resampling is slow: Brier score, calibration part" in notes
+
+
+def test_the_kernel_error_is_for_small_sets() -> None:
+    probs, labels = predictions(MAX_EXAMPLES_FOR_KDE + 1, 2)
+    report = calibration_report(probs, labels, n_resamples=1)
+    assert "kde_ece" not in report.before.metrics
+    assert "The kernel ECE is for 2 to 2,000 examples." in report.to_markdown()
+
+
+def test_the_consistency_test_is_that_of_the_metrics() -> None:
+    probs, labels = predictions()
+    report = quick(probs, labels, n_bins=8, seed=5)
+    assert report.before.consistency == metrics.consistency_test(
+        probs, labels, n_resamples=20, seed=5, n_bins=8
+    )
+
+
+def test_golden_predictions(golden: Path) -> None:
+    with np.load(golden / "metrics_N300_K2.npz") as file:
+        arrays = dict(file)
+    report = quick(softmax(arrays["logits"], axis=1), arrays["labels"])
+    found = report.before.metrics
+    for key, name in {
+        "ece": "ece_b15",
+        "adaptive_ece": "adaece_b15",
+        "classwise_ece": "classwise_ece_b15",
+        "mce": "mce_b15",
+        "nll": "nll",
+        "brier": "brier_sum_over_classes",
+        "accuracy": "accuracy",
+        "ece_sweep": "ece_sweep_em_l1",
+    }.items():
+        assert found[key].value == pytest.approx(arrays[name], rel=1e-10), key
+
+
+# Tables
+
+
+def test_bins_add_up_to_the_error() -> None:
+    report = overconfident()
+    rows = report.before.bins
+    assert sum(row.contribution for row in rows) == pytest.approx(report.before.metrics["ece"].value)
+    assert sum(row.count for row in rows) == report.n_examples
+    assert max(abs(row.gap) for row in rows) == pytest.approx(report.before.metrics["mce"].value)
+    worst = worst_bins(rows, 3)
+    assert [row.contribution for row in worst] == sorted((r.contribution for r in rows), reverse=True)[:3]
+
+
+def test_classes_add_up_to_the_error() -> None:
+    probs, labels = predictions(n_classes=5)
+    rows = quick(probs, labels).before.classes
+    assert np.mean([row.class_gap for row in rows]) == pytest.approx(
+        metrics.classwise_calibration_error(probs, labels)
+    )
+    for c, row in enumerate(rows):
+        said = probs.argmax(axis=1) == c
+        assert (row.index, row.support, row.predicted) == (c, (labels == c).sum(), said.sum())
+        assert row.mean_probability == pytest.approx(probs[:, c].mean())
+        assert row.frequency == (labels == c).mean()
+        assert row.precision == pytest.approx((labels[said] == c).mean())
+        assert row.confidence == pytest.approx(probs[said, c].mean())
+
+
+@pytest.mark.parametrize(
+    ("count", "chance", "right"), [(10, 0.5, 5), (20, 0.9, 13), (50, 0.3, 28), (7, 0.2, 0)]
+)
+def test_the_p_value_of_equal_confidences_is_the_binomial_one(count: int, chance: float, right: int) -> None:
+    tails = [binomtest(right, count, chance, alternative=side).pvalue for side in ("less", "greater")]
+    assert gap_p_value(count, count * chance, right) == pytest.approx(min(1, 2 * min(tails)))
+
+
+def test_the_p_value_of_unequal_confidences_makes_no_false_alarm() -> None:
+    rng = np.random.default_rng(0)
+    confidences = np.array([0.99] * 10 + [0.6] * 10 + [0.2] * 10)
+    right = (rng.random((4_000, 30)) < confidences).sum(axis=1)
+    found = np.array([gap_p_value(30, confidences.sum(), r) for r in range(31)])[right]
+    assert (found < 0.05).mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("confidence", "right", "p_value"), [(5.0, 5, 1.0), (5.0, 4, 0.0), (0.0, 1, 0.0), (0.0, 0, 1.0)]
+)
+def test_certainty_allows_no_exception(confidence: float, right: int, p_value: float) -> None:
+    assert gap_p_value(5, confidence, right) == p_value
+
+
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("temperature", "verdict"), [(0.4, "over-confident"), (1.0, "neither"), (2.5, "under-confident")]
+)
+def test_the_verdict_on_known_predictions(temperature: float, verdict: str) -> None:
+    probs, labels = predictions(3_000, temperature=temperature)
+    report = quick(probs, labels)
+    assert overall(report.before, 0.95).verdict == verdict
+    if verdict == "neither":
+        assert report.diagnosis[0].startswith("On the whole neither over- nor under-confident beyond chance")
+        assert "The calibration error is within sampling error: the ECE is" in words(report)
+        assert "Confidences from" not in words(report)
+        assert "Predictions of" not in words(report)
+    else:
+        assert report.diagnosis[0].startswith(f"On the whole {verdict}: mean confidence")
+        assert "The calibration error is real: the ECE is" in words(report)
+        assert f"Predictions of 4 classes are {verdict} beyond chance" in words(report)
+
+
+def test_the_interval_of_the_difference_holds_the_truth() -> None:
+    held = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        confidences = rng.uniform(0.5, 1, 300)
+        correct = (rng.random(300) < confidences - 0.1).astype(float)
+        assessment = SimpleNamespace(confidences=confidences, correct=correct)
+        found = overall(assessment, 0.9)
+        held.append(found.low <= 0.1 <= found.high)
+    assert 0.84 < np.mean(held) < 0.96
+
+
+def test_it_says_where_the_error_is() -> None:
+    rng = np.random.default_rng(0)
+    confidences = np.repeat([0.45, 0.55, 0.65, 0.95], 1_000)
+    right = rng.random(4_000) < confidences + np.repeat([0.2, 0.2, 0, -0.2], 1_000)
+    rows = bin_rows(confidences, right.astype(float), 10)
+    first, second = significant_runs(rows, 0.05)
+    assert (first.lower, first.upper, first.count) == (pytest.approx(0.4), pytest.approx(0.6), 2_000)
+    assert first.gap == pytest.approx(0.5 - right[:2_000].mean())
+    assert first.contribution == pytest.approx(abs(first.gap) / 2)
+    assert (second.lower, second.upper) == (pytest.approx(0.9), 1)
+    assert second.gap > 0 > first.gap
+    rest = (1 - confidences)[:, np.newaxis] / 3
+    probs = np.hstack([confidences[:, np.newaxis], rest, rest, rest])
+    report = quick(probs, np.where(right, 0, 1), n_bins=10)
+    assert "Confidences from 0.40 to 0.60 are too low: 0.500 on average" in words(report)
+    assert "Confidences from 0.90 to 1.00 are too high: 0.950 on average" in words(report)
+    assert "Errors of both directions partly cancel" in words(report)
+
+
+def test_it_names_classes_of_another_frequency() -> None:
+    probs, labels = predictions(2_000, 4)
+    keep = (labels != 2) | (np.arange(2_000) % 4 == 0)
+    report = quick(probs[keep], labels[keep], class_names=["a", "b", "rare", "d"])
+    rows = misjudged_frequencies(report.before.classes, report.n_examples, 0.05)
+    assert rows[0].name == "rare"
+    assert re.search(
+        r'occur more or less often than their probability says: "rare" \(0\.0\d\d of', words(report)
+    )
+
+
+def test_it_compares_before_and_after() -> None:
+    report = overconfident()
+    assert report.after is not None
+    before, after = report.before.metrics["ece"].value, report.after.metrics["ece"].value
+    assert after < before
+    assert f"After calibration the ECE goes from {before:.4f} to {after:.4f}" in words(report)
+    assert "After calibration: on the whole neither" in words(report)
+    assert "The likelihood got worse" not in words(report)
+    assert "Predictions changed" not in words(report)
+
+
+def test_it_says_when_calibration_did_harm() -> None:
+    probs, labels = predictions()
+    worse = softmax(np.log(probs[:, ::-1]) / 0.3, axis=1)
+    report = quick(probs, labels, calibrated=worse)
+    assert "The likelihood got worse" in words(report)
+    assert "Predictions changed: accuracy goes from" in words(report)
+
+
+def test_it_warns_of_little_data() -> None:
+    report = quick(*predictions(30, 3), class_names=["x", "y", "z"])
+    assert any(w.startswith("Only 30 examples") for w in report.warnings)
+    probs, _ = predictions(1_000, 3)
+    labels = np.zeros(1_000, int)
+    labels[:3] = 1
+    found = " ".join(quick(probs, labels, class_names=["x", "y", "z"]).warnings)
+    assert '1 class ("z") without an example' in found
+    assert '1 class ("y") with fewer than 10 examples' in found
+    assert "Only" not in found
+    assert any("Two classes: confidence" in w for w in quick(*predictions(50, 2)).warnings)
+    flat = quick(np.full((50, 4), 0.25), np.arange(50) % 4)
+    assert any("All confidences are equal" in w for w in flat.warnings)
+
+
+# Documents
+
+
+def test_the_dict_is_json_of_numbers() -> None:
+    record = overconfident().to_dict()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert set(record["before"]["metrics"]) == set(MEASURES)
+    assert record["before"]["metrics"]["ece"] == {
+        "title": "Expected calibration error (ECE)",
+        **vars(overconfident().before.metrics["ece"]),
+    }
+    assert record["after"]["overall"]["verdict"] == "neither"
+    assert [row["name"] for row in record["after"]["classes"]] == EVIL
+    assert record["diagnosis"] == list(overconfident().diagnosis)
+
+
+def test_markdown_has_whole_tables_and_no_live_markup() -> None:
+    text = overconfident().to_markdown()
+    assert text.startswith("# Calibration of m&lt;i&gt;\\| \\*x\\*\n")
+    assert "<script>" not in text
+    assert "[x](" not in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        lines = block.splitlines()
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+        assert set(lines[1]) <= set("| -:")
+    for measure in MEASURES.values():
+        assert f"| {measure.title} |" in text
+
+
+class Tags(HTMLParser):
+    """Checks that tags nest, and keeps what could load or run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_is_one_safe_file() -> None:
+    text = overconfident().to_html()
+    page = Tags()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert not {"script", "link", "iframe", "object", "svg"} & set(page.seen)
+    assert page.seen.count("img") == 5
+    assert all(source.startswith("data:image/png;base64,iVBOR") for source in page.sources)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "m&lt;i&gt;| *x*" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+
+
+def test_documents_are_the_same_on_every_run() -> None:
+    first, second = (quick(np.array([[0.6, 0.4]]), [0]) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+    assert first.to_html() == second.to_html()
+
+
+def test_figures_are_drawn_when_asked_for() -> None:
+    figures = overconfident().figures()
+    assert list(figures) == [
+        "reliability",
+        "smooth_reliability",
+        "confidence_histogram",
+        "risk_coverage",
+        "classwise",
+    ]
+    assert figures["reliability"] is not overconfident().figures()["reliability"]
+
+
+# Edges
+
+
+@pytest.mark.parametrize(
+    ("probs", "labels"),
+    [
+        ([[0.6, 0.4]], [0]),
+        ([[1.0, 0.0, 0.0]], [2]),
+        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 0]),
+        ([[0.25] * 4] * 9, [0, 1, 2, 3, 0, 1, 2, 3, 0]),
+        ([[1.0]] * 3, [0, 0, 0]),
+        (np.float32(predictions(20, 3)[0]), predictions(20, 3)[1]),
+        (np.float16(predictions(20, 3)[0]), predictions(20, 3)[1]),
+    ],
+    ids=["one", "one_wrong", "certain", "uniform", "one_class", "float32", "float16"],
+)
+def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray) -> None:
+    report = quick(probs, labels)
+    record = report.to_dict()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["after"] is None
+    for value in report.before.metrics.values():
+        assert math.isfinite(value.value)
+        assert value.low is None or value.low <= value.high
+    assert "nan" not in report.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"calibrated": np.full((20, 2), 0.5)}, r"calibrated to have shape \(20, 3\), got shape \(20, 2\)"),
+        ({"calibrated": np.full((20, 3), 0.9)}, r"each row of probs to sum to 1, got 2.7"),
+        ({"class_names": ["a", "b"]}, r"class_names to be 3 names, got 2"),
+        ({"n_bins": 0}, r"n_bins to be at least 1, got 0"),
+        ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\), got 1.0"),
+        ({"n_resamples": 0}, r"n_resamples to be at least 1, got 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        calibration_report(*predictions(20, 3), **options)
+
+
+def test_the_report_is_a_lazy_name_of_the_metrics() -> None:
+    assert metrics.CalibrationReport is CalibrationReport
+    with pytest.raises(AttributeError, match="no attribute 'calibration_repor'"):
+        metrics.calibration_repor  # noqa: B018

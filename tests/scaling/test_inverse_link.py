@@ -1,0 +1,441 @@
+"""The inverse link against the losses themselves: their gradients, and their minima at known posteriors."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax, logit, softmax
+from sklearn.base import clone
+
+from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling._inverse_link import Predictions
+from hf_calib.scaling.inverse_link import _LINKS, InverseLink, _checked_link
+from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
+
+SUPPORTED = [
+    *(variant for variant in VARIANTS if variant[0] in _LINKS),
+    ("ada_dual_focal", {}),
+    ("dual_focal_gra", {"rival": "mean3"}),
+    ("focal_calibration", {"gamma": 0, "brier_weight": 10}),
+    ("focal_calibration", {"brier_weight": 0}),
+    ("inverse_focal", {"gamma": 3.5}),
+]
+REFUSED = sorted(set(LOSSES) - set(_LINKS))
+
+every_variant = pytest.mark.parametrize("variant", SUPPORTED, ids=variant_id)
+
+
+def random_logits(n: int, c: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, c)) * rng.choice([0.3, 1.0, 3.0], size=(n, 1))
+
+
+def label_gradients(loss: CalibrationLoss, logits: np.ndarray) -> np.ndarray:
+    """dL(z, y) / dz for every row and every label y: (N, C labels, C)."""
+    n, c = logits.shape
+    z = torch.tensor(logits).repeat_interleave(c, dim=0).requires_grad_()
+    loss(z, torch.arange(c).repeat(n), reduction="sum").backward()
+    assert z.grad is not None
+    return z.grad.numpy().reshape(n, c, c)
+
+
+def raw_posterior(loss: CalibrationLoss, logits: np.ndarray) -> np.ndarray:
+    """The solution of the equation, before its ranking is compared with that of p."""
+    return softmax(_checked_link(loss, logits.shape[1])[0](Predictions.of(logits)), axis=1)
+
+
+def minimum(loss: CalibrationLoss, eta: np.ndarray) -> np.ndarray:
+    """Logits at which the mean gradient over y ~ eta is 0: a minimum of the expected loss, by Newton's method."""
+    start = np.log(eta) - np.log(eta).mean()
+    labels = torch.arange(len(eta))
+
+    def value_and_gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = torch.tensor(np.tile(z, (len(eta), 1)), requires_grad=True)
+        value = loss(logits, labels, reduction="none") @ torch.tensor(eta)
+        value.backward()
+        return float(value.detach()), logits.grad.numpy().sum(axis=0)
+
+    z = minimize(value_and_gradient, start, jac=True, method="BFGS").x
+    for _ in range(20):  # to the last digit: BFGS stops at half of them
+        gradient = value_and_gradient(z)[1]
+        steps = 1e-5 * np.eye(len(z))
+        curvature = np.array(
+            [(value_and_gradient(z + h)[1] - value_and_gradient(z - h)[1]) / 2e-5 for h in steps]
+        )
+        step = np.linalg.lstsq(curvature, gradient, rcond=1e-9)[0]
+        z = z - step
+        if np.abs(step).max() < 1e-11:
+            break
+    assert np.abs(value_and_gradient(z)[1]).max() < 1e-10
+    return z
+
+
+class TestSolvesTheEquation:
+    @every_variant
+    @pytest.mark.parametrize("c", [2, 3, 10])
+    def test_expected_gradient_is_zero(self, variant: Variant, c: int) -> None:
+        loss, logits = make_variant(variant, c), random_logits(60, c)
+        eta = raw_posterior(loss, logits)
+        terms = eta[:, :, None] * label_gradients(loss, logits)
+        scale = np.abs(terms).max(axis=(1, 2))
+        # Where a posterior would be negative, or all gradients underflow, there is nothing to solve.
+        solvable = (eta > 0).all(axis=1) & (scale > 1e-200)
+        assert solvable.mean() > 0.3
+        residual = np.abs(terms.sum(axis=1)).max(axis=1)
+        np.testing.assert_array_less(residual[solvable], 1e-8 * scale[solvable])
+
+    @every_variant
+    def test_public_result_is_that_where_the_ranking_is_the_same(self, variant: Variant) -> None:
+        loss, logits = make_variant(variant, 4), random_logits(200, 4)
+        raw, ours = raw_posterior(loss, logits), InverseLink(loss).predict_proba(logits)
+        order = np.argsort(-logits, axis=1)
+        ranked = np.take_along_axis(raw, order, axis=1)
+        same = (np.diff(ranked, axis=1) <= 0).all(axis=1)
+        np.testing.assert_allclose(ours[same], raw[same], rtol=1e-9, atol=1e-15)
+        ranked = np.take_along_axis(ours, order, axis=1)
+        assert (np.diff(ranked, axis=1) <= 0).all()
+
+    @every_variant
+    def test_class_weights_are_divided_out(self, variant: Variant) -> None:
+        name, hyperparameters = variant
+        logits = random_logits(40, 3)
+        weights = np.array([0.5, 1.0, 4.0])
+        plain = InverseLink(make_loss(name, **hyperparameters)).predict_proba(logits)
+        weighted = InverseLink(make_loss(name, class_weights=weights, **hyperparameters)).predict_proba(
+            logits
+        )
+        expected = plain / weights
+        expected /= expected.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(weighted, expected, rtol=1e-9, atol=1e-15)
+
+
+class TestKnownPosterior:
+    @pytest.mark.parametrize(
+        ("name", "hyperparameters"),
+        [
+            ("cross_entropy", {}),
+            ("label_smoothing", {"smoothing": 0.1}),
+            ("brier", {}),
+            ("focal", {"gamma": 1.0}),
+            ("focal", {"gamma": 5.0}),
+            ("inverse_focal", {"gamma": 1.0}),
+            ("bsce", {}),
+            ("bsce", {"gamma": 1.0, "norm": 3.0}),
+            ("focal_calibration", {}),
+            ("focal_calibration", {"distance": "l1"}),
+            ("entropy_regularized", {}),
+            ("focal_gra", {}),
+            ("bsce_gra", {}),
+            ("bsce_gra", {"gamma": 4.0}),
+        ],
+    )
+    @pytest.mark.parametrize("c", [2, 3, 10])
+    def test_recovers_it_from_the_minimum(self, name: str, hyperparameters: dict[str, Any], c: int) -> None:
+        loss = make_loss(name, **hyperparameters)
+        for eta in np.random.default_rng(c).dirichlet(np.full(c, 3.0), size=2):
+            recovered = InverseLink(loss).predict_proba(minimum(loss, eta)[None])[0]
+            np.testing.assert_allclose(recovered, eta, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("rival", ["next", "mean_all"])
+    @pytest.mark.parametrize("eta", [[0.8, 0.2], [0.7, 0.2, 0.1], [0.6, 0.2, 0.1, 0.06, 0.04]])
+    def test_dual_focal_with_its_ranks(self, eta: list[float], rival: str) -> None:
+        loss = make_loss("dual_focal", gamma=2.0, rival=rival)
+        recovered = InverseLink(loss).predict_proba(minimum(loss, np.array(eta))[None])[0]
+        np.testing.assert_allclose(recovered, eta, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("name", "hyperparameters", "p"),
+        [
+            ("focal", {"gamma": 3}, 0.558),
+            ("focal_calibration", {"gamma": 3, "brier_weight": 0.5}, 0.598),
+            ("focal_calibration", {"gamma": 4, "brier_weight": 1.5}, 0.638),
+            ("focal_calibration", {"gamma": 3, "brier_weight": 10}, 0.683),
+            ("bsce_gra", {"gamma": 2}, 0.570),
+        ],
+    )
+    def test_minima_at_seven_tenths(self, name: str, hyperparameters: dict[str, Any], p: float) -> None:
+        link = InverseLink(make_loss(name, **hyperparameters))
+        low, high = link.predict_proba(np.log([[p - 5e-4, 0.5005 - p + 0.5], [p + 5e-4, 0.4995 - p + 0.5]]))
+        assert low[0] < 0.7 < high[0]
+
+    @pytest.mark.parametrize("gamma", [0.5, 2.0, 7.0])
+    def test_bsce_gra_of_two_classes(self, gamma: float) -> None:
+        eta = np.linspace(0.01, 0.99, 9)
+        logits = np.stack([logit(eta) / (1 + gamma), np.zeros(9)], axis=1)
+        probs = InverseLink(make_loss("bsce_gra", gamma=gamma)).predict_proba(logits)
+        np.testing.assert_allclose(probs[:, 0], eta, rtol=1e-12)
+
+    @pytest.mark.parametrize("gamma", [0.0, 1.0, 3.0])
+    def test_focal_is_the_papers_formula(self, gamma: float) -> None:
+        logits = random_logits(50, 4)
+        p = softmax(logits, axis=1)
+        phi = (1 - p) ** gamma - gamma * p * (1 - p) ** (gamma - 1) * np.log(p)
+        expected = p / phi / (p / phi).sum(axis=1, keepdims=True)
+        probs = InverseLink(make_loss("focal", gamma=gamma)).predict_proba(logits)
+        np.testing.assert_allclose(probs, expected, rtol=1e-9)
+
+    def test_a_table_where_it_is_constant_is_a_constant_gamma(self) -> None:
+        logits = random_logits(50, 4)
+        for name, gamma, plain in [
+            ("adafocal", 2.5, make_loss("focal", gamma=2.5)),
+            ("adafocal", -1.5, make_loss("inverse_focal", gamma=1.5)),
+            ("ada_dual_focal", 2.5, make_loss("dual_focal", gamma=2.5)),
+            ("calfocal", 1.0, make_loss("focal", gamma=1.0)),
+        ]:
+            options = {} if name == "calfocal" else {"gamma_init": gamma}
+            ours = InverseLink(make_loss(name, **options)).predict_proba(logits)
+            np.testing.assert_allclose(ours, InverseLink(plain).predict_proba(logits), rtol=1e-13)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (("focal", {"gamma": 0}), ("cross_entropy", {})),
+            (("inverse_focal", {"gamma": 0}), ("cross_entropy", {})),
+            (("dual_focal", {"gamma": 0}), ("cross_entropy", {})),
+            (("bsce", {"gamma": 0}), ("cross_entropy", {})),
+            (("bsce_gra", {"gamma": 0}), ("cross_entropy", {})),
+            (("label_smoothing", {"smoothing": 0}), ("cross_entropy", {})),
+            (("entropy_regularized", {"entropy_weight": 0}), ("cross_entropy", {})),
+            (("flsd", {"thresholds": (0.4,), "gammas": (3, 3)}), ("focal", {})),
+            (("bsce", {"gamma": 3, "norm": 1}), ("focal", {})),
+            (("bsce_gra", {"gamma": 3, "norm": 1}), ("focal_gra", {})),
+            (("focal_calibration", {"brier_weight": 0}), ("focal", {})),
+            (("focal_calibration", {"brier_weight": 1e13}), ("brier", {})),
+        ],
+    )
+    def test_equal_losses_have_equal_links(self, one: Variant, other: Variant) -> None:
+        logits = random_logits(50, 5)
+        ours, theirs = (InverseLink(make_loss(n, **h)).predict_proba(logits) for n, h in (one, other))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-7)
+
+    def test_nothing_to_undo_leaves_the_softmax(self) -> None:
+        logits = random_logits(50, 5)
+        for loss in (make_loss("cross_entropy"), make_loss("brier"), make_loss("focal", gamma=0)):
+            np.testing.assert_allclose(
+                InverseLink(loss).predict_proba(logits), softmax(logits, axis=1), rtol=1e-14
+            )
+
+    def test_the_table_of_the_loss_is_read_when_it_is_asked(self) -> None:
+        loss = make_loss("adafocal", n_bins=2)
+        link, logits = InverseLink(loss), random_logits(20, 3)
+        before = link.predict_proba(logits)
+        loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
+        assert np.abs(link.predict_proba(logits) - before).max() > 0.01
+
+
+def test_a_trained_model_comes_nearer_to_the_posterior() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(12_000, 4))
+    truth = softmax(features @ rng.normal(size=(4, 3)), axis=1)
+    labels = np.array([rng.choice(3, p=row) for row in truth[:4000]])
+    # The link is not linear, so a linear map of the features alone could not follow it.
+    inputs = torch.tensor(np.hstack([features, features**2, features**3 / 3]), dtype=torch.float32)
+    for name in ("focal", "bsce_gra"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 3))
+        loss, optimizer = make_loss(name), torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-4)
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss(model(inputs[:4000]), torch.tensor(labels)).backward()
+            optimizer.step()
+        logits = model(inputs[4000:]).detach().numpy()
+        before = np.linalg.norm(softmax(logits, axis=1) - truth[4000:], axis=1).mean()
+        after = np.linalg.norm(InverseLink(loss).predict_proba(logits) - truth[4000:], axis=1).mean()
+        assert after < 0.6 * before, name
+
+
+class TestBranches:
+    """Probabilities that are the minimum for no posterior, or for several."""
+
+    def test_dual_focal_within_its_jump_is_a_tie(self) -> None:
+        link = InverseLink(make_loss("dual_focal"))
+        probs = link.predict_proba(np.log([[0.6, 0.4], [0.649, 0.351], [0.652, 0.348]]))
+        np.testing.assert_allclose(probs[:2], 0.5, atol=1e-8)
+        assert (probs[:2, 0] > probs[:2, 1]).all()  # the predicted class stays
+        assert probs[2, 0] > 0.5 + 1e-5
+
+    @pytest.mark.parametrize(
+        ("name", "edge"), [("dual_focal", 0.65077), ("inverse_focal", 0.79168), ("focal", 0.5)]
+    )
+    def test_the_global_minimum_of_two_classes_skips_the_jump(self, name: str, edge: float) -> None:
+        loss = make_loss(name, gamma={"dual_focal": 5.0, "inverse_focal": 2.0, "focal": 3.0}[name])
+        p = np.linspace(0.00005, 0.99995, 10_000)  # without the tie
+        logits = np.log(np.stack([p, 1 - p], axis=1))
+        first, second = (
+            loss(torch.tensor(logits), torch.full((10_000,), label), reduction="none").numpy()
+            for label in (0, 1)
+        )
+        etas = np.array([0.5001, 0.6, 0.8, 0.95])
+        best = np.array([np.argmin(eta * first + (1 - eta) * second) for eta in etas])
+        assert p[best[0]] == pytest.approx(edge, abs=2e-4)
+        assert (np.diff(p[best]) > 0).all()
+        posterior = InverseLink(loss).predict_proba(logits[best])[:, 0]
+        np.testing.assert_allclose(posterior, etas, atol=1e-3)
+
+    def test_inverse_focal_jumps_past_a_tie(self) -> None:
+        link = InverseLink(make_loss("inverse_focal"))
+        probs = link.predict_proba(np.log([[0.75, 0.25], [0.81, 0.19]]))
+        np.testing.assert_allclose(probs[0], 0.5, atol=1e-8)
+        assert 0.5 + 1e-3 < probs[1, 0] < 0.6
+
+    def test_flsd_takes_the_side_on_which_p_lies(self) -> None:
+        link = InverseLink(make_loss("flsd"))
+        rows = np.array([[0.8, 0.2 - 1e-9, 1e-9], [0.8 - 2e-9, 0.2 + 1e-9, 1e-9]])
+        below, above = link.predict_proba(np.log(rows))
+        assert below[1] > 1.1 * above[1]
+        step = make_loss("flsd", thresholds=(0.2,), gammas=(5, 5))
+        assert below[1] / below[2] == pytest.approx(
+            np.divide(*InverseLink(step).predict_proba(np.log(rows))[0, 1:]), rel=1e-9
+        )
+
+    def test_inverse_focal_beyond_its_limit(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = make_loss("inverse_focal", gamma=6)
+        rows = np.array([[0.97, 0.02, 0.01], [0.4, 0.35, 0.25], [0.6, 0.3, 0.1]])
+        probs = InverseLink(loss).predict_proba(np.log(rows))
+        np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-12)
+        assert (np.diff(probs, axis=1) <= 0).all()
+        np.testing.assert_allclose(probs[1], 1 / 3, atol=1e-6)
+
+    def test_a_posterior_below_zero_becomes_zero(self) -> None:
+        probs = InverseLink(make_loss("label_smoothing", smoothing=0.3)).predict_proba(
+            np.log([[0.85, 0.1, 0.05]])
+        )
+        np.testing.assert_allclose(probs, [[1, 0, 0]], atol=1e-15)
+
+    def test_classes_that_tie_get_the_same(self) -> None:
+        logits = np.log([[0.4, 0.2, 0.2, 0.2], [0.3, 0.3, 0.3, 0.1], [0.25] * 4])
+        for variant in SUPPORTED:
+            probs = InverseLink(make_variant(variant, 4)).predict_proba(logits)
+            np.testing.assert_allclose(probs[0, 1:], probs[0, 1], rtol=1e-9)
+            np.testing.assert_allclose(probs[1, :3], probs[1, 0], rtol=1e-9)
+            np.testing.assert_allclose(probs[2], 0.25, rtol=1e-9)
+
+
+class TestNumbers:
+    @every_variant
+    def test_saturated_and_masked_logits(self, variant: Variant) -> None:
+        logits = np.array(
+            [
+                [1e4, -1e4, -1e4, 0],
+                [1e4, 1e4, -1e4, -1e4],
+                [0, -np.inf, -np.inf, -np.inf],
+                [700, 0, -700, -np.inf],
+                [40, 39.5, 0, -1e4],
+            ]
+        )
+        probs = InverseLink(make_variant(variant, 4)).predict_proba(logits)
+        assert np.isfinite(probs).all()
+        np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-12)
+        np.testing.assert_allclose(probs[[0, 2, 3]], np.eye(4)[[0, 0, 0]], atol=1e-12)
+        np.testing.assert_allclose(probs[1], [0.5, 0.5, 0, 0], atol=1e-12)
+        assert (probs[np.isneginf(logits)] == 0).all()
+
+    @every_variant
+    def test_a_masked_class_is_as_if_absent(self, variant: Variant) -> None:
+        logits = random_logits(50, 3)
+        masked = np.hstack([logits[:, :1], np.full((50, 1), -np.inf), logits[:, 1:]])
+        expected = InverseLink(make_variant(variant, 3)).predict_proba(logits)
+        probs = InverseLink(make_variant(variant, 4)).predict_proba(masked)
+        np.testing.assert_allclose(np.delete(probs, 1, axis=1), expected, rtol=1e-9, atol=1e-15)
+        np.testing.assert_array_equal(probs[:, 1], 0)
+
+    def test_near_certainty_keeps_its_digits(self) -> None:
+        # p -> 1: the focal factor is (1 - p)^g (1 + g), that of the other class 1.
+        gap, gamma = 200.0, 3.0
+        log_odds = np.diff(InverseLink(make_loss("focal", gamma=gamma)).transform([[0.0, gap]]))[0, 0]
+        assert log_odds == pytest.approx(gap + gamma * gap - np.log(1 + gamma), rel=1e-14)
+
+    def test_ignores_an_offset_per_row(self) -> None:
+        logits = random_logits(50, 4)
+        for name in ("focal", "dual_focal", "bsce", "bsce_gra"):
+            link = InverseLink(make_loss(name))
+            shifted = link.predict_proba(logits + np.linspace(-1e3, 1e3, 50)[:, None])
+            np.testing.assert_allclose(shifted, link.predict_proba(logits), rtol=1e-9)
+
+    @every_variant
+    def test_classes_are_interchangeable(self, variant: Variant) -> None:
+        logits, order = random_logits(50, 5), np.array([3, 0, 4, 1, 2])
+        link = InverseLink(make_variant(variant, 5))
+        np.testing.assert_allclose(
+            link.predict_proba(logits[:, order]), link.predict_proba(logits)[:, order], rtol=1e-9, atol=1e-15
+        )
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_narrow_dtypes_any_shape_and_many_rows(self, dtype: type) -> None:
+        logits = random_logits(30_000, 4).astype(dtype)  # more than one block
+        link = InverseLink(make_loss("focal"))
+        expected = link.predict_proba(logits.astype(np.float64))
+        before = logits.copy()
+        ours = link.predict_proba(np.asfortranarray(logits.reshape(300, 100, 4)))
+        assert ours.dtype == np.float64
+        np.testing.assert_array_equal(ours, expected.reshape(300, 100, 4))
+        np.testing.assert_array_equal(logits, before)
+
+    def test_transform_gives_logits_for_another_scaler(self) -> None:
+        rng = np.random.default_rng(0)
+        link, logits = InverseLink(make_loss("focal")), random_logits(400, 3)
+        posterior = link.transform(logits)
+        np.testing.assert_allclose(posterior, log_softmax(posterior, axis=1), rtol=1e-12, atol=1e-12)
+        labels = (posterior + rng.gumbel(size=posterior.shape)).argmax(axis=1)
+        assert TemperatureScaling().fit(posterior, labels).temperature_ == pytest.approx(1, abs=0.15)
+
+
+class TestTheEstimator:
+    def test_conventions(self) -> None:
+        loss = make_loss("focal", gamma=2.0)
+        link = InverseLink(loss)
+        assert link.get_params() == {"loss": loss}
+        assert link.fit([[1.0, 0.0]]) is link
+        assert link.fit([[1.0, 0.0]], [1]) is link
+        copy = clone(link)
+        assert copy.loss.hyperparameters == {"gamma": 2.0}
+        logits = random_logits(5, 3)
+        np.testing.assert_array_equal(copy.predict_proba(logits), link.predict_proba(logits))
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_losses_without_a_link(self, name: str) -> None:
+        assert name in {"ece_ce", "kde_ece", "logit_norm", "mmce", "soft_ece"}
+        for call in (InverseLink(make_loss(name)).fit, InverseLink(make_loss(name)).predict_proba):
+            with pytest.raises(
+                ValueError, match=f"inverse link, got '{name}'; use a loss among .*dual_focal"
+            ):
+                call([[1.0, 0.0]])
+
+    @pytest.mark.parametrize("loss", ["focal", torch.nn.CrossEntropyLoss(), None])
+    def test_what_is_no_loss_of_ours(self, loss: object) -> None:
+        with pytest.raises(TypeError, match=r"expected loss to be a CalibrationLoss, got .*make_loss"):
+            InverseLink(loss).predict_proba([[1.0, 0.0]])
+
+    def test_losses_that_it_cannot_undo(self) -> None:
+        multi_label = make_loss("focal", problem_type="multi_label_classification")
+        with pytest.raises(ValueError, match="single-label"):
+            InverseLink(multi_label).fit([[1.0, 0.0]])
+        with pytest.raises(ValueError, match="smoothing to be below 1"):
+            InverseLink(make_loss("label_smoothing", smoothing=1)).fit([[1.0, 0.0]])
+        with pytest.raises(ValueError, match="the 3 classes of class_weights"):
+            InverseLink(make_loss("focal", class_weights=[1, 2, 3])).predict_proba([[1.0, 0.0]])
+
+    @pytest.mark.parametrize(
+        ("logits", "labels", "message"),
+        [
+            ([[np.nan, 0.0]], None, "NaN"),
+            ([[1.0, 0.0]], [2], r"lie in 0\.\.1"),
+            ([[1.0]], None, "at least 2 classes"),
+            (np.zeros((0, 2)), None, "at least one example"),
+        ],
+    )
+    def test_refused_data(self, logits: Any, labels: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            InverseLink(make_loss("focal")).fit(logits, labels)
+
+    def test_a_row_without_classes(self) -> None:
+        with pytest.raises(ValueError, match="at least one class"):
+            InverseLink(make_loss("focal")).predict_proba([[-np.inf, -np.inf]])

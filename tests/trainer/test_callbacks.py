@@ -1,0 +1,484 @@
+"""The gammas follow the calibration split, and a temperature is fitted on it; the training is left as found."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
+from hf_calib.losses import make_loss
+from hf_calib.plots import gamma_dynamics
+from hf_calib.scaling import TemperatureScaling
+from tests.helpers.evaluations import NAMES, assert_reports, one_shot
+from tests.helpers.tiny import (
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+    weights,
+)
+
+BY_STEPS = {"eval_strategy": "steps", "eval_steps": 2}
+NO_TEMPERATURE = {"temperature_criterion": "none"}
+
+
+def update_steps(trainer: CalibrationTrainer) -> list[int]:
+    return [entry["step"] for entry in trainer.state.log_history if "calibration_gap_00" in entry]
+
+
+def predictions(trainer: CalibrationTrainer, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(confidences, correct) by the stock Trainer."""
+    found = Trainer(trainer.model, arguments(trainer.args.output_dir)).predict(dataset)
+    probs = softmax(found.predictions.astype(np.float64), axis=1)
+    return probs.max(1), probs.argmax(1) == found.label_ids
+
+
+# ---- Gammas ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 2}, [2, 4, 6, 8]),
+        ({"eval_strategy": "epoch"}, [4, 8]),
+        ({"eval_strategy": "no"}, [4, 8]),
+        ({"gamma_update_steps": 1}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
+        ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
+        ({"gradient_accumulation_steps": 2, "gamma_update_steps": 1}, [1, 2, 3, 4]),
+    ],
+)
+def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="adafocal", num_train_epochs=2, **settings)
+    trainer.train()
+    assert update_steps(trainer) == steps
+    # Each step is logged still, and the last entry is the final evaluation, which is no occasion to update.
+    assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [
+        *range(1, trainer.state.max_steps + 1)
+    ]
+    assert "eval_ece_calibrated" in trainer.state.log_history[-1]
+
+
+def test_updates_are_logged_when_the_loss_is(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, logging_steps=3)
+    trainer.train()
+    assert len(logged(trainer, "loss")) == 1
+    assert update_steps(trainer) == [3, 4]  # and the table that the training ended with
+    assert logged(trainer, "gamma_14")[-1] == trainer.calibration_loss.gammas[14]
+
+
+@pytest.mark.parametrize("logging_strategy", ["epoch", "no"])
+def test_updates_at_the_end_of_an_epoch_leave_the_loss_its_log(logging_strategy: str, tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="adafocal", logging_strategy=logging_strategy)
+    trainer.train()
+    assert len(logged(trainer, "loss")) == (logging_strategy == "epoch")
+    assert update_steps(trainer) == [4]
+
+
+@pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal"])
+@pytest.mark.parametrize("held_out", ["calibration", "evaluation"])
+def test_the_gammas_come_from_the_held_out_predictions(loss: str, held_out: str, tmp_path: Path) -> None:
+    model = tiny_bert()
+    split, other = sequences(model, 45, seed=2), sequences(model, 20, seed=3)
+    args = arguments(
+        tmp_path, loss=loss, learning_rate=0.0, eval_strategy="steps", eval_steps=1, **NO_TEMPERATURE
+    )
+    sets = (
+        {"eval_dataset": split}
+        if held_out == "evaluation"
+        else {"calibration_dataset": split, "eval_dataset": other}
+    )
+    trainer = CalibrationTrainer(model, args, train_dataset=sequences(model, 12), **sets)
+    if held_out == "evaluation":
+        with pytest.warns(UserWarning, match="the evaluation split is also the calibration split"):
+            trainer.train()
+    else:
+        trainer.train()
+    confidences, correct = predictions(trainer, split)
+    expected = make_loss(loss)
+    for _ in range(3):  # steps; the weights stand still
+        expected.update(confidences, correct)
+    for name in ("edges", "gammas", "gaps"):
+        found, wanted = trainer.calibration_loss.get_buffer(name), expected.get_buffer(name)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=name)
+    last = trainer.state.log_history[-2]
+    assert [last[f"gamma_{i:02d}"] for i in range(15)] == trainer.calibration_loss.gammas.tolist()
+    assert [last[f"calibration_gap_{i:02d}"] for i in range(15)] == trainer.calibration_loss.gaps.tolist()
+
+
+def test_a_subset_is_always_the_same(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="adafocal")
+    first, second = (trainer.held_out_pass(n_samples=16).raw.confidences for _ in range(2))
+    assert len(first) == 16
+    np.testing.assert_array_equal(first, second)
+    everything = trainer.held_out_pass().raw.confidences
+    assert len(everything) == 40
+    assert set(first) < set(everything)
+    assert len(trainer.held_out_pass(n_samples=400).raw.confidences) == 40
+
+
+def test_a_pass_counts_tokens(tmp_path: Path) -> None:
+    model = tiny_bert("Token")
+    split = tagged(model, 9)
+    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
+    trainer = CalibrationTrainer(model, args, train_dataset=tagged(model, 8), calibration_dataset=split)
+    counted = sum(label != -100 for row in split["labels"] for label in row)
+    assert len(trainer.held_out_pass().raw.confidences) == counted < 72
+
+
+def test_frequent_updates_leave_the_training_as_it_is(tmp_path: Path) -> None:
+    """With gammas that stay at 1, adafocal is focal: dropout, data order and weights, bit for bit."""
+    sets = [sequences(tiny_bert(), n, seed=n) for n in (16, 40)]
+
+    def trained(loss: str, kwargs: dict[str, float], **settings: Any) -> CalibrationTrainer:
+        args = arguments(
+            tmp_path, loss=loss, loss_kwargs=kwargs, num_train_epochs=2, **settings, **NO_TEMPERATURE
+        )
+        model = tiny_bert(dropout=0.1)
+        trainer = CalibrationTrainer(model, args, train_dataset=sets[0], calibration_dataset=sets[1])
+        trainer.train()
+        return trainer
+
+    ours = trained("adafocal", {"update_rate": 0.0, "gamma_init": 1.0}, gamma_update_steps=1)
+    theirs = trained("focal", {"gamma": 1.0})
+    assert update_steps(ours) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert_same(weights(ours.model), weights(theirs.model))
+    assert logged(ours, "loss") == logged(theirs, "loss")
+
+
+class Watch(TrainerCallback):
+    """Looks at everything around a held-out pass in the middle of a training."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.looks: list[tuple[Any, Any]] = []
+
+    def look(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {
+            "modes": [module.training for module in trainer.model.modules()],
+            "python": random.getstate(),
+            "numpy": repr(np.random.get_state()),
+            "torch": torch.get_rng_state().tolist(),
+            "control": dict(vars(trainer.control)),
+            "log": len(trainer.state.log_history),
+            "handler": id(trainer.callback_handler),
+            "eval_dataloader": id(trainer.callback_handler.eval_dataloader),
+            "bars": [
+                id(c.prediction_bar)
+                for c in trainer.callback_handler.callbacks
+                if isinstance(c, ProgressCallback)
+            ],
+        }
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        trainer.model.bert.embeddings.eval()  # one part in another mode than the rest
+        before = self.look()
+        trainer.held_out_pass(keep_logits=True)
+        self.looks.append((before, self.look()))
+
+
+def test_a_pass_leaves_everything_as_found(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, disable_tqdm=False)
+    watch = Watch()
+    watch.trainer = trainer
+    trainer.add_callback(watch)
+    trainer.train()
+    assert len(watch.looks) == 4
+    for before, after in watch.looks:
+        assert after == before
+        assert len(set(before["modes"])) == 2
+        assert before["bars"]
+
+
+def test_a_pass_that_fails_puts_everything_back(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.model.train()
+    handler = trainer.callback_handler
+    trainer.calibration_dataset = trainer.calibration_dataset.remove_columns("input_ids")
+    with pytest.raises(ValueError, match="input_ids"):
+        trainer.held_out_pass()
+    assert trainer.callback_handler is handler
+    assert trainer.model.training
+    assert trainer._pass is None
+
+
+def test_nothing_grows_with_the_updates(tmp_path: Path) -> None:
+    counts = []
+    for epochs in (1, 4):
+        trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, num_train_epochs=epochs)
+        trainer.train()
+        counts.append(len(trainer.accelerator._dataloaders))
+    assert counts[0] == counts[1]
+
+
+def test_another_calibration_set_is_looked_at(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    assert len(trainer.held_out_pass().raw.confidences) == 40
+    trainer.calibration_dataset = trainer.eval_dataset
+    assert len(trainer.held_out_pass().raw.confidences) == 24
+
+
+def test_persistent_workers_do_not_mix_up_the_sets(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    assert len(trainer.held_out_pass().raw.confidences) == 40
+    trainer.evaluate()
+    assert len(trainer.last_evaluation.raw.confidences) == 24
+    assert len(trainer.held_out_pass().raw.confidences) == 40
+    for loader in (trainer._eval_dataloaders["eval"], trainer._held_out_loaders[None][1]):
+        loader.base_dataloader._iterator._shutdown_workers()  # quicker than when they are collected
+
+
+class EvaluateTrainingSet(TrainerCallback):
+    trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            self.trainer.evaluate(self.trainer.train_dataset, metric_key_prefix="train")
+
+
+@pytest.mark.filterwarnings("ignore:the evaluation split is also the calibration split")
+def test_other_evaluations_do_not_pass_for_held_out_ones(tmp_path: Path) -> None:
+    model = tiny_bert()
+    split = sequences(model, 30, seed=2)
+    args = arguments(tmp_path, loss="calfocal", learning_rate=0.0, **NO_TEMPERATURE)
+    trainer = CalibrationTrainer(model, args, train_dataset=sequences(model, 16), eval_dataset=split)
+    callback = EvaluateTrainingSet()
+    callback.trainer = trainer
+    trainer.add_callback(callback)
+    trainer.train()
+    expected = make_loss("calfocal")
+    expected.update(*predictions(trainer, split))
+    torch.testing.assert_close(trainer.calibration_loss.gammas, expected.gammas, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal", "ece_ce"])
+def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss=loss, num_train_epochs=2, **BY_STEPS)
+    start = {name: value.clone() for name, value in trainer.calibration_loss.named_buffers()}
+    trainer.train()
+    assert all(np.isfinite(logged(trainer, "loss")))
+    assert update_steps(trainer) == [2, 4, 6, 8]
+    table = dict(trainer.calibration_loss.named_buffers())
+    assert any(not torch.equal(table[name], start[name]) for name in start)
+    if loss == "ece_ce":
+        assert table["progress"] == 1.0
+        assert table["class_gaps"].shape == (4,)
+    else:
+        figure = gamma_dynamics(trainer.state.log_history)
+        lines = [line for axes in figure.axes for line in axes.get_lines()]
+        assert any(2 in line.get_xdata() for line in lines)
+
+
+def test_a_callback_of_ones_own_replaces_the_automatic_one(tmp_path: Path) -> None:
+    model = tiny_bert()
+    mine = AdaFocalCallback(every_n_steps=2)
+    sets = {"train_dataset": sequences(model, 16), "calibration_dataset": sequences(model, 20, seed=2)}
+    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
+    trainer = CalibrationTrainer(model, args, callbacks=[mine], **sets)
+    assert [c for c in trainer.callback_handler.callbacks if isinstance(c, AdaFocalCallback)] == [mine]
+    trainer.train()
+    assert update_steps(trainer) == [2, 4]
+    trainer.add_callback(AdaFocalCallback(every_n_steps=3))
+    trainer.train()
+    assert update_steps(trainer) == [3]
+
+
+def test_the_order_of_ones_own_callbacks_does_not_matter(tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets = {"train_dataset": sequences(model, 16), "calibration_dataset": sequences(model, 40, seed=2)}
+    mine = [TemperatureScalingCallback(), AdaFocalCallback()]
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, loss="adafocal"),
+        eval_dataset=sequences(model, 20, seed=3),
+        callbacks=mine,
+        **sets,
+    )
+    trainer.train()
+    assert update_steps(trainer) == [4]
+    assert "eval_ece_calibrated" in trainer.state.log_history[-1]
+
+
+def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every_n_steps to be at least 1, got 0"):
+        AdaFocalCallback(every_n_steps=0)
+    with pytest.raises(ValueError, match="n_samples to go with every_n_steps"):
+        AdaFocalCallback(n_samples=5)
+    with pytest.raises(ValueError, match="strategy to be 'end' or 'evaluate', got 'epoch'"):
+        TemperatureScalingCallback(strategy="epoch")
+    model = tiny_bert()
+    with pytest.raises(ValueError, match="AdaFocalCallback to go with a loss that adapts, got 'focal'"):
+        CalibrationTrainer(model, arguments(tmp_path, loss="focal"), callbacks=[AdaFocalCallback()])
+    for callback in (AdaFocalCallback(), TemperatureScalingCallback()):
+        stock = Trainer(model, arguments(tmp_path), train_dataset=sequences(model, 4), callbacks=[callback])
+        with pytest.raises(RuntimeError, match="to be used by a CalibrationTrainer"):
+            stock.train()
+
+
+def test_a_new_model_starts_with_new_gammas(tmp_path: Path) -> None:
+    sets = {
+        "train_dataset": sequences(tiny_bert(), 16),
+        "calibration_dataset": sequences(tiny_bert(), 40, seed=2),
+    }
+    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
+    trainer = CalibrationTrainer(args=args, model_init=lambda: tiny_bert(), **sets)
+    ends = []
+    for _ in range(2):
+        trainer.train()
+        ends.append((weights(trainer.model), dict(trainer.calibration_loss.named_buffers())))
+    assert_same(ends[0][0], ends[1][0])
+    assert_same(ends[0][1], ends[1][1])
+
+
+# ---- Temperature ----
+
+
+def fitted(trainer: CalibrationTrainer, **settings: Any) -> float:
+    found = Trainer(trainer.model, arguments(trainer.args.output_dir)).predict(trainer.calibration_split)
+    return float(TemperatureScaling(**settings).fit(found.predictions, found.label_ids).temperature_)
+
+
+@pytest.mark.parametrize("criterion", ["nll", "ece", "adaptive_ece"])
+def test_the_temperature_is_fitted_on_the_calibration_split(criterion: Any, tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="focal", temperature_criterion=criterion)
+    trainer.train()
+    assert trainer.temperature == pytest.approx(fitted(trainer, criterion=criterion), rel=1e-6)
+    assert trainer.model.config.calibration == {
+        "method": "temperature",
+        "temperature": trainer.temperature,
+        "criterion": criterion,
+        "split": "calibration",
+        "n_examples": 40,
+        "loss": "focal",
+        "loss_kwargs": {"gamma": 3.0},
+        "folded": False,
+    }
+    last = trainer.state.log_history[-1]
+    found = trainer.predict(trainer.eval_dataset)
+    assert_reports(last, one_shot(found.predictions, found.label_ids), "eval")
+    assert_reports(
+        last, one_shot(found.predictions / trainer.temperature, found.label_ids), "eval", "_calibrated"
+    )
+    assert last["temperature"] == trainer.temperature
+    assert {f"test_{name}_calibrated" for name in NAMES} < set(found.metrics)
+
+
+def test_it_is_fitted_to_the_best_model(tmp_path: Path) -> None:
+    trainer = tiny_trainer(
+        tmp_path,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_ece",
+        num_train_epochs=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.name != "checkpoint-8"  # or the test would show nothing
+    model: PreTrainedModel = type(trainer.model).from_pretrained(best)
+    found = Trainer(model, arguments(tmp_path)).predict(trainer.calibration_dataset)
+    wanted = TemperatureScaling().fit(found.predictions, found.label_ids).temperature_
+    assert trainer.temperature == pytest.approx(wanted, rel=1e-6)
+
+
+def test_it_can_be_fitted_before_each_evaluation(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, temperature_strategy="evaluate", eval_on_start=True, **BY_STEPS)
+    trainer.train()
+    found = [(e["step"], e["temperature"]) for e in trainer.state.log_history if "temperature" in e]
+    assert [step for step, _ in found] == [0, 2, 4, 4]
+    start, middle, end, last = (temperature for _, temperature in found)
+    assert len({start, middle, end}) == 3
+    assert end == last == trainer.temperature
+    assert end == pytest.approx(fitted(trainer), rel=1e-6)
+
+
+def test_no_temperature_where_none_is_wanted_or_possible(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, **NO_TEMPERATURE)
+    trainer.train()
+    model = tiny_bert()
+    no_data = CalibrationTrainer(model, arguments(tmp_path), train_dataset=sequences(model, 8))
+    no_data.train()
+    for each in (trainer, no_data):
+        assert each.temperature is None
+        assert not hasattr(each.model.config, "calibration")
+        assert not logged(each, "temperature")
+    with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a temperature"):
+        no_data.fit_temperature()
+
+
+def test_it_can_be_fitted_without_training_and_without_the_callback(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, **NO_TEMPERATURE)
+    assert trainer.fit_temperature() == pytest.approx(fitted(trainer), rel=1e-6)
+    assert trainer.evaluate()["temperature"] == trainer.temperature
+
+
+def test_training_again_forgets_it(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, **BY_STEPS)
+    trainer.train()
+    first = trainer.temperature
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append((trainer.temperature, hasattr(trainer.model.config, "calibration")))
+
+    trainer.add_callback(Look())
+    trainer.train()
+    assert seen == [(None, False)] * 4
+    assert trainer.temperature not in (None, first)
+    assert len(logged(trainer, "temperature")) == 1
+
+
+def test_it_is_fitted_to_multi_label_logits(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    split = sequences(model, 60, seed=2)
+    trainer = CalibrationTrainer(model, arguments(tmp_path), calibration_dataset=split)
+    trainer.fit_temperature()
+    assert trainer.temperature == pytest.approx(fitted(trainer, multi_label=True), rel=1e-6)
+    assert trainer.model.config.calibration["n_examples"] == 60
+
+
+def test_it_is_fitted_to_labelled_tokens_only(tmp_path: Path) -> None:
+    model = tiny_bert("Token")
+    split = tagged(model, 30, seed=2)
+    trainer = CalibrationTrainer(model, arguments(tmp_path), calibration_dataset=split)
+    trainer.fit_temperature()
+    found = Trainer(model, trainer.args).predict(split)
+    counted = found.label_ids != -100
+    wanted = TemperatureScaling().fit(found.predictions[counted], found.label_ids[counted]).temperature_
+    assert trainer.temperature == pytest.approx(wanted, rel=1e-6)
+    assert trainer.model.config.calibration["n_examples"] == counted.sum()
+
+
+@pytest.mark.parametrize("labels", ["no column", "all ignored"])
+def test_a_calibration_split_without_labels_is_refused(labels: str, tmp_path: Path) -> None:
+    model = tiny_bert("Token")
+    split = tagged(model, 6)
+    split = (
+        split.remove_columns("labels")
+        if labels == "no column"
+        else split.map(lambda row: {"labels": [-100] * 8})
+    )
+    args = arguments(tmp_path, loss="adafocal")
+    trainer = CalibrationTrainer(model, args, train_dataset=tagged(model, 8), calibration_dataset=split)
+    with pytest.raises(
+        ValueError, match="expected the calibration split to have labelled examples, got none"
+    ):
+        trainer.fit_temperature()
+    with pytest.raises(ValueError, match="expected"):
+        trainer.train()

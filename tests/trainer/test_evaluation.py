@@ -1,0 +1,287 @@
+"""What evaluations report, at what cost, and that the rest of the stock Trainer's evaluation is untouched."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit
+from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
+
+from hf_calib import CalibrationTrainer
+from hf_calib.metrics import (
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
+from tests.helpers.evaluations import NAMES, assert_reports, one_shot
+from tests.helpers.tiny import (
+    N_LABELS,
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+    weights,
+)
+
+
+def count_forwards(model: torch.nn.Module) -> list[int]:
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("n_bins", [15, 4])
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_the_metrics_are_those_of_all_logits_at_once(kind: str, n_bins: int, tmp_path: Path) -> None:
+    model = tiny_bert(kind)
+    held_out = (tagged if kind == "Token" else sequences)(model, 53)
+    trainer = CalibrationTrainer(model, arguments(tmp_path, n_bins=n_bins), eval_dataset=held_out)
+    metrics = trainer.evaluate()
+    predicted = trainer.predict(held_out)
+    counted = predicted.label_ids.flatten() != -100
+    logits = predicted.predictions.reshape(-1, N_LABELS)[counted]
+    wanted = one_shot(logits, predicted.label_ids.flatten()[counted], n_bins=n_bins)
+    assert_reports(metrics, wanted, "eval")
+    assert_reports(predicted.metrics, wanted, "test")
+    assert metrics["eval_loss"] == pytest.approx(metrics["eval_nll"], rel=0.1)
+    assert "temperature" not in metrics
+
+    trainer.temperature = 2.0
+    metrics = trainer.evaluate()
+    assert_reports(metrics, wanted, "eval")
+    assert_reports(
+        metrics,
+        one_shot(logits / 2, predicted.label_ids.flatten()[counted], n_bins=n_bins),
+        "eval",
+        "_calibrated",
+    )
+    assert metrics["temperature"] == 2.0
+
+
+def test_a_multi_label_evaluation_takes_each_label_for_a_binary_one(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    held_out = sequences(model, 41)
+    trainer = CalibrationTrainer(model, arguments(tmp_path), eval_dataset=held_out)
+    metrics, predicted = trainer.evaluate(), trainer.predict(held_out)
+    probs, labels = expit(predicted.predictions.astype(np.float64)).ravel(), predicted.label_ids.ravel()
+    pairs, chosen = np.stack([1 - probs, probs], axis=1), labels.astype(int)
+    assert metrics["eval_accuracy"] == pytest.approx(accuracy(pairs, chosen))
+    assert metrics["eval_ece"] == pytest.approx(expected_calibration_error(pairs, chosen), rel=2e-6)
+    assert metrics["eval_nll"] == pytest.approx(negative_log_likelihood(pairs, chosen), rel=2e-6)
+    assert metrics["eval_brier"] == pytest.approx(np.mean((probs - labels) ** 2), rel=2e-6)
+
+
+def test_an_evaluation_runs_the_model_once_and_keeps_no_logits(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, n=(4, 4, 37), loss="adafocal", per_device_eval_batch_size=8)
+    calls = count_forwards(trainer.model)
+    trainer.evaluate()
+    assert len(calls) == math.ceil(37 / 8)
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation", prediction_loss_only=True)
+    assert output.predictions is None
+    assert output.label_ids is None
+    assert "eval_ece" in output.metrics
+    assert trainer.last_evaluation.rows == []
+
+
+def stock_and_ours(tmp_path: Path, model: Any = None, **kwargs: Any) -> tuple[Trainer, CalibrationTrainer]:
+    model = model or tiny_bert()
+    sets = {"train_dataset": sequences(model, 16), "eval_dataset": sequences(model, 21, seed=2)}
+    settings = {
+        **sets,
+        **{k: v for k, v in kwargs.items() if k in ("compute_metrics", "preprocess_logits_for_metrics")},
+    }
+    options = {k: v for k, v in kwargs.items() if k not in settings}
+    args = arguments(tmp_path, temperature_criterion="none", **options)
+    return Trainer(model, args, **settings), CalibrationTrainer(model, args, **settings)
+
+
+def accuracy_of_last_batch_first(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+    if not compute_result:
+        return {}
+    return {"right": float((np.asarray(prediction.predictions) == np.asarray(prediction.label_ids)).mean())}
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"compute_metrics": lambda p: {"right": float((p.predictions.argmax(-1) == p.label_ids).mean())}},
+        {
+            "compute_metrics": accuracy_of_last_batch_first,
+            "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+        },
+        {
+            "compute_metrics": accuracy_of_last_batch_first,
+            "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+            "batch_eval_metrics": True,
+        },
+        {
+            "compute_metrics": lambda p: {"seen": float(p.losses.mean()), "inputs": float(p.inputs.sum())},
+            "include_for_metrics": ["inputs", "loss"],
+            "eval_accumulation_steps": 1,
+        },
+    ],
+    ids=["plain", "compute_metrics", "preprocess", "batch_eval_metrics", "include"],
+)
+def test_what_the_stock_trainer_reports_stays(kwargs: dict[str, Any], tmp_path: Path) -> None:
+    stock, ours = stock_and_ours(tmp_path, **kwargs)
+    theirs, metrics = stock.evaluate(), ours.evaluate()
+    same = [key for key in theirs if not key.endswith(("time", "per_second"))]
+    assert "eval_loss" in same
+    assert {key: metrics[key] for key in same} == pytest.approx({key: theirs[key] for key in same}, rel=1e-6)
+    assert set(metrics) - set(theirs) == {f"eval_{name}" for name in NAMES}
+
+
+def test_the_loss_of_an_evaluation_batch_is_its_weighted_mean(tmp_path: Path) -> None:
+    model, class_weights = tiny_bert(), [0.5, 2.0, 1.0, 4.0]
+    args = arguments(tmp_path, class_weights=class_weights, per_device_eval_batch_size=64)
+    trainer = CalibrationTrainer(model, args, eval_dataset=sequences(model, 21))
+    found = trainer.predict(trainer.eval_dataset)
+    logits, labels = torch.from_numpy(found.predictions), torch.from_numpy(found.label_ids)
+    wanted = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor(class_weights)).item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_metric_of_the_users_own_goes_first(tmp_path: Path) -> None:
+    _, ours = stock_and_ours(tmp_path, compute_metrics=lambda p: {"accuracy": -1.0})
+    assert ours.evaluate()["eval_accuracy"] == -1.0
+
+
+def test_predictions_are_the_stock_trainers(tmp_path: Path) -> None:
+    stock, ours = stock_and_ours(tmp_path)
+    theirs, found = stock.predict(ours.eval_dataset), ours.predict(ours.eval_dataset)
+    np.testing.assert_array_equal(found.predictions, theirs.predictions)
+    np.testing.assert_array_equal(found.label_ids, theirs.label_ids)
+    assert found.metrics["test_loss"] == pytest.approx(theirs.metrics["test_loss"], rel=1e-6)
+
+
+def test_data_without_labels_are_predicted(tmp_path: Path) -> None:
+    stock, ours = stock_and_ours(tmp_path)
+    unlabelled = ours.eval_dataset.remove_columns("label")
+    found = ours.predict(unlabelled)
+    np.testing.assert_array_equal(found.predictions, stock.predict(unlabelled).predictions)
+    assert found.label_ids is None
+    assert not {f"test_{name}" for name in NAMES} & set(found.metrics)
+
+
+def test_predicting_does_not_replace_the_last_evaluation(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.evaluate()
+    last = trainer.last_evaluation
+    trainer.predict(trainer.train_dataset)
+    assert trainer.last_evaluation is last
+    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
+    assert trainer.last_evaluation is not last
+    assert "test_ece" in trainer.last_evaluation.metrics()
+
+
+def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets = {name: sequences(model, 20, seed=seed) for seed, name in enumerate("ab", 2)}
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, eval_strategy="epoch", loss="adafocal", temperature_strategy="evaluate"),
+        train_dataset=sequences(model, 8),
+        calibration_dataset=sequences(model, 20, seed=5),
+        eval_dataset=sets,
+    )
+    calls = count_forwards(model)
+    trainer.train()
+    steps, batches = 2, math.ceil(20 / 8)
+    once = batches + 2 * batches  # the temperature, and two sets
+    assert len(calls) == steps + (once + batches) + once  # the gammas once, too; and again at the end
+    metrics = trainer.evaluate()
+    for name, dataset in sets.items():
+        predicted = trainer.predict(dataset)
+        assert_reports(metrics, one_shot(predicted.predictions, predicted.label_ids), f"eval_{name}")
+        assert f"eval_{name}_ece_calibrated" in metrics
+    assert len(logged(trainer, "gamma_00")) == 1  # two sets make one evaluation
+    before_and_end = [entry["temperature"] for entry in trainer.state.log_history if "temperature" in entry]
+    assert len(set(before_and_end)) == 1  # the same weights all along: fitted once for both sets
+
+
+def test_evaluating_on_start_and_by_epoch(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, eval_on_start=True, eval_strategy="epoch", num_train_epochs=2)
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_ece" in entry] == [0, 4, 8, 8]
+    assert len(logged(trainer, "eval_ece_calibrated")) == 1  # the last one
+
+
+def test_the_best_model_is_the_one_of_least_ece(tmp_path: Path) -> None:
+    trainer = tiny_trainer(
+        tmp_path,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_ece",
+        num_train_epochs=2,
+    )
+    trainer.train()
+    *during, last = logged(trainer, "eval_ece")
+    assert len(during) == 8
+    assert min(during) < during[-1]  # or the test would show nothing
+    assert last == min(during) == trainer.state.best_metric
+    best = Path(trainer.state.best_model_checkpoint)
+    assert_same(weights(trainer.model), weights(type(trainer.model).from_pretrained(best)))
+
+
+def test_training_stops_early_by_a_calibration_metric(tmp_path: Path) -> None:
+    model = tiny_bert()
+    trainer = CalibrationTrainer(
+        model,
+        arguments(
+            tmp_path,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="nll",
+            learning_rate=5e-4,
+        ),
+        train_dataset=sequences(model, 40),
+        calibration_dataset=sequences(model, 20, seed=4),
+        eval_dataset=sequences(model, 20, seed=2),
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+    )
+    trainer.train()
+    during = logged(trainer, "eval_nll")[:-1]
+    assert len(during) == during.index(min(during)) + 3 < 10
+
+
+def test_a_model_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    with torch.no_grad():
+        trainer.model.classifier.bias.fill_(math.nan)
+    with pytest.warns(UserWarning, match="no calibration metrics.*NaN"):
+        metrics = trainer.evaluate()
+    assert all(math.isnan(metrics[f"eval_{name}"]) for name in NAMES)
+    with (
+        pytest.warns(UserWarning, match="no calibration metrics"),
+        pytest.warns(UserWarning, match="no temperature"),
+    ):
+        trainer.train()
+    assert trainer.temperature is None
+
+
+def test_evaluation_follows_the_training_of_the_stock_trainer(tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2}
+    model = tiny_bert(dropout=0.1)
+    stock, _ = stock_and_ours(tmp_path, model, **options)
+    stock.train()
+    _, ours = stock_and_ours(tmp_path, tiny_bert(dropout=0.1), **options)
+    ours.train()
+    assert logged(ours, "eval_loss") == pytest.approx(logged(stock, "eval_loss"), rel=1e-5)
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), rel=1e-5)
+    for name, value in weights(stock.model).items():
+        torch.testing.assert_close(ours.model.state_dict()[name], value, rtol=1e-4, atol=1e-6)

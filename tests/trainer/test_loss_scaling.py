@@ -1,0 +1,89 @@
+"""The loss of an optimizer step is the mean over its global batch, however it is cut (in one process)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import Trainer
+
+from tests.helpers.runs import (
+    CASES,
+    CLASS_WEIGHTS,
+    GLOBAL_BATCH,
+    LOGGED,
+    TOLERANCE,
+    assert_equal_runs,
+    make_trainer,
+    run,
+)
+from tests.helpers.tiny import assert_same, differences, logged, weights
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
+    whole = run(name, tmp_path, 8, 1)
+    assert len(whole["loss"]) == 3
+    assert_equal_runs(run(name, tmp_path, 4, 2), whole)
+    assert_equal_runs(run(name, tmp_path, 1, 8), whole)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy weighted", "tokens focal", "adafocal"])
+def test_a_ragged_last_group_is_a_mean_too(name: str, tmp_path: Path) -> None:
+    n = 2 * GLOBAL_BATCH + 6  # the last step has 6 rows: 4 + 2, or 3 + 3
+    whole = run(name, tmp_path, 8, 1, n=n)
+    assert_equal_runs(run(name, tmp_path, 4, 2, n=n), whole)
+    assert_equal_runs(run(name, tmp_path, 3, 3, n=n - 1), run(name, tmp_path, 9, 1, n=n - 1))
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "tokens cross_entropy weighted"])
+def test_the_training_is_the_one_done_by_hand(name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(name, tmp_path, 2, 4)
+    model = copy.deepcopy(trainer.model)
+    whole = make_trainer(name, tmp_path, 8, 1)
+    torch.manual_seed(whole.args.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trainer.args.learning_rate)
+    class_weights = torch.tensor(CLASS_WEIGHTS).double() if "weighted" in name else None
+    losses, norms = [], []
+    for batch in whole.get_train_dataloader():
+        logits, labels = model(input_ids=batch["input_ids"]).logits, batch["labels"]
+        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), weight=class_weights)
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        norms.append(torch.stack(gradients).norm().item())
+        optimizer.step()
+        losses.append(loss.item())
+    trainer.train()
+    assert logged(trainer, "loss") == pytest.approx(losses, rel=LOGGED)
+    assert logged(trainer, "grad_norm") == pytest.approx(norms, rel=TOLERANCE)
+    largest, drift = differences(weights(trainer.model), weights(model))
+    assert largest < TOLERANCE
+    assert drift < TOLERANCE / 10
+
+
+def test_cross_entropy_is_the_stock_trainer_where_that_is_right(tmp_path: Path) -> None:
+    ours = make_trainer("cross_entropy", tmp_path, 8, 1)
+    model = copy.deepcopy(ours.model)
+    stock = Trainer(model, ours.args, train_dataset=ours.train_dataset)
+    ours.train()
+    stock.train()
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), rel=LOGGED)
+    assert differences(weights(ours.model), weights(stock.model))[0] < 1e-14
+
+
+def test_label_smoothing_factor_is_the_loss_of_that_name(tmp_path: Path) -> None:
+    from tests.helpers.tiny import tiny_trainer
+
+    by_factor = tiny_trainer(tmp_path, label_smoothing_factor=0.1, temperature_criterion="none")
+    by_name = tiny_trainer(
+        tmp_path, loss="label_smoothing", loss_kwargs={"smoothing": 0.1}, temperature_criterion="none"
+    )
+    plain = tiny_trainer(tmp_path, temperature_criterion="none")
+    for trainer in (by_factor, by_name, plain):
+        trainer.train()
+    assert_same(weights(by_factor.model), weights(by_name.model))
+    assert logged(by_factor, "loss") != logged(plain, "loss")

@@ -1,0 +1,205 @@
+"""Models of every kind train, and are calibrated: tuples, tokens, images, adapters, compiled, 16 bits, your own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import DataCollatorForTokenClassification, TrainingArguments
+
+from hf_calib import CalibrationTrainer
+from tests.helpers.evaluations import NAMES
+from tests.helpers.tiny import (
+    N_LABELS,
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+    tokenizer,
+    weights,
+)
+from tests.helpers.trained import (
+    Network,
+    NetworkWithDict,
+    NetworkWithTuple,
+    images,
+    images_trainer,
+    lora,
+    trained,
+)
+
+
+def assert_calibrated(trainer: CalibrationTrainer) -> None:
+    last = trainer.state.log_history[-1]
+    assert all(np.isfinite(logged(trainer, "loss")))
+    for name in NAMES:
+        assert np.isfinite(last[f"eval_{name}"])
+        assert np.isfinite(last[f"eval_{name}_calibrated"])
+    assert last["eval_accuracy"] == last["eval_accuracy_calibrated"]
+
+
+def test_tuples(tmp_path: Path) -> None:
+    ours, plain = trained(tmp_path, tiny_bert(return_dict=False)), trained(tmp_path)
+    assert_calibrated(ours)
+    assert_same(weights(ours.model), weights(plain.model))
+    assert ours.temperature == plain.temperature
+    found = ours.predict(ours.eval_dataset)
+    np.testing.assert_array_equal(found.predictions, plain.predict(plain.eval_dataset).predictions)
+
+
+def test_multi_label(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    for loss in ("cross_entropy", "focal", "adafocal"):
+        assert_calibrated(trained(tmp_path, model, loss=loss))
+
+
+def test_float_labels_make_a_model_multi_label(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    rows = sequences(model, 8)
+    model.config.problem_type = None
+    trainer = CalibrationTrainer(model, arguments(tmp_path, temperature_criterion="none"), train_dataset=rows)
+    trainer.train()
+    assert model.config.problem_type == "multi_label_classification"
+    single = tiny_trainer(tmp_path)
+    single.train()
+    assert single.model.config.problem_type is None
+
+
+def test_tokens_in_batches_of_different_lengths(tmp_path: Path) -> None:
+    model = tiny_bert("Token")
+    rows = []
+    for row in tagged(model, 40):
+        length = 3 + sum(label != -100 for label in row["labels"]) % 5
+        rows.append({"input_ids": row["input_ids"][:length], "labels": row["labels"][:length]})
+    held_out = Dataset.from_list(rows)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, loss="adafocal", gamma_update_steps=2, per_device_eval_batch_size=4),
+        train_dataset=held_out.select(range(16)),
+        calibration_dataset=held_out.select(range(16, 40)),
+        eval_dataset=held_out.select(range(10, 30)),
+        data_collator=DataCollatorForTokenClassification(tokenizer()),
+    )
+    trainer.train()
+    assert_calibrated(trainer)
+
+
+def test_images(tmp_path: Path) -> None:
+    trainer, _ = images_trainer(tmp_path)
+    assert all(np.isfinite(logged(trainer, "loss")))
+    assert trainer.temperature is not None
+
+
+def test_adapters(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, lora(tiny_bert()), save_strategy="epoch", loss="adafocal", num_train_epochs=2)
+    assert_calibrated(trainer)
+    assert trainer.model.base_model.model.config.calibration["temperature"] == trainer.temperature
+    assert (tmp_path / "checkpoint-4" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "checkpoint-4" / "calibration_loss.safetensors").exists()
+
+
+def test_compiled(tmp_path: Path) -> None:
+    ours = trained(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+    plain = trained(tmp_path)
+    assert_calibrated(ours)
+    assert logged(ours, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-5)
+    assert ours.temperature == pytest.approx(plain.temperature, rel=1e-4)
+    assert ours.model.config.calibration["temperature"] == ours.temperature
+    ours.save_calibrated_model(tmp_path / "model")
+    assert type(tiny_bert()).from_pretrained(tmp_path / "model").config.calibration["folded"] is True
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    ours, plain = trained(tmp_path, bf16=True), trained(tmp_path)
+    assert_calibrated(ours)
+    assert logged(ours, "loss") == pytest.approx(logged(plain, "loss"), rel=0.03)
+    assert logged(ours, "loss") != logged(plain, "loss")
+
+
+def test_the_loss_is_computed_in_float32(tmp_path: Path) -> None:
+    trainer = CalibrationTrainer(tiny_bert().bfloat16(), arguments(tmp_path, loss="dual_focal"))
+    batch = {"input_ids": torch.arange(5, 13)[None], "labels": torch.tensor([1])}
+    loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    assert (loss.dtype, outputs.logits.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_checkpointed_activations(tmp_path: Path) -> None:
+    known = {field.name for field in fields(TrainingArguments)}
+    name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+    ours, plain = trained(tmp_path, **{name: True}), trained(tmp_path)
+    assert_same(weights(ours.model), weights(plain.model))
+    assert ours.temperature == plain.temperature
+
+
+@pytest.mark.parametrize("kind", [Network, NetworkWithTuple, NetworkWithDict])
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
+    def rows(n: int) -> Any:
+        found = [{k: v.tolist() for k, v in row.items()} for row in images(n)]
+        return Dataset.from_list(found) if as_dataset else images(n)
+
+    trainer = CalibrationTrainer(
+        kind(),
+        arguments(
+            tmp_path, loss="adafocal", eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2
+        ),
+        train_dataset=rows(40),
+        calibration_dataset=rows(60),
+        eval_dataset=rows(30),
+    )
+    trainer.train()
+    assert_calibrated(trainer)
+    predicted = trainer.predict(rows(30))
+    assert predicted.predictions.shape == (30, N_LABELS)
+    with torch.no_grad():
+        wanted = trainer.model.head(torch.stack([row["pixel_values"] for row in images(30)]).flatten(1))
+    np.testing.assert_allclose(predicted.predictions, wanted, rtol=1e-6)
+    again = CalibrationTrainer(
+        kind(),
+        trainer.args,
+        train_dataset=rows(40),
+        calibration_dataset=rows(60),
+        eval_dataset=rows(30),
+    )
+    again.train(resume_from_checkpoint=True)
+    assert_same(weights(again.model), weights(trainer.model))
+
+
+def test_real_sentences_with_a_tag_per_word(shared_data: Path, tmp_path: Path) -> None:
+    with gzip.open(shared_data / "wnut17" / "train.jsonl.gz", "rt") as lines:
+        sentences = [json.loads(line) for line, _ in zip(lines, range(120), strict=False)]
+    names = json.loads((shared_data / "wnut17" / "label_names.json").read_text())
+    rows = [
+        {"input_ids": [5 + hash_of(word) for word in row["tokens"][:16]], "labels": row["ner_tags"][:16]}
+        for row in sentences
+    ]
+    data = Dataset.from_list(rows)
+    trainer = CalibrationTrainer(
+        tiny_bert("Token", num_labels=len(names)),
+        arguments(tmp_path, loss="dual_focal", per_device_train_batch_size=8, learning_rate=3e-3),
+        train_dataset=data.select(range(60)),
+        calibration_dataset=data.select(range(60, 90)),
+        eval_dataset=data.select(range(90, 120)),
+        data_collator=DataCollatorForTokenClassification(tokenizer()),
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    assert_calibrated(trainer)
+    last = trainer.state.log_history[-1]
+    assert last["eval_nll_calibrated"] < last["eval_nll"]
+    trainer.save_calibrated_model(tmp_path / "model")
+
+
+def hash_of(word: str) -> int:
+    return sum(map(ord, word)) % 59

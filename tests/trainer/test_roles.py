@@ -1,0 +1,223 @@
+"""What is refused, and what is warned of, before a training starts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import TrainingArguments
+
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import (
+    N_LABELS,
+    arguments,
+    assert_same,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+    weights,
+)
+
+NO_TEMPERATURE = {"temperature_criterion": "none"}
+
+
+def warned(function: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(warning.message) for warning in caught]
+
+
+def trainer_of(roles: str, folder: Path, **settings: Any) -> CalibrationTrainer:
+    """Roles: which of the data sets a, b, c trains, calibrates and evaluates; - for none, * for {"x": b, "y": c}."""
+    model = tiny_bert()
+    sets: dict[str, Any] = {name: sequences(model, 24, seed=seed) for seed, name in enumerate("abc")}
+    sets |= {"-": None, "*": {"x": sets["b"], "y": sets["c"]}}
+    train, calibration, evaluation = (sets[role] for role in roles)
+    args = arguments(folder, max_steps=1, **settings)
+    return CalibrationTrainer(
+        model, args, train_dataset=train, calibration_dataset=calibration, eval_dataset=evaluation
+    )
+
+
+@pytest.mark.parametrize(
+    ("roles", "wanted"),
+    [
+        ("abc", []),
+        ("ab-", []),
+        ("a--", []),
+        ("a-b", ["the evaluation split is also the calibration split: the temperature will follow"]),
+        ("abb", ["the evaluation split is also the calibration split: the temperature will follow"]),
+        ("aac", ["the training split is also the calibration split: the temperature will follow a model"]),
+        ("aaa", ["the training split is also the calibration split: the temperature will follow a model"]),
+        ("a-a", ["the training split is also the calibration split: the temperature will follow a model"]),
+        ("aba", ["the training split is also the evaluation split: what is reported"]),
+        ("ab*", ["the evaluation split is also the calibration split"]),
+        ("aa*", ["the training split is also the calibration split"]),
+    ],
+)
+def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str], tmp_path: Path) -> None:
+    found = warned(trainer_of(roles, tmp_path).train)
+    assert len(found) == len(wanted)
+    for message, start in zip(found, wanted, strict=True):
+        assert message.startswith(start)
+        assert "hold some examples out" in message or "pass a separate calibration_dataset" in message
+
+
+def test_the_warning_names_what_follows_the_split(tmp_path: Path) -> None:
+    (found,) = warned(trainer_of("a-b", tmp_path, loss="adafocal").train)
+    assert "the loss's gammas and the temperature will follow" in found
+    assert warned(trainer_of("a-b", tmp_path, **NO_TEMPERATURE).train) == []
+
+
+@pytest.mark.parametrize(("roles", "got"), [("a--", "none"), ("a-*", "several evaluation sets")])
+def test_an_adaptive_loss_needs_held_out_data(roles: str, got: str, tmp_path: Path) -> None:
+    trainer = trainer_of(roles, tmp_path, loss="adafocal")
+    before = weights(trainer.model)
+    with pytest.raises(
+        ValueError, match=f"expected calibration_dataset to be given for loss 'adafocal'.*got {got}"
+    ):
+        trainer.train()
+    assert_same(weights(trainer.model), before)
+
+
+def test_an_empty_calibration_split_is_refused(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.calibration_dataset = trainer.calibration_dataset.select([])
+    with pytest.raises(ValueError, match="expected the calibration split to have examples, got none"):
+        trainer.train()
+
+
+def test_a_stream_can_calibrate_but_has_no_subset(tmp_path: Path) -> None:
+    for samples in (None, 4):
+        trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, gamma_update_samples=samples)
+        rows = trainer.calibration_dataset
+        trainer.calibration_dataset = IterableDataset.from_generator(lambda rows=rows: iter(rows.to_list()))
+        if samples is None:
+            trainer.train()
+            assert trainer.model.config.calibration["n_examples"] == 40
+        else:
+            with pytest.raises(TypeError, match="expected calibration_dataset to have a length"):
+                trainer.train()
+
+
+@pytest.mark.parametrize("split", ["training", "calibration", "evaluation", "y"])
+@pytest.mark.parametrize("label", [N_LABELS, -1])
+def test_labels_out_of_range_are_refused(split: str, label: int, tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets: dict[str, Any] = {
+        name: sequences(model, 24, seed=4) for name in ("training", "calibration", "x", split)
+    }
+    sets[split] = sets[split].map(
+        lambda row, i: {"label": label if i in (5, 9) else row["label"]}, with_indices=True
+    )
+    sets[split] = sets[split].select(range(2, 24))  # a view, whose row 3 was row 5
+    evaluation = (
+        sets["evaluation"] if split == "evaluation" else {"x": sets["x"], "y": sets.get("y", sets["x"])}
+    )
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, loss="focal"),
+        train_dataset=sets["training"],
+        calibration_dataset=sets["calibration"],
+        eval_dataset=evaluation,
+    )
+    message = rf"labels of the {split} split to be in \[0, 4\), got {label} in row 3 \(2 such rows\)"
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
+    model = tiny_bert("Token")
+    rows = tagged(model, 6).to_list()
+    rows[4]["labels"][1] = 17
+    trainer = CalibrationTrainer(model, arguments(tmp_path), train_dataset=Dataset.from_list(rows))
+    with pytest.raises(ValueError, match=r"labels of the training split .*got 17 in row 4 \(1 such rows\)"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [None, 1], [[0.0, 1.0], [1.0, 0.0]], [-100, 3]])
+def test_labels_that_are_no_class_indices_are_left_to_the_collator(labels: list[Any], tmp_path: Path) -> None:
+    from hf_calib.trainer._datasets import check_labels
+
+    check_labels(Dataset.from_dict({"label": labels}), "training", N_LABELS, "labels")
+    check_labels([{"label": label} for label in labels], "training", N_LABELS, "labels")
+    check_labels(None, "training", N_LABELS, "labels")
+
+
+def test_the_data_sets_own_label_column_is_the_one_checked(tmp_path: Path) -> None:
+    from hf_calib.trainer._datasets import check_labels
+
+    columns = Dataset.from_dict({"label": [99], "labels": [1], "target": [7]})
+    check_labels(columns, "training", N_LABELS, "labels")
+    with pytest.raises(ValueError, match="got 7 in row 0"):
+        check_labels(columns, "training", N_LABELS, "target")
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": torch.full((8,), 7 + index), "labels": torch.tensor(index)}
+
+
+def test_labels_of_other_data_sets_are_refused_when_they_come(tmp_path: Path) -> None:
+    trainer = CalibrationTrainer(tiny_bert(), arguments(tmp_path), train_dataset=Rows())
+    with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
+        trainer.train()
+
+
+def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
+    trainer = CalibrationTrainer(
+        tiny_bert(), arguments(tmp_path), train_dataset=sequences(tiny_bert(), 8).remove_columns("label")
+    )
+    with pytest.raises(
+        ValueError, match=r"expected the batch to have 'labels', got only .*input_ids.*collator"
+    ):
+        trainer.train()
+
+
+def test_models_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a classifier with at least 2 labels, got 1; load the model with"):
+        CalibrationTrainer(tiny_bert(num_labels=1), arguments(tmp_path))
+    with pytest.raises(ValueError, match="expected class_weights to have 4 entries, got 2"):
+        CalibrationTrainer(tiny_bert(), arguments(tmp_path, class_weights=[1.0, 2.0]))
+    multi_label = tiny_bert(problem_type="multi_label_classification")
+    with pytest.raises(
+        ValueError, match=r"loss to have a multi-label form, got 'dual_focal'.*use one of .*focal"
+    ):
+        CalibrationTrainer(multi_label, arguments(tmp_path, loss="dual_focal"))
+    with pytest.raises(ValueError, match=r"expected problem_type to be one of .*got 'regression'"):
+        CalibrationTrainer(tiny_bert(problem_type="regression"), arguments(tmp_path))
+
+
+def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
+    stock = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(
+        TypeError, match="expected args to be CalibrationTrainingArguments, got TrainingArguments"
+    ):
+        CalibrationTrainer(tiny_bert(), stock)
+
+    def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        return outputs.logits.sum()
+
+    message = "expected the loss to be named by args.loss, got compute_loss_func"
+    with pytest.raises(ValueError, match=message):
+        CalibrationTrainer(tiny_bert(), arguments(tmp_path), compute_loss_func=own_loss)
+    with pytest.raises(ValueError, match=message):
+        CalibrationTrainer(tiny_bert(), arguments(tmp_path), None, None, None, None, None, own_loss)
+
+
+def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> None:
+    (found,) = warned(trainer_of("abc", tmp_path, loss="mmce", gradient_accumulation_steps=2).train)
+    assert found.startswith(
+        "the penalty of loss 'mmce' depends on the batch, and is computed on micro-batches of 4 of the 8"
+    )
+    assert warned(trainer_of("abc", tmp_path, loss="mmce").train) == []
+    assert warned(trainer_of("abc", tmp_path, loss="focal", gradient_accumulation_steps=2).train) == []

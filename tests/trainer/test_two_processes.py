@@ -1,0 +1,139 @@
+"""What two processes do together is what one process does alone. One launch serves all tests here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers.runs import BATCH_CASES, CASES, assert_equal_runs, evaluate, run
+from tests.helpers.tiny import assert_same, tiny_trainer
+from tests.helpers.two_processes import EVALUATIONS
+
+CALIBRATION_METRICS = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier")
+
+
+def launch(*command: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    launch(
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "tests.helpers.two_processes",
+        str(folder),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(together: Path) -> dict[str, Any]:
+    return torch.load(together / "results.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def evaluations(together: Path) -> list[dict[str, Any]]:
+    return [json.loads((together / f"evaluations_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_as_one(name: str, results: dict[str, Any], tmp_path: Path) -> None:
+    alone = run(name, tmp_path, 8, 1)
+    assert_equal_runs(results[name], alone)
+    assert_equal_runs(results[f"{name}, accumulated"], alone)
+
+
+@pytest.mark.parametrize("name", BATCH_CASES)
+def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
+    name: str, results: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = run(name, tmp_path, 8, 1)
+    assert_equal_runs(results[name], whole)
+    with pytest.warns(UserWarning, match="micro-batches of 4 of the 8 examples"):
+        halves = run(name, tmp_path, 4, 2)
+    assert abs(halves["loss"][0] - whole["loss"][0]) > 1e-3  # so it had to be gathered
+
+
+def test_accelerate_launch_starts_two_processes_too(tmp_path: Path) -> None:
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    options += ["--dynamo_backend", "no"]
+    launch(
+        "accelerate.commands.launch",
+        *options,
+        "-m",
+        "tests.helpers.two_processes",
+        str(tmp_path),
+        "cross_entropy",
+    )
+    found = torch.load(tmp_path / "results.pt", weights_only=True)
+    assert_equal_runs(found["cross_entropy"], run("cross_entropy", tmp_path, 8, 1))
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_two_processes_evaluate_as_one(name: str, evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert _without_times(evaluations[0][name]) == _without_times(evaluations[1][name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # few examples do not determine a temperature
+        before, after, _ = evaluate(name.split()[0], tmp_path, EVALUATIONS[name])
+    ours = evaluations[0][name]
+    for metric in CALIBRATION_METRICS:
+        key = f"eval_{metric}"
+        assert ours["before"][key] == pytest.approx(before[key], rel=1e-6, abs=1e-9), key
+        assert ours["after"][f"{key}_calibrated"] == pytest.approx(
+            after[f"{key}_calibrated"], rel=1e-5, abs=1e-9
+        )
+    assert ours["after"]["temperature"] == pytest.approx(after["temperature"], rel=1e-6)
+
+
+def _without_times(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    timed = ("time", "per_second")
+    return {
+        when: {k: v for k, v in found.items() if not k.endswith(timed)} for when, found in metrics.items()
+    }
+
+
+def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = evaluations
+    for key in ("gammas", "edges", "temperature"):
+        assert first[key] == second[key]
+    assert [entry for entry in first["log"] if "gamma_00" in entry]
+    assert first["log"] == second["log"]
+    settings = {
+        "loss": "adafocal",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_train_batch_size": 8,
+    }
+    alone = tiny_trainer(tmp_path, n=(16, 21, 13), **settings)
+    alone.train()
+    assert alone.calibration_loss.gammas.tolist() == pytest.approx(first["gammas"], rel=1e-4)
+    assert alone.temperature == pytest.approx(first["temperature"], rel=1e-3)
+
+
+def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
+    assert_same(results["resumed"], results["whole"])
+    assert results["whole"]["gammas"].ne(1).any()
+
+
+def test_both_processes_save_one_model(together: Path) -> None:
+    assert sorted(p.name for p in (together / "calibrated").iterdir()) == ["config.json", "model.safetensors"]
+    assert "classifier.weight" in load_file(together / "calibrated" / "model.safetensors")
+    assert not list(together.glob("_saving-*"))
