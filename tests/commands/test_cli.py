@@ -24,7 +24,7 @@ from hf_calib.commands import posthoc, posthoc_models
 from hf_calib.commands.fitting import METHODS
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
-from hf_calib.report import CalibrationReport
+from hf_calib.report import CalibrationReport, writing
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling
 from tests.helpers.tiny import TRUE_TEMPERATURE, sequences, text_of, tiny_bert, tokenizer
 
@@ -156,7 +156,7 @@ class TestEvaluate:
 
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "there")
         before = (tmp_path / "there" / "report.json").read_bytes()
-        monkeypatch.setattr(posthoc, "save_figure", full)
+        monkeypatch.setattr(writing, "save_figure", full)
         for target in ("there", "new"):
             result = call("evaluate", workplace / "test.npz", "--output", tmp_path / target)
             assert result.exit_code == 1
