@@ -1,16 +1,27 @@
-"""Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels."""
+"""Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels.
 
-from hf_calib.scaling.dirichlet import DirichletScaling
-from hf_calib.scaling.ensemble_temperature import EnsembleTemperatureScaling
-from hf_calib.scaling.histogram import HistogramBinning
-from hf_calib.scaling.inverse_link import InverseLink
-from hf_calib.scaling.isotonic import IsotonicScaling
-from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
-from hf_calib.scaling.spline import SplineScaling
-from hf_calib.scaling.temperature import TemperatureScaling
-from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
+The classes are loaded when they are first used, so that the command line can read the table of them at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_calib.scaling.methods import SCALERS, ScalerEntry
+
+if TYPE_CHECKING:
+    from hf_calib.scaling.dirichlet import DirichletScaling
+    from hf_calib.scaling.ensemble_temperature import EnsembleTemperatureScaling
+    from hf_calib.scaling.histogram import HistogramBinning
+    from hf_calib.scaling.inverse_link import InverseLink
+    from hf_calib.scaling.isotonic import IsotonicScaling
+    from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+    from hf_calib.scaling.spline import SplineScaling
+    from hf_calib.scaling.temperature import TemperatureScaling
+    from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 __all__ = [
+    "SCALERS",
     "DirichletScaling",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
@@ -18,7 +29,19 @@ __all__ = [
     "IsotonicScaling",
     "MatrixScaling",
     "PerLabelTemperatureScaling",
+    "ScalerEntry",
     "SplineScaling",
     "TemperatureScaling",
     "VectorScaling",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    entry = next((entry for entry in SCALERS.values() if entry.name == name), None)
+    if entry is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return entry.load()
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

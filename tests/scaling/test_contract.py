@@ -1,4 +1,4 @@
-"""What every scaler promises. A new one adds a line to `SCALERS`.
+"""The contract of every scaler: the tests take each row of `SCALERS`, and the variants below.
 
 scikit-learn's own checks run as far as they apply. Left out, and why:
 - inputs are two-dimensional, class labels are any values, `y` by that name, continuous or 2-D targets, data
@@ -13,8 +13,11 @@ scikit-learn's own checks run as far as they apply. Left out, and why:
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,24 +30,25 @@ from sklearn.utils import estimator_checks
 from hf_calib import scaling
 from hf_calib.losses import make_loss
 
-SCALERS: dict[str, Callable[[], BaseEstimator]] = {
-    "DirichletScaling": scaling.DirichletScaling,
-    "EnsembleTemperatureScaling": scaling.EnsembleTemperatureScaling,
+ARGUMENTS: dict[str, tuple[object, ...]] = {"InverseLink": (make_loss("focal"),)}
+VARIANTS: dict[str, Callable[[], BaseEstimator]] = {
     "EnsembleTemperatureScaling-nll": lambda: scaling.EnsembleTemperatureScaling("nll"),
-    "HistogramBinning": scaling.HistogramBinning,
-    "InverseLink": lambda: scaling.InverseLink(make_loss("focal")),
-    "IsotonicScaling": scaling.IsotonicScaling,
     "IsotonicScaling-joint": lambda: scaling.IsotonicScaling("joint"),
-    "MatrixScaling": scaling.MatrixScaling,
-    "PerLabelTemperatureScaling": scaling.PerLabelTemperatureScaling,
-    "SplineScaling": scaling.SplineScaling,
-    "TemperatureScaling": scaling.TemperatureScaling,
     "TemperatureScaling-ece": lambda: scaling.TemperatureScaling("ece"),
     "TemperatureScaling-multi_label": lambda: scaling.TemperatureScaling(multi_label=True),
-    "VectorScaling": scaling.VectorScaling,
 }
-MULTI_LABEL = {"PerLabelTemperatureScaling", "TemperatureScaling-multi_label"}
-LABEL_FREE = {"InverseLink"}
+MAKE: dict[str, Callable[[], BaseEstimator]] = {
+    **{e.name: partial(e.load(), *ARGUMENTS.get(e.name, ())) for e in scaling.SCALERS.values()},
+    **VARIANTS,
+}
+
+
+def that_need(needed: str) -> set[str]:
+    return {entry.name for entry in scaling.SCALERS.values() if entry.needs == needed}
+
+
+MULTI_LABEL = {*that_need("label_matrix"), "TemperatureScaling-multi_label"}
+LABEL_FREE = that_need("training_loss")
 KEEP_THE_PREDICTED_CLASS = {
     "EnsembleTemperatureScaling",
     "EnsembleTemperatureScaling-nll",
@@ -53,9 +57,9 @@ KEEP_THE_PREDICTED_CLASS = {
     "TemperatureScaling",
     "TemperatureScaling-ece",
 }
-FITTED = [name for name in SCALERS if name not in LABEL_FREE]
+FITTED = [name for name in MAKE if name not in LABEL_FREE]
 ONE_LABEL_PER_ROW = [name for name in FITTED if name not in MULTI_LABEL]
-MAP_LOGITS = [name for name, make in SCALERS.items() if hasattr(make(), "transform")]
+MAP_LOGITS = [name for name, make in MAKE.items() if hasattr(make(), "transform")]
 MIX_CLASSES = {"DirichletScaling", "MatrixScaling"}  # these refuse -inf
 
 PARAMETER_CHECKS = [
@@ -84,7 +88,7 @@ FIT_CHECKS = [
 ]
 
 
-@pytest.fixture(params=SCALERS)
+@pytest.fixture(params=MAKE)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -115,9 +119,21 @@ def check_probs(name: str, probs: np.ndarray, shape: tuple[int, ...]) -> None:
         np.testing.assert_allclose(probs.sum(axis=-1), 1, atol=1e-12)
 
 
-def test_every_scaler_is_here() -> None:
-    assert scaling.__all__ == sorted(scaling.__all__)
-    assert {name.split("-")[0] for name in SCALERS} == set(scaling.__all__)
+def test_every_scaler_is_in_the_table() -> None:
+    names = [entry.name for entry in scaling.SCALERS.values()]
+    assert len(set(names)) == len(names)
+    assert {*names, "SCALERS", "ScalerEntry"} == set(scaling.__all__) <= set(dir(scaling))
+    for entry in scaling.SCALERS.values():
+        assert getattr(scaling, entry.name) is entry.load()
+        assert entry.load().__module__ == f"hf_calib.scaling.{entry.module}"
+    with pytest.raises(AttributeError, match=r"'hf_calib\.scaling' has no attribute 'PlattScaling'"):
+        scaling.PlattScaling  # noqa: B018
+
+
+def test_the_table_needs_no_scikit_learn() -> None:
+    code = "import sys, hf_calib.scaling as s; print(len(s.SCALERS), 'sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(len(scaling.SCALERS)), "False"]
 
 
 class TestScikitLearnsChecks:
@@ -125,19 +141,19 @@ class TestScikitLearnsChecks:
     def test_of_parameters(self, name: str, check: str) -> None:
         if not hasattr(estimator_checks, check):
             pytest.skip(f"this scikit-learn has no {check}")
-        getattr(estimator_checks, check)(name, SCALERS[name]())
+        getattr(estimator_checks, check)(name, MAKE[name]())
 
     @pytest.mark.parametrize("name", ONE_LABEL_PER_ROW)
     @pytest.mark.parametrize("check", FIT_CHECKS)
     def test_of_fits(self, name: str, check: str) -> None:
         if not hasattr(estimator_checks, check):
             pytest.skip(f"this scikit-learn has no {check}")
-        getattr(estimator_checks, check)(name, SCALERS[name]())
+        getattr(estimator_checks, check)(name, MAKE[name]())
 
 
 class TestFit:
     def test_returns_self_and_leaves_parameters_and_data_alone(self, name: str) -> None:
-        scaler = SCALERS[name]()
+        scaler = MAKE[name]()
         logits, labels = sampled(name)
         before, parameters = (logits.copy(), labels.copy()), scaler.get_params()
         assert scaler.fit(logits, labels) is scaler
@@ -149,16 +165,16 @@ class TestFit:
     def test_read_only_data_will_do(self, name: str) -> None:
         logits, labels = sampled(name)
         logits.flags.writeable = labels.flags.writeable = False
-        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), logits.shape)
 
     def test_keywords(self, name: str) -> None:
         logits, labels = sampled(name)
-        by_name = SCALERS[name]().fit(logits=logits, labels=labels).predict_proba(logits=logits)
-        by_position = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        by_name = MAKE[name]().fit(logits=logits, labels=labels).predict_proba(logits=logits)
+        by_position = MAKE[name]().fit(logits, labels).predict_proba(logits)
         np.testing.assert_array_equal(by_name, by_position)
 
     def test_twice_is_as_once(self, name: str) -> None:
-        scaler = SCALERS[name]()
+        scaler = MAKE[name]()
         logits, labels = sampled(name)
         once = scaler.fit(logits, labels).predict_proba(logits)
         scaler.fit(logits[:100, :3] * 3, np.minimum(labels[:100, :3] if labels.ndim > 1 else labels[:100], 2))
@@ -168,32 +184,32 @@ class TestFit:
     def test_clones_are_not_fitted(self, name: str) -> None:
         logits, labels = sampled(name)
         with pytest.raises(NotFittedError):
-            clone(SCALERS[name]().fit(logits, labels)).predict_proba(logits)
+            clone(MAKE[name]().fit(logits, labels)).predict_proba(logits)
 
     def test_pickle(self, name: str) -> None:
         logits, labels = sampled(name)
-        scaler = SCALERS[name]().fit(logits, labels)
+        scaler = MAKE[name]().fit(logits, labels)
         restored = pickle.loads(pickle.dumps(scaler))
         np.testing.assert_array_equal(restored.predict_proba(logits), scaler.predict_proba(logits))
 
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])
     def test_narrow_logits_are_as_good(self, name: str, dtype: type) -> None:
         logits, labels = sampled(name)
-        wide = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        wide = MAKE[name]().fit(logits, labels).predict_proba(logits)
         narrow = logits.astype(dtype)
         np.testing.assert_array_equal(narrow.astype(np.float64), logits)
-        ours = SCALERS[name]().fit(narrow, labels).predict_proba(narrow)
+        ours = MAKE[name]().fit(narrow, labels).predict_proba(narrow)
         np.testing.assert_allclose(ours, wide, rtol=1e-9, atol=1e-12)
 
     def test_the_order_of_the_rows_does_not_matter(self, name: str) -> None:
         logits, labels = sampled(name)
         order = np.random.default_rng(1).permutation(len(logits))
-        ours = SCALERS[name]().fit(logits[order], labels[order]).predict_proba(logits)
-        np.testing.assert_allclose(ours, SCALERS[name]().fit(logits, labels).predict_proba(logits), atol=1e-6)
+        ours = MAKE[name]().fit(logits[order], labels[order]).predict_proba(logits)
+        np.testing.assert_allclose(ours, MAKE[name]().fit(logits, labels).predict_proba(logits), atol=1e-6)
 
     def test_fifty_rows(self, name: str) -> None:
         logits, labels = sampled(name, n=50, c=10)
-        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), (50, 10))
+        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), (50, 10))
 
     def test_a_class_that_no_label_names(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -201,12 +217,12 @@ class TestFit:
             labels[:, 3] = 0
         else:
             logits, labels = logits[labels != 3], labels[labels != 3]
-        check_probs(name, SCALERS[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), logits.shape)
 
     def test_saturated_logits(self, name: str) -> None:
         logits, labels = sampled(name)
         saturated = np.where(logits > 0, 1e4, -1e4)
-        check_probs(name, SCALERS[name]().fit(saturated, labels).predict_proba(saturated), logits.shape)
+        check_probs(name, MAKE[name]().fit(saturated, labels).predict_proba(saturated), logits.shape)
 
     def test_masked_classes(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -215,9 +231,9 @@ class TestFit:
         logits[masked] = -np.inf
         if name in MIX_CLASSES:
             with pytest.raises(ValueError, match="expected logits to be finite"):
-                SCALERS[name]().fit(logits, labels)
+                MAKE[name]().fit(logits, labels)
             return
-        probs = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
         check_probs(name, probs, logits.shape)
         if name != "HistogramBinning":  # there a bin holds all small probabilities alike
             assert probs[masked].max() < 1e-9
@@ -229,32 +245,32 @@ class TestRefused:
         for value in (np.nan, np.inf):
             logits[5, 1] = value
             with pytest.raises(ValueError, match=r"NaN or \+inf in 1 of 400 rows"):
-                SCALERS[name]().fit(logits, labels)
+                MAKE[name]().fit(logits, labels)
 
     def test_other_shapes_and_dtypes(self, name: str) -> None:
         logits, labels = sampled(name)
         with pytest.raises(ValueError, match="expected logits to have shape"):
-            SCALERS[name]().fit(logits[0], labels)
+            MAKE[name]().fit(logits[0], labels)
         with pytest.raises(ValueError, match="expected logits to hold at least one example"):
-            SCALERS[name]().fit(logits[:0], labels[:0])
+            MAKE[name]().fit(logits[:0], labels[:0])
         with pytest.raises(TypeError, match="expected logits to hold real numbers"):
-            SCALERS[name]().fit(logits.astype(complex), labels)
+            MAKE[name]().fit(logits.astype(complex), labels)
         with pytest.raises(TypeError, match=r"pass logits.detach\(\).float\(\).cpu\(\).numpy\(\)"):
-            SCALERS[name]().fit(torch.from_numpy(logits).bfloat16(), labels)
+            MAKE[name]().fit(torch.from_numpy(logits).bfloat16(), labels)
 
     @pytest.mark.parametrize("name", FITTED)
     def test_labels_that_do_not_fit(self, name: str) -> None:
         logits, labels = sampled(name)
         with pytest.raises(ValueError, match="expected labels to have"):
-            SCALERS[name]().fit(logits, labels[:-1])
+            MAKE[name]().fit(logits, labels[:-1])
         with pytest.raises(ValueError, match=r"expected labels to (lie in|be 0 or 1)"):
-            SCALERS[name]().fit(logits, labels + 1)
+            MAKE[name]().fit(logits, labels + 1)
 
 
 class TestPredictions:
     def test_single_rows_and_more_axes(self, name: str) -> None:
         logits, labels = sampled(name)
-        scaler = SCALERS[name]().fit(logits, labels)
+        scaler = MAKE[name]().fit(logits, labels)
         whole = scaler.predict_proba(logits)
         check_probs(name, whole, logits.shape)
         np.testing.assert_allclose(scaler.predict_proba(logits[:1]), whole[:1], rtol=1e-12)
@@ -264,14 +280,14 @@ class TestPredictions:
     @pytest.mark.parametrize("name", MAP_LOGITS)
     def test_are_those_of_transform(self, name: str) -> None:
         logits, labels = sampled(name)
-        scaler = SCALERS[name]().fit(logits, labels)
+        scaler = MAKE[name]().fit(logits, labels)
         scaled = scaler.transform(logits)
         expected = expit(scaled) if name in MULTI_LABEL else np.exp(log_softmax(scaled, axis=1))
         np.testing.assert_allclose(scaler.predict_proba(logits), expected, rtol=1e-12, atol=1e-300)
 
     def test_the_predicted_class_stays(self, name: str) -> None:
         logits, labels = sampled(name, n=1000, c=6)
-        probs = SCALERS[name]().fit(logits, labels).predict_proba(logits)
+        probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
         if name in MULTI_LABEL:
             np.testing.assert_array_equal(probs > 0.5, logits > 0)
         elif name in KEEP_THE_PREDICTED_CLASS:
@@ -284,7 +300,7 @@ class TestPredictions:
     @pytest.mark.parametrize("name", FITTED)  # these logits are not those of the loss of InverseLink
     def test_are_better_than_before(self, name: str) -> None:
         logits, labels = sampled(name, n=4000)
-        scaler = SCALERS[name]().fit(logits[:2000], labels[:2000])
+        scaler = MAKE[name]().fit(logits[:2000], labels[:2000])
         probs, logits, labels = scaler.predict_proba(logits[2000:]), logits[2000:], labels[2000:]
         if name in MULTI_LABEL:
             before, targets = expit(logits), labels

@@ -1,0 +1,44 @@
+"""The table of scalers: which class each method is, what it needs, and whether a model's head can hold it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+
+class ScalerEntry(NamedTuple):
+    """One row of `SCALERS`.
+
+    Args:
+        name: of the class in `hf_calib.scaling`.
+        module: where it is defined, in `hf_calib.scaling`.
+        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
+            "training_loss", and then no labels.
+        foldable: whether it is a linear map of the logits, which `hf_calib.fold` can write into the head.
+    """
+
+    name: str
+    module: str
+    needs: Literal["labels", "label_matrix", "training_loss"] = "labels"
+    foldable: bool = False
+
+    def load(self) -> Any:
+        """The class; scikit-learn is imported here, not with the table."""
+        return getattr(import_module(f"hf_calib.scaling.{self.module}"), self.name)
+
+
+# Method names are those of the command line and of a model's `config.calibration`; foldable ones come first.
+SCALERS: dict[str, ScalerEntry] = {
+    "temperature": ScalerEntry("TemperatureScaling", "temperature", foldable=True),
+    "per_label_temperature": ScalerEntry(
+        "PerLabelTemperatureScaling", "per_label_temperature", needs="label_matrix", foldable=True
+    ),
+    "vector": ScalerEntry("VectorScaling", "vector_matrix", foldable=True),
+    "matrix": ScalerEntry("MatrixScaling", "vector_matrix", foldable=True),
+    "dirichlet": ScalerEntry("DirichletScaling", "dirichlet"),
+    "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "ensemble_temperature"),
+    "histogram": ScalerEntry("HistogramBinning", "histogram"),
+    "isotonic": ScalerEntry("IsotonicScaling", "isotonic"),
+    "spline": ScalerEntry("SplineScaling", "spline"),
+    "inverse_link": ScalerEntry("InverseLink", "inverse_link", needs="training_loss"),
+}
