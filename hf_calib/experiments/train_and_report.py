@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from hf_calib._files import whole_file
-from hf_calib.export.model_card import METRICS
 from hf_calib.losses import logits_of
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report import calibration_report
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
@@ -90,15 +90,16 @@ def results_table(report: CalibrationReport, temperature: float | None) -> str:
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
     >>> print(results_table(report, None).splitlines()[1])
-    Accuracy                       0.5000 [0.4100, 0.6000]
+    Accuracy                         0.5000 [0.4100, 0.6000]
     """
     after = "" if temperature is None else f"after T = {temperature:.3f}"
-    lines = [f"{'':<31}{'before':<26}{after}".rstrip()]
+    width = max(len(row.title) for row in LOGGED_METRICS.values()) + 1
+    lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]
-    for name, title in METRICS.items():
+    for name, row in LOGGED_METRICS.items():
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
-        lines.append(f"{title:<31}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+        lines.append(f"{row.title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
     return "\n".join(lines)
 
 

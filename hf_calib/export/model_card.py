@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import ModelCard
 
 from hf_calib._markdown import escape
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 
 if TYPE_CHECKING:
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 TAGS = ("calibration", "hf_calib")
 HEADING = "## Calibration"
 FIGURE = "reliability.png"
-METRICS = {
-    "accuracy": "Accuracy",
-    "nll": "Negative log-likelihood (nats)",
-    "brier": "Brier score",
-    "ece": "Expected calibration error",
-    "adaptive_ece": "Adaptive calibration error",
-    "classwise_ece": "Classwise calibration error",
-    "mce": "Maximum calibration error",
-}
 
 
 def add_calibration_section(
@@ -64,14 +56,14 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
     ...     "split": "calibration", "criterion": "nll"}, {"eval_ece": 0.2, "eval_ece_calibrated": 0.02}))
     ## Calibration
     ...
-    | Expected calibration error | 0.2000 | 0.0200 |
+    | Expected calibration error (ECE) | 0.2000 | 0.0200 |
     ...
     """
     split = "evaluation" if prefix == "eval" else prefix
     lines = [HEADING, "", *_training_lines(record)]
     rows = [
-        f"| {title} | {metrics[f'{prefix}_{name}']:.4f} | {metrics[f'{prefix}_{name}_calibrated']:.4f} |"
-        for name, title in METRICS.items()
+        f"| {row.title} | {metrics[f'{prefix}_{name}']:.4f} | {metrics[f'{prefix}_{name}_calibrated']:.4f} |"
+        for name, row in LOGGED_METRICS.items()
         if f"{prefix}_{name}_calibrated" in metrics
     ]
     if rows:

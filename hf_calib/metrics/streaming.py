@@ -47,8 +47,8 @@ class StreamingCalibration:
     >>> state = StreamingCalibration()
     >>> state.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
     >>> {name: round(value, 3) for name, value in state.compute().items()}
-    {'accuracy': 0.5, 'ece': 0.425, 'adaptive_ece': 0.06, 'classwise_ece': 0.425, 'mce': 0.731,
-     'nll': 0.72, 'brier': 0.549}
+    {'accuracy': 0.5, 'nll': 0.72, 'brier': 0.549, 'ece': 0.425, 'adaptive_ece': 0.06,
+     'classwise_ece': 0.425, 'mce': 0.731}
     """
 
     def __init__(self, *, n_bins: int = 15, temperature: float = 1.0, multi_label: bool = False) -> None:
@@ -182,7 +182,8 @@ class StreamingCalibration:
         """All metrics of what was seen so far.
 
         Returns:
-            accuracy, ece, adaptive_ece, classwise_ece and mce (fractions), nll (nats), brier.
+            The keys of `LOGGED_METRICS` in its order: accuracy, nll (nats), brier, ece, adaptive_ece,
+            classwise_ece and mce (all but nll and brier are fractions).
 
         Raises:
             ValueError: if nothing was seen, logits were not finite, or labels were out of range.
@@ -194,12 +195,12 @@ class StreamingCalibration:
         )
         return {
             "accuracy": correct / n_predictions,
+            "nll": nll / n_predictions,
+            "brier": brier / n_predictions,
             "ece": binned_error(bins, n_examples=n_predictions, norm="l1"),
             "adaptive_ece": adaptive,
             "classwise_ece": float(np.nanmean(class_gaps(classes))),
             "mce": binned_error(bins, n_examples=n_predictions, norm="max"),
-            "nll": nll / n_predictions,
-            "brier": brier / n_predictions,
         }
 
     @property

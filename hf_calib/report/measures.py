@@ -14,6 +14,7 @@ import hf_calib.metrics as metrics
 from hf_calib.metrics import risk_coverage_curve
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.smooth import top_label_smooth_error
 from hf_calib.metrics.sweep import top_label_sweep
 
@@ -47,14 +48,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of `MEASURES`: what is computed, how it is resampled, and how it is to be read."""
+    """A row of `MEASURES`: what is computed, how it is resampled, and what it is called."""
 
     title: str
     metric: str  # its name in `hf_calib.metrics`
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
     part: str | None = None  # the field of what the metric returns
-    higher_is_better: bool = False
     # "fast": `bootstrap_interval` need not call the metric. "rows": it calls it with resampled rows.
     # "top_label": it calls `of_top_label`, so that resamples are (N,) and not (N, C). "none": no interval.
     resampling: Literal["fast", "rows", "top_label", "none"] = "fast"
@@ -74,11 +74,11 @@ def _mean_risk(confidences: FloatArray, correct: FloatArray) -> float:
 _ECE = "expected_calibration_error"
 _DEBIASED = {"binning": "equal_mass", "debias": True}
 
-# Keys are those of the trainer's log where it has them.
+# Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure("Accuracy", "accuracy", higher_is_better=True),
-    "nll": Measure("Negative log-likelihood (nats)", "negative_log_likelihood"),
-    "brier": Measure("Brier score", "brier_score"),
+    "accuracy": Measure(LOGGED_METRICS["accuracy"].title, "accuracy"),
+    "nll": Measure(LOGGED_METRICS["nll"].title, "negative_log_likelihood"),
+    "brier": Measure(LOGGED_METRICS["brier"].title, "brier_score"),
     "root_brier": Measure("Root Brier score", "root_brier_score"),
     "brier_calibration": Measure(
         "Brier score, calibration part",
@@ -94,8 +94,8 @@ MEASURES: dict[str, Measure] = {
         part="refinement",
         resampling="rows",
     ),
-    "ece": Measure("Expected calibration error (ECE)", _ECE, binned=True),
-    "adaptive_ece": Measure("Adaptive ECE", _ECE, {"binning": "quantile"}, binned=True),
+    "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True),
+    "adaptive_ece": Measure(LOGGED_METRICS["adaptive_ece"].title, _ECE, {"binning": "quantile"}, binned=True),
     "ece_debiased": Measure("ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True),
     "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep", resampling="top_label", of_top_label=_sweep),
     "smooth_ece": Measure(
@@ -108,8 +108,10 @@ MEASURES: dict[str, Measure] = {
     "kde_ece": Measure(
         "Kernel ECE", "kde_calibration_error", resampling="none", n_examples=(2, MAX_EXAMPLES_FOR_KDE)
     ),
-    "classwise_ece": Measure("Classwise ECE", "classwise_calibration_error", binned=True),
-    "mce": Measure("Maximum calibration error", "maximum_calibration_error", binned=True),
+    "classwise_ece": Measure(
+        LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
+    ),
+    "mce": Measure(LOGGED_METRICS["mce"].title, "maximum_calibration_error", binned=True),
     "post_processing_gap": Measure(
         "Post-processing gap of the top label's squared error",
         "post_processing_gap",

@@ -10,10 +10,10 @@ from transformers import TrainingArguments
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.losses import make_loss
+from hf_calib.metrics.logged import lower_is_better
 
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
 TEMPERATURE_STRATEGIES = ("end", "evaluate")
-LOWER_IS_BETTER = ("ece", "mce", "nll", "brier")  # ends of the names of the calibration metrics
 
 
 @dataclass
@@ -87,8 +87,7 @@ class CalibrationTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = _mapping(self.loss_kwargs)
-        metric = (self.metric_for_best_model or "").removesuffix("_calibrated")
-        if self.greater_is_better is None and metric.endswith(LOWER_IS_BETTER):
+        if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
             self.greater_is_better = False  # the base class takes all but losses for scores
         super().__post_init__()
         for name, options in (

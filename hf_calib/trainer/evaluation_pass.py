@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 
 
@@ -123,8 +124,7 @@ def _compute(state: StreamingCalibration) -> dict[str, float]:
         return state.compute()
     except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
         warnings.warn(f"no calibration metrics for this evaluation: {error}", stacklevel=2)
-        names = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier")
-        return dict.fromkeys(names, math.nan)
+        return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 
 def _no_labels() -> str:

@@ -89,7 +89,7 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     assert "fitted on 40 examples of the calibration split" in section
     assert "On the evaluation split:" in section
     before, after = found["plain"]["ece"], found["plain"]["ece_calibrated"]
-    assert f"| Expected calibration error | {before:.4f} | {after:.4f} |" in section
+    assert f"| Expected calibration error (ECE) | {before:.4f} | {after:.4f} |" in section
     assert section.count("\n| ") == 1 + 7
     assert "](reliability.png)" in section
     assert "optimistic" not in section
@@ -115,7 +115,7 @@ def test_figures_on_the_calibration_split_are_called_optimistic() -> None:
     test = {key.replace("eval", "test"): value for key, value in METRICS.items()}
     section = calibration_section(RECORD, test, prefix="test")
     assert "On the test split:" in section
-    assert "| Expected calibration error | 0.2000 | 0.0200 |" in section
+    assert "| Expected calibration error (ECE) | 0.2000 | 0.0200 |" in section
     assert "optimistic" not in section
 
 

@@ -16,8 +16,9 @@ from hf_calib.metrics import (
     maximum_calibration_error,
     negative_log_likelihood,
 )
+from hf_calib.metrics.logged import LOGGED_METRICS
 
-NAMES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier")
+NAMES = tuple(LOGGED_METRICS)
 
 
 def one_shot(logits: np.ndarray, labels: np.ndarray, *, n_bins: int = 15) -> dict[str, float]:

@@ -12,6 +12,7 @@ from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from tests.helpers.gloo_pair import run_on_two
 
@@ -56,7 +57,7 @@ def streamed(
 
 def assert_same(state: StreamingCalibration, expected: dict[str, float]) -> None:
     computed = state.compute()
-    assert list(computed) == list(expected)
+    assert computed.keys() == expected.keys()
     for name, value in expected.items():
         assert type(computed[name]) is float
         assert computed[name] == pytest.approx(value, **EXACT), name
@@ -77,13 +78,20 @@ def test_equals_the_one_shot_metrics(n_classes: int, temperature: float) -> None
 def test_equals_the_papers_code(golden: Path, case: str) -> None:
     with np.load(golden / f"metrics_{case}.npz") as file:
         state = streamed(torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"]))
-        keys = ["accuracy", "ece_b15", "adaece_b15", "classwise_ece_b15", "mce_b15", "nll"]
-        assert_same(
-            state,
-            dict(
-                zip(state.compute(), [*(file[k] for k in keys), file["brier_sum_over_classes"]], strict=True)
-            ),
-        )
+        theirs = {
+            "accuracy": "accuracy",
+            "nll": "nll",
+            "brier": "brier_sum_over_classes",
+            "ece": "ece_b15",
+            "adaptive_ece": "adaece_b15",
+            "classwise_ece": "classwise_ece_b15",
+            "mce": "mce_b15",
+        }
+        assert_same(state, {name: file[key] for name, key in theirs.items()})
+
+
+def test_computes_the_metrics_of_the_table_in_its_order() -> None:
+    assert list(streamed(*random_batch(20, 3)).compute()) == list(LOGGED_METRICS)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 500])

@@ -125,6 +125,7 @@ def test_the_help_names_every_field() -> None:
         ("accuracy", True),
         ("eval_accuracy_calibrated", True),
         ("f1", True),
+        ("eval_piece", True),
     ],
 )
 def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bool, tmp_path: Path) -> None:

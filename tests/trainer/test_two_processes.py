@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_calib.metrics.logged import LOGGED_METRICS
 from tests.helpers.runs import BATCH_CASES, CASES, assert_equal_runs, evaluate, run
 from tests.helpers.tiny import assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
 
-CALIBRATION_METRICS = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier")
+CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 
 
 def launch(*command: str) -> None:
