@@ -18,6 +18,10 @@ class InputTypeError(InputError, TypeError):
     """A value of the wrong type."""
 
 
+class InputOSError(InputError, OSError):
+    """A file or folder that cannot be written: a full disk, a missing permission, a name that is too long."""
+
+
 def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
     """Word an error message.
 

@@ -1,80 +1,188 @@
-"""Files and folders of results: written whole, or not at all."""
+"""Files and folders of results: written whole or not at all, and nothing that is not theirs is touched."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputOSError, InputValueError, expected
+
+try:
+    import fcntl
+except ImportError:  # Windows: concurrent writers are not kept apart there, and leftovers stay
+    fcntl = None  # type: ignore[assignment]
+
+_SCRATCH = "_saving-hf_calib-"  # pushes to the Hub leave out what starts with "_"
+_FOR_THE_USER = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EFBIG,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 def check_output(output: Path | None) -> None:
-    """Refuse a folder that cannot be written, before any work is done."""
+    """Raise unless a folder can be written, before any work is done."""
     if output is None:
         return
-    there = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputValueError(expected("output", "be a folder", f"the file {there}", "name another one"))
     try:
-        with tempfile.TemporaryDirectory(prefix="_saving-", dir=there):
+        there = next(path for path in (output, *output.absolute().parents) if _is_there(path))
+        if not there.is_dir():
+            got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
+            raise InputValueError(expected("output", "be a folder", got, "name another one"))
+        for name in output.absolute().relative_to(there.absolute()).parts:
+            _is_there(there / name)  # raises for a name that is too long
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        got = f"{output} ({error.strerror})"
-        raise InputValueError(expected("output", "be writable", got, "name another folder")) from error
+        raise _not_writable(output, error.strerror) from error
 
 
-def replace_files(made: Path, target: Path) -> None:
-    """Put a finished folder in its place; in one that exists, its entries one by one, beside what is there.
-
-    A model's config.json comes last: without it nothing takes the folder for a model.
-
-    Raises:
-        ValueError: if a folder is in a file's place, or the other way round; nothing is moved then.
-    """
-    if not target.exists():
-        made.rename(target)
-        return
-    entries = sorted(made.iterdir(), key=lambda path: (path.name == "config.json", path.name))
-    for path in entries:
-        old = target / path.name
-        if old.exists() and old.is_dir() != path.is_dir():
-            kind = "a folder" if path.is_dir() else "a file"
-            raise InputValueError(expected(str(old), f"be {kind}", "the other", "name another output folder"))
-    for path in entries:
-        old = target / path.name
-        if old.is_dir():
-            old.rename(made.parent / f"old-{path.name}")  # goes with the scratch folder
-        os.replace(path, old)
+def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0) -> None:
+    """Move the files of a folder into another, over files of the same names; in an order, then by name."""
+    files = sorted(path for path in made.rglob("*") if path.is_file())
+    for path in sorted(files, key=order):
+        new = target / path.relative_to(made)
+        new.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, new)
 
 
 @contextmanager
-def whole_folder(target: Path, put: Callable[[Path, Path], None] = replace_files) -> Iterator[Path]:
+def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files) -> Iterator[Path]:
     """Yield an empty folder, and put it in its place if the with block ends well.
 
     Args:
-        target: a new folder appears whole; one that exists is added to.
-        put: moves the finished folder to the target.
+        target: a new folder appears whole. In one that exists, files of the same names are replaced, also in
+            its subfolders; all others stay, whoever wrote them.
+        merge: moves the files of the finished folder into a target that exists.
+
+    Raises:
+        OSError: if it cannot be written; the target is as it was.
+        ValueError: if a folder is in a file's place, or the other way round; nothing is moved then.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, or in it where it exists (it may be a mount): on the same file system.
-    home = target if target.exists() else target.parent
-    with tempfile.TemporaryDirectory(prefix="_saving-", dir=home) as scratch:
-        made = Path(scratch, "made")
-        made.mkdir()
-        yield made
-        put(made, target)
+    check_output(target)
+    with _clear_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, or in it where it exists (it may be a mount): on the same file system.
+        with _scratch_folder(target if target.exists() else target.parent) as scratch:
+            made = scratch / "made"
+            made.mkdir()
+            yield made
+            if not _moved_as_a_whole(made, target):
+                with _locked(target):
+                    _check_nothing_in_the_way(made, target)
+                    merge(made, target)
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well.
+
+    Raises:
+        OSError: if it cannot be written; the target is as it was.
+    """
+    with _clear_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _scratch_folder(target.parent) as scratch:
+            unfinished = scratch / target.name
+            yield unfinished
+            os.replace(unfinished, target)
+
+
+def _moved_as_a_whole(made: Path, target: Path) -> bool:
+    if target.exists():
+        return False
     try:
-        yield unfinished
-        os.replace(unfinished, target)
+        made.rename(target)
+    except OSError:
+        if target.is_dir():  # another process was faster
+            return False
+        raise
+    return True
+
+
+def _check_nothing_in_the_way(made: Path, target: Path) -> None:
+    for path in sorted(made.rglob("*")):
+        old = target / path.relative_to(made)
+        if _is_there(old) and old.is_dir() != path.is_dir():
+            kind = "a folder" if path.is_dir() else "a file"
+            raise InputValueError(expected(str(old), f"be {kind}", "the other", "name another output folder"))
+        if old.is_dir() and old.stat().st_dev != path.stat().st_dev:
+            got = "a mount or a link to another one"
+            way_out = "name another output folder"
+            raise InputValueError(expected(str(old), "be on its parent's file system", got, way_out))
+
+
+@contextmanager
+def _scratch_folder(home: Path) -> Iterator[Path]:
+    """Yield an empty folder, removed afterwards, or by the next write here if this process is killed."""
+    with ExitStack() as stack:
+        with _locked(home):  # nobody takes the new folder for a leftover before it is locked
+            for leftover in home.glob(f"{_SCRATCH}*"):
+                with _locked(leftover, wait=False) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(leftover, ignore_errors=True)
+            scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=home))
+            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+            stack.enter_context(_locked(scratch))
+        yield scratch
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a folder's lock, which the system releases when the process ends, however it ends.
+
+    Yields False where somebody else holds it and `wait` is off, or where the file system has no locks.
+    """
+    descriptor = -1
+    held = False
+    try:
+        if fcntl is not None:
+            with suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                held = True
+        yield held
     finally:
-        unfinished.unlink(missing_ok=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything, be it a link to nothing; raises for names that cannot be."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _clear_errors(output: Path) -> Iterator[None]:
+    """Put what the system says of a full disk and the like into one line."""
+    try:
+        yield
+    except Exception as error:
+        # The Rust code of safetensors and tokenizers gives the number in words only.
+        in_words = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(in_words[1]) if in_words else getattr(error, "errno", None)
+        if number not in _FOR_THE_USER:
+            raise
+        raise _not_writable(output, os.strerror(number)) from error
+
+
+def _not_writable(output: Path, reason: str) -> InputOSError:
+    way_out = "make room there, or name another place"
+    return InputOSError(expected("output", "be writable", f"{output} ({reason})", way_out))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hf_calib._errors import InputError
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -27,11 +29,8 @@ def exit_codes() -> Iterator[None]:
     """End with code 2 and one line on stderr for what a user passed; everything else is a bug, code 1."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        message = " ".join(str(error).split())
-        if not message.startswith("expected "):
-            raise
-        print(f"hf-calib: {message}", file=sys.stderr)
+    except InputError as error:
+        print(f"hf-calib: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(2) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi
 
-from hf_calib._errors import InputTypeError, expected
-from hf_calib._files import replace_files, whole_folder
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._files import move_files, whole_folder
 from hf_calib.export.fold import fold_temperature
 
+# Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
+# old model, nothing, or the new model: a file that makes others loadable comes after them.
 _WEIGHTS = (
-    "adapter_config.json",
     "adapter_model.*",
-    "model.safetensors*",
     "model-*-of-*.safetensors",
-    "pytorch_model.bin*",
     "pytorch_model-*-of-*.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "adapter_config.json",
 )
 
 
@@ -50,13 +54,39 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
     return plain.cpu().float().eval()
 
 
+def check_overwrites_no_original(model: Any, output_dir: str | os.PathLike[str]) -> None:
+    """Raise where saving would destroy what folding and merging start from, which cannot be had back.
+
+    Args:
+        model: the model that is to be saved; it remembers the folder that it was loaded from.
+        output_dir: where to.
+
+    Raises:
+        ValueError: if it is the folder of the model or of its base model, or holds adapters.
+    """
+    folder = Path(output_dir)
+    adapters = getattr(model, "peft_config", None) or {}
+    loaded_from = {
+        getattr(model, "name_or_path", None),
+        getattr(getattr(model, "config", None), "_name_or_path", None),
+        *(adapter.base_model_name_or_path for adapter in adapters.values()),
+    }
+    if folder.exists() and folder.resolve() in {Path(name).resolve() for name in loaded_from if name}:
+        way_out = "folding cannot be undone: name a new folder"
+        raise InputValueError(expected("output", "be another folder than the model's", folder, way_out))
+    if (folder / "adapter_config.json").exists():
+        way_out = (
+            "merging cannot be undone: name a new folder, or delete the adapters if you need them no more"
+        )
+        raise InputValueError(expected("output", "hold no adapters", folder, way_out))
+
+
 def save_folded(
     plain: Any, temperature: float, output_dir: str | os.PathLike[str], *, batch: Any, processing_class: Any
 ) -> None:
     """Fold the temperature into a standalone copy, check it on the batch, and save it.
 
-    A new directory appears whole. In one that exists already, files are replaced one by one, config.json,
-    which says that the temperature is folded in, last.
+    A new directory appears whole; for one that exists already, see `replace_model`.
     """
     fold_temperature(plain, temperature, batch=batch)
     with whole_folder(Path(output_dir), replace_model) as folder:
@@ -66,24 +96,35 @@ def save_folded(
 
 
 def replace_model(made: Path, target: Path) -> None:
-    """Put a finished model in its place, and remove what another one left there of its weights."""
-    new = {path.name for path in made.iterdir()}
-    replace_files(made, target)
-    for name in _weights_but_for({path.name for path in target.iterdir()}, new):
-        (target / name).unlink()
+    """Move a finished model into a folder, and remove what another one left there of its weights.
+
+    The old weights go before anything else changes, and the new ones come last. A process that is killed in
+    between leaves a folder that cannot be loaded, not folded weights beside a config that denies it.
+    """
+    for path in sorted(target.iterdir(), key=_turn):
+        if _turn(path) > 0:
+            path.unlink()
+    move_files(made, target, order=_turn)
 
 
 def remove_other_weights(repo_id: str, folder: str, *, token: str | None, revision: str | None) -> None:
-    """Remove weights that the folder does not have from the repository; uploading only adds files."""
+    """Remove weights that the folder does not have from the repository; uploading only adds files.
+
+    Args:
+        repo_id: the repository.
+        folder: what was uploaded.
+        token: None uses the stored one.
+        revision: the branch that it was uploaded to; None is main.
+    """
     api = HfApi(token=token)
     here = {path.name for path in Path(folder).iterdir()}
-    stale = _weights_but_for(api.list_repo_files(repo_id, revision=revision), here)
+    there = api.list_repo_files(repo_id, revision=revision)
+    stale = [name for name in there if "/" not in name and _turn(Path(name)) and name not in here]
     if stale:
         message = "Remove weights from before the calibration"
         api.delete_files(repo_id, stale, revision=revision, commit_message=message)
 
 
-def _weights_but_for(names: Iterable[str], new: Container[str]) -> list[str]:
-    """Adapters, shards and the like that would be loaded instead of the new weights, or on top of them."""
-    forms = [name for name in names for form in _WEIGHTS if "/" not in name and fnmatch(name, form)]
-    return [name for name in forms if name not in new]
+def _turn(path: Path) -> int:
+    """When a file is removed or written; 0, before all weights, for what is none."""
+    return next((i for i, form in enumerate(_WEIGHTS, 1) if fnmatch(path.name, form)), 0)

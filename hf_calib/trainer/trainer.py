@@ -17,7 +17,12 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.model_card import add_calibration_section
-from hf_calib.export.saving import remove_other_weights, save_folded, standalone_copy
+from hf_calib.export.saving import (
+    check_overwrites_no_original,
+    remove_other_weights,
+    save_folded,
+    standalone_copy,
+)
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.trainer._datasets import random_subset
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
@@ -233,7 +238,7 @@ class CalibrationTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self._pushing and output_dir is None:  # push_to_hub saves what it uploads
-            self.save_calibrated_model(self._output_dir)
+            self._save_calibrated_model(self._output_dir)
             return
         super().save_model(output_dir, _internal_call)
         if isinstance(self.calibration_loss, AdaptiveLoss) and self.args.should_save:
@@ -407,8 +412,15 @@ class CalibrationTrainer(Trainer):
             output_dir: appears whole; in an existing directory, files are replaced and other weights removed.
 
         Raises:
-            ValueError: if no temperature was fitted, or if the model has no head it can be folded into.
+            ValueError: if no temperature was fitted, or if the model has no head it can be folded into; if
+                output_dir is where the model was loaded from, or holds adapters, which would be lost.
+            OSError: if output_dir cannot be written; it is as it was then.
         """
+        check_overwrites_no_original(self.model, output_dir)
+        self._save_calibrated_model(output_dir)
+
+    def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
+        """Save it over anything: a push replaces what the training has left in its own output folder."""
         if self.temperature is None:
             got = f"temperature_criterion={self.args.temperature_criterion!r}, not yet fitted"
             way_out = "train with a calibration_dataset, or call fit_temperature()"

@@ -377,13 +377,21 @@ class TestOutput:
         assert (tmp_path / "report.html").read_text() == "mine"
         assert names_in(tmp_path) == {"report.md", "report.html"}
 
-    def test_an_earlier_report_is_replaced(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "figures").mkdir()
-        (tmp_path / "figures" / "old.png").write_text("")
-        (tmp_path / "mine.txt").write_text("mine")
-        assert call("evaluate", workplace / "data.npz", "--output", tmp_path).exit_code == 0
-        assert names_in(tmp_path) == {*REPORT, "mine.txt"}
-        assert "old.png" not in names_in(tmp_path / "figures")
+    @pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
+    def test_an_earlier_report_is_replaced_and_nothing_else(
+        self, command: str, workplace: Path, tmp_path: Path
+    ) -> None:
+        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
+        mine = ("mine.txt", "figures/mine.png", "figures/deep/mine.png", "calibration/mine.md")
+        for name in mine:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("mine")
+        (tmp_path / "figures" / "reliability.png").write_text("an older one")
+        assert call(command, workplace / "data.npz", "--output", tmp_path).exit_code == 0
+        assert [(tmp_path / name).read_text() for name in mine] == ["mine"] * 4
+        assert not list(tmp_path.rglob("_saving*"))
+        if command != "report":
+            assert (tmp_path / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")
 
 
 class TestReport:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -242,25 +244,99 @@ def test_a_network_of_ones_own_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_existing_directory_holds_the_new_model_only(tmp_path: Path) -> None:
-    """Adapters, shards or weights of another form would be loaded instead of the new ones, or on top."""
-    adapted = trained(tmp_path / "out", lora(tiny_bert()))
+    """Shards or weights of another form would be loaded instead of the new ones."""
+    trainer = trained(tmp_path / "out")
     target = tmp_path / "model"
-    adapted.save_model(str(target))
-    assert (target / "adapter_config.json").exists()
-    adapted.model.base_model.model.save_pretrained(target, max_shard_size="5KB")
+    trainer.model.save_pretrained(target, max_shard_size="5KB")
     (target / "pytorch_model.bin").write_bytes(b"old")
     (target / "notes.txt").write_text("mine")
-    adapted.save_calibrated_model(target)
+    trainer.save_calibrated_model(target)
     names = {path.name for path in target.iterdir()}
     assert {"config.json", "model.safetensors", "notes.txt", "tokenizer.json"} <= names
-    assert not [
-        name for name in names if name.startswith(("adapter_", "model-0", "model.safetensors.", "pytorch_"))
-    ]
+    assert not [name for name in names if name.startswith(("model-0", "model.safetensors.", "pytorch_"))]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(target)
-    ids = torch.tensor(adapted.calibration_dataset["input_ids"])
+    ids = torch.tensor(trainer.calibration_dataset["input_ids"])
     np.testing.assert_allclose(
-        model(input_ids=ids).logits.detach(), served_logits(adapted), rtol=1e-4, atol=1e-5
+        model(input_ids=ids).logits.detach(), served_logits(trainer), rtol=1e-4, atol=1e-5
     )
+
+
+class TestOriginals:
+    """What folding and merging start from is not saved over: neither can be undone."""
+
+    def test_the_folder_of_the_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = tmp_path / "model"
+        tiny_bert().save_pretrained(source)
+        model = transformers.BertForSequenceClassification.from_pretrained(source)
+        trainer = trained(tmp_path / "out", model)
+        before = {path.name: path.read_bytes() for path in source.iterdir()}
+        (tmp_path / "link").symlink_to(source)
+        monkeypatch.chdir(tmp_path)
+        for name in (source, "model", tmp_path / "link", tmp_path / "out" / ".." / "model"):
+            with pytest.raises(
+                ValueError, match="expected output to be another folder than the model's, got"
+            ):
+                trainer.save_calibrated_model(name)
+        assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+        trainer.save_calibrated_model("another")
+
+    def test_the_folder_of_the_adapters_base_model(self, tmp_path: Path) -> None:
+        tiny_bert().save_pretrained(tmp_path / "base")
+        base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
+        trainer = trained(tmp_path / "out", lora(base))
+        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
+            trainer.save_calibrated_model(tmp_path / "base")
+        base.config._name_or_path = base.name_or_path = ""  # the adapters still say where it came from
+        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
+            trainer.save_calibrated_model(tmp_path / "base")
+
+    def test_adapters(self, tmp_path: Path) -> None:
+        trainer = trained(tmp_path / "out", lora(tiny_bert()))
+        trainer.save_model(str(tmp_path / "adapters"))
+        before = {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()}
+        with pytest.raises(
+            ValueError, match=r"expected output to hold no adapters, got .*; merging cannot be"
+        ):
+            trainer.save_calibrated_model(tmp_path / "adapters")
+        assert {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()} == before
+
+    def test_a_model_of_ones_own_has_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model that was never loaded has the empty name, which is not the working directory."""
+        monkeypatch.chdir(tmp_path)
+        trained(tmp_path / "out").save_calibrated_model(".")
+        assert (tmp_path / "model.safetensors").exists()
+
+
+def interrupted(how: str, folder: Path) -> list[dict[str, Any]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.helpers.interrupted_saving", how, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_path: Path) -> None:
+    """Never folded weights under a config that says they are not, which would be folded twice."""
+    tries = interrupted("killed", tmp_path)
+    for old in ("whole", "shards"):
+        states = [each["state"] for each in tries if each["old"] == old]
+        assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state] == [
+            "old",
+            "none",
+            "new",
+        ]
+        assert [each["status"] for each in tries if each["old"] == old] == [signal.SIGKILL] * (
+            len(states) - 1
+        ) + [0]
+    assert {(each["told"], each["again"], each["leftovers"]) for each in tries} == {("", "new", 0)}
+
+
+def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Path) -> None:
+    tries = interrupted("full", tmp_path)
+    line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
+    for each in tries:
+        assert re.fullmatch(line, each["told"]), each
+        assert (each["same"], each["new"], each["leftovers"]) == (True, False, 0)
 
 
 def test_an_existing_directory_may_be_on_another_file_system(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Saves a model over another one, and is stopped: `python -m tests.helpers.interrupted_saving HOW FOLDER`.
+
+HOW is "killed", before each file operation in turn, or "full", when a file reaches each of several sizes. Each try
+runs in a fork of this process; what it leaves is printed as a JSON list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertForSequenceClassification
+
+from hf_calib.export.saving import save_folded
+from tests.helpers.tiny import tiny_bert, tokenizer
+
+TEMPERATURE = 2.5
+FILE_OPERATIONS = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+SIZES = (
+    0,
+    100,
+    1_000,
+    3_000,
+    10_000,
+)  # bytes; the weights are about 18,000, most of the other files are smaller
+
+
+def save(target: Path) -> None:
+    save_folded(tiny_bert(seed=1), TEMPERATURE, target, batch=None, processing_class=tokenizer())
+
+
+def kill_before(operation: int, target: Path) -> None:
+    """End this process before its n-th file operation below a folder."""
+    done = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal done
+        if event in FILE_OPERATIONS and str(target) in str(arguments[0]):
+            done += 1
+            if done == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def in_a_fork(work: Callable[[], None]) -> tuple[int, str]:
+    """The status that it ends with, and the error if it raises one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            work()
+        except BaseException as error:
+            status = 1
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as message:
+        told = message.read()
+    return os.waitpid(child, 0)[1], told
+
+
+def state_of(target: Path) -> str:
+    """Which model a folder holds: the old one, the new one, none, or weights of one and the config of another."""
+    try:
+        model = BertForSequenceClassification.from_pretrained(target).eval()
+    except OSError:
+        return "none"
+    folded = (getattr(model.config, "calibration", None) or {}).get("folded", False)
+    inputs = {"input_ids": torch.arange(5, 13)[None]}
+    with torch.no_grad():
+        logits = model(**inputs).logits
+        old, new = tiny_bert().eval()(**inputs).logits, tiny_bert(seed=1).eval()(**inputs).logits
+    if torch.allclose(logits, old, atol=1e-4) and not folded:
+        return "old"
+    if torch.allclose(logits, new / TEMPERATURE, atol=1e-4) and folded:
+        return "new"
+    return "mixture"
+
+
+def leftovers(folder: Path) -> int:
+    return len(list(folder.rglob("_saving*")))
+
+
+def killed(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for name, most in (("whole", "1GB"), ("shards", "5KB")):
+        old = folder / name
+        tiny_bert().save_pretrained(old, max_shard_size=most)
+        for operation in range(1, 1000):
+            target = folder / f"{name}-{operation}"
+            shutil.copytree(old, target)
+
+            def work(operation: int = operation, target: Path = target) -> None:
+                kill_before(operation, target)
+                save(target)
+
+            status, told = in_a_fork(work)
+            left = {"old": name, "status": status, "told": told, "state": state_of(target)}
+            save(target)
+            found.append({**left, "again": state_of(target), "leftovers": leftovers(target)})
+            if status != signal.SIGKILL:
+                break
+    return found
+
+
+def full(folder: Path) -> list[dict[str, Any]]:
+    old = folder / "old"
+    tiny_bert().save_pretrained(old)
+    before = {path.name: path.read_bytes() for path in old.iterdir()}
+    found = []
+    for size in SIZES:
+        for target in (old, folder / "new"):
+
+            def work(size: int = size, target: Path = target) -> None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+                save(target)
+
+            status, told = in_a_fork(work)
+            same = before == {path.name: path.read_bytes() for path in old.iterdir()}
+            left = {"status": status, "told": told, "same": same, "new": (folder / "new").exists()}
+            found.append({**left, "leftovers": leftovers(folder)})
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"killed": killed, "full": full}[sys.argv[1]](Path(sys.argv[2]))))

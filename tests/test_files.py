@@ -1,0 +1,238 @@
+"""Results on disk: whole or not at all, beside the files of others, with many writers, and after a kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_calib._errors import InputError
+from hf_calib._files import check_output, whole_file, whole_folder
+
+
+def names_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(target: Path, text: str, *names: str) -> None:
+    with whole_folder(target) as folder:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def run_python(code: str, *words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class TestBesideOtherFiles:
+    def test_only_files_of_the_same_names_are_replaced(self, tmp_path: Path) -> None:
+        write(
+            tmp_path,
+            "mine",
+            "notes.txt",
+            "figures/a.png",
+            "figures/mine.png",
+            "figures/deep/a.png",
+            "empty/a",
+        )
+        (tmp_path / "empty" / "a").unlink()
+        write(tmp_path, "new", "report.md", "figures/a.png", "figures/deep/b.png")
+        new = {"report.md", "figures/a.png", "figures/deep/b.png"}
+        assert names_below(tmp_path) == new | {"notes.txt", "figures/mine.png", "figures/deep/a.png"}
+        for name in names_below(tmp_path):
+            assert (tmp_path / name).read_text() == ("new" if name in new else "mine")
+        assert (tmp_path / "empty").is_dir()
+
+    def test_a_failure_changes_nothing(self, tmp_path: Path) -> None:
+        write(tmp_path, "old", "a", "b/c")
+        with pytest.raises(UnicodeEncodeError), whole_folder(tmp_path) as folder:
+            (folder / "a").write_text("\ud800", encoding="utf-8")
+        assert names_below(tmp_path) == {"a", "b/c"}
+        assert (tmp_path / "a").read_text() == "old"
+
+    @pytest.mark.parametrize(("there", "new"), [("b/c", "b"), ("b", "b/c"), ("z/b/c", "z/b")])
+    def test_something_in_the_way_deep_inside(self, there: str, new: str, tmp_path: Path) -> None:
+        write(tmp_path, "mine", "a", there)
+        with pytest.raises(ValueError, match=r"b to be a (file|folder), got the other; name another"):
+            write(tmp_path, "new", "a", new)
+        assert names_below(tmp_path) == {"a", there}
+        assert (tmp_path / "a").read_text() == "mine"
+
+    def test_a_link_to_nothing_where_a_folder_goes(self, tmp_path: Path) -> None:
+        (tmp_path / "figures").symlink_to(tmp_path / "nothing")
+        with pytest.raises(ValueError, match="figures to be a folder, got the other"):
+            write(tmp_path, "new", "a", "figures/b.png")
+        assert [path.name for path in tmp_path.iterdir()] == ["figures"]
+
+    def test_a_folder_on_another_file_system(self, tmp_path: Path) -> None:
+        other = Path("/dev/shm")
+        if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is no second file system here")
+        (tmp_path / "figures").symlink_to(other)
+        with pytest.raises(ValueError, match="figures to be on its parent's file system"):
+            write(tmp_path, "new", "a", "figures/b.png")
+        assert [path.name for path in tmp_path.iterdir()] == ["figures"]
+
+
+class TestRefusedOutputs:
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("link", r"expected output to be a folder, got .*link, a link to nothing; name another one"),
+            ("link/sub", r"expected output to be a folder, got .*link, a link to nothing"),
+            ("file", r"expected output to be a folder, got the file .*file; name another one"),
+            ("file/sub", r"expected output to be a folder, got the file .*file; name another one"),
+            ("x" * 300, r"expected output to be writable, got .*x \(File name too long\); make room there"),
+            ("new/" + "x" * 300, r"expected output to be writable, got .*x \(File name too long\)"),
+        ],
+    )
+    def test_a_folder(self, name: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tmp_path / "nothing")
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(InputError, match=message):
+            check_output(tmp_path / name)
+        with pytest.raises(InputError, match=message):
+            write(tmp_path / name, "new", "a")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+        assert (tmp_path / "file").read_text() == "mine"
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("x" * 300, "File name too long"),
+            ("folder", "Is a directory"),
+            ("file/sub", "Not a directory|File exists"),
+        ],
+    )
+    def test_a_file(self, name: str, reason: str, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "file").write_text("mine")
+        message = rf"expected output to be writable, got .* \(({reason})\); make room there, or name another"
+        with pytest.raises(OSError, match=message), whole_file(tmp_path / name) as unfinished:
+            unfinished.write_text("new")
+        assert names_below(tmp_path) == {"file"}
+
+    def test_other_errors_stay_as_they_are(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "new"):
+            Path(tmp_path, "no such input").read_text()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_full_disk(self, tmp_path: Path) -> None:
+        """The limit on a file's size stands for it: writing fails in the same way, at any byte."""
+        code = """
+import resource, sys
+from pathlib import Path
+from hf_calib._files import whole_file, whole_folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for whole in (whole_file, whole_folder):
+    target = Path(sys.argv[1], whole.__name__)
+    try:
+        with whole(target) as unfinished:
+            (unfinished / "a" if unfinished.is_dir() else unfinished).write_text("x" * 2000)
+    except OSError as error:
+        print(error)
+"""
+        write(tmp_path / "whole_folder", "old", "a")
+        (tmp_path / "whole_file").write_text("old")
+        printed, errors = run_python(code, tmp_path).communicate()
+        assert errors == ""
+        lines = [
+            f"expected output to be writable, got {tmp_path / name} (File too large); "
+            "make room there, or name another place"
+            for name in ("whole_file", "whole_folder")
+        ]
+        assert printed.splitlines() == lines
+        assert names_below(tmp_path) == {"whole_file", "whole_folder/a"}
+        assert {(tmp_path / name).read_text() for name in names_below(tmp_path)} == {"old"}
+
+
+HELD = """
+import sys
+from pathlib import Path
+from hf_calib import _files
+with getattr(_files, sys.argv[1])(Path(sys.argv[2])) as unfinished:
+    (unfinished / "a" if unfinished.is_dir() else unfinished).write_text("new")
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("how", ["whole_file", "whole_folder"])
+def test_leftovers_of_killed_writers_go_and_live_writers_stay(how: str, exists: bool, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    if exists:
+        target.write_text("old") if how == "whole_file" else write(target, "old", "a")
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", HELD, how, str(target)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == "writing\n"
+    mine = tmp_path / "_saving-mine"
+    mine.mkdir()
+    alive, doomed = writers
+    doomed.kill()
+    doomed.communicate()
+    assert len(list(tmp_path.rglob("_saving-hf_calib-*"))) == 2
+    if how == "whole_file":
+        with whole_file(tmp_path / "other") as unfinished:
+            unfinished.write_text("other")
+    else:
+        write(target if exists else tmp_path / "other", "other", "b")
+    assert len(list(tmp_path.rglob("_saving-hf_calib-*"))) == 1
+    alive.communicate("go on")
+    assert alive.returncode == 0
+    assert (target if how == "whole_file" else target / "a").read_text() == "new"
+    assert not list(tmp_path.rglob("_saving-hf_calib-*"))
+    assert mine.is_dir()
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from hf_calib._files import whole_folder
+target, who, start = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+time.sleep(max(0, start - time.time()))
+for i in range(25):
+    with whole_folder(target / str(i)) as folder:
+        for name in "abcdefghijkl":
+            (folder / name).write_text(f"{who}")
+"""
+
+
+def test_races_leave_no_mixture(tmp_path: Path) -> None:
+    start = time.time() + 1
+    writers = [run_python(RACE, tmp_path, who, start) for who in range(4)]
+    for writer in writers:
+        _, errors = writer.communicate()
+        assert (writer.returncode, errors) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(25)))
+    for folder in tmp_path.iterdir():
+        files = list(folder.iterdir())
+        assert len(files) == 12
+        assert len({path.read_text() for path in files}) == 1
+
+
+def test_a_folder_and_its_files_are_as_open_as_any_other(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "folder", "a", "a")
+        with whole_file(tmp_path / "file") as unfinished:
+            unfinished.write_text("a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "folder" / "a").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
