@@ -13,10 +13,10 @@ def escape(text: str) -> str:
     a\|b &lt;script&gt; \[x\]\(y\)
     """
     text = " ".join(text.splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", text)
+    return re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", text)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; numbers, which is all but the first column, stand to the right."""
+    """The lines of a table; all columns but the first hold numbers, and are aligned to the right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]

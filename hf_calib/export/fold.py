@@ -1,4 +1,4 @@
-"""Writes a fitted scaler into a model's classification head, so that no code of ours is needed to use it."""
+"""Folding: a fitted scaler is written into a model's classification head, which then needs no code of ours."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from torch import nn
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.heads import (
     LinearMap,
-    change,
-    changed,
-    equal,
+    agree,
     find_heads,
+    float64_logits,
+    has_bias_when_loaded,
     linear_layers,
-    logits_of,
-    made_up_batch,
-    reloads_with_bias,
+    synthetic_batch,
+    transform,
+    transformed,
     undisturbed,
 )
+from hf_calib.scaling.methods import SCALERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
 
-_FITTED = ("temperature", "temperatures", "weight", "bias")  # what a record may hold of a scaler
+_FIT_AGAIN = "fit it again, on finite logits"
+_PARAMETERS = ("temperature", "temperatures", "weight", "bias")  # those that a record may hold
 
 
-class _Change(NamedTuple):
-    """What is done to the logits, and what is written down of it."""
+class _FittedMap(NamedTuple):
+    """A scaler as a linear map of the logits, and the parameters that are recorded of it."""
 
     method: str
     linear_map: LinearMap
-    fitted: dict[str, Any]
+    parameters: dict[str, Any]
 
     @property
     def name(self) -> str:
         return f"{self.method.replace('_', ' ')} scaling"
 
     def no_head(self, got: str) -> str:
+        """The message where it cannot be folded."""
         if self.method == "temperature":
             requirement = "have a linear head whose division divides the logits"
             way_out = "divide the logits outside the model instead, with TemperatureScaling.transform"
@@ -63,38 +66,39 @@ def fold(
     r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
 
     Use it before saving, pushing or exporting: pipelines, inference servers and ONNX exports of the model are
-    then calibrated. `fold_temperature` does the same with a bare number. Scalers that are no linear function
-    of the logits (Dirichlet, ensemble, spline, isotonic, histogram) have no place in a linear layer.
+    then calibrated. `fold_temperature` does the same with a bare number. Scalers that are not a linear
+    function of the logits (Dirichlet, ensemble, spline, isotonic, histogram) cannot be folded.
 
     $$(A W) h + (A b + c) = A (W h + b) + c$$
 
     with A = 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole matrix.
 
-    The head is found by what it does, not by its name: of the linear layers with one output per label, the
-    one whose change changes the logits alike. Where logits are an average of several heads, each gets the
-    same change. On any failure the weights are as they were, bit for bit.
+    The head is found by what it does, not by its name: it is the linear layer with one output per label whose
+    transformation transforms the logits in the same way. Where logits are an average of several heads, all of
+    them are transformed. On any failure the weights are as they were, bit for bit.
 
     Args:
-        model: a transformers classifier of sequences, tokens or images, in float32 or 64; its problem_type
-            says softmax or sigmoid, and must be the scaler's.
+        model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
+            problem_type (softmax or sigmoid) must be the scaler's.
         scaler: fitted on this model's logits.
-        batch: inputs of the model, to find and check the head on; a few rows do. None makes up token ids or
-            pixels from the model's config.
+        batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
+            token ids or pixels that fit the model's config.
 
     Returns:
-        The same model. `model.config.calibration`, a dict that is saved with it, says so: "method"
+        The same model. `model.config.calibration`, a dict that is saved with it, records this: "method"
         ("temperature", "per_label_temperature", "vector" or "matrix"), "folded", "head" (names of the layers)
-        and the scaler's numbers, but for a matrix; beside what it already held.
+        and the scaler's parameters, except for a matrix. Other entries are kept.
 
     Raises:
-        TypeError: if the scaler cannot be folded; if model or batch are of another kind.
-        ValueError: if the scaler is not fitted, or for other classes or another problem type; if the model was
-            folded before, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of the
-            logits); if no head is found; if the head would need a bias that loading would drop.
+        TypeError: if the scaler cannot be folded; if model or batch is of the wrong type.
+        ValueError: if the scaler is not fitted, has parameters that are not finite or a temperature that is not
+            above 0, or is for other classes or another problem type; if the model was folded before, is a
+            regression, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of the logits);
+            if no head is found; if the head would need a bias that loading would drop.
 
     Notes:
-        New logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients and
-        the random state are left as they were.
+        The new logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients
+        and random states are left as they were.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -109,7 +113,7 @@ def fold(
     >>> model.config.calibration["method"], model.config.calibration["head"]
     ('temperature', ['classifier'])
     """
-    return _fold(model, _change_of(model, scaler), batch)
+    return _fold(model, _fitted_map(model, scaler), batch)
 
 
 def fold_temperature(
@@ -118,32 +122,34 @@ def fold_temperature(
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
     Use it before saving, pushing or exporting: pipelines, inference servers and ONNX exports of the model are
-    then calibrated. `TemperatureScaling` finds T, and scales logits that you already have.
+    then calibrated. `TemperatureScaling` fits T, and scales logits that you already have; `fold` takes it, and
+    other scalers.
 
     $$(W / T) h + b / T = (W h + b) / T$$
 
-    The head is found by what it does, not by its name: of the linear layers with one output per label, the
-    one (or, where logits are an average of several heads, those) whose division divides the logits. On any
-    failure the weights are as they were, bit for bit.
+    The head is found by what it does, not by its name: it is the linear layer with one output per label (or,
+    where logits are an average of several heads, the layers) whose division divides the logits. On any failure
+    the weights are as they were, bit for bit.
 
     Args:
-        model: a transformers classifier of sequences, tokens or images, softmax or sigmoid, in float32 or 64.
+        model: a transformers classifier of sequences, tokens or images, softmax or sigmoid, in float32 or
+            float64.
         temperature: T, finite and above 0.
-        batch: inputs of the model, to find and check the head on; a few rows do. None makes up token ids or
-            pixels from the model's config.
+        batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
+            token ids or pixels that fit the model's config.
 
     Returns:
-        The same model. `model.config.calibration`, a dict that is saved with it, says so: "method",
-        "temperature", "folded" and "head" (names of the layers), beside what it already held.
+        The same model. `model.config.calibration`, a dict that is saved with it, records this: "method",
+        "temperature", "folded" and "head" (names of the layers). Other entries are kept.
 
     Raises:
-        TypeError: if temperature is no number, or model or batch of another kind.
-        ValueError: if temperature is out of range; if the model was folded before, holds PEFT layers, or has
-            16-bit weights (whose rounding is 1e-4 to 1e-3 of the logits); if no head is found.
+        TypeError: if temperature is not a number; if model or batch is of the wrong type.
+        ValueError: if temperature is out of range; if the model was folded before, is a regression, holds PEFT
+            layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of the logits); if no head is found.
 
     Notes:
-        New logits agree with logits / T to 1e-5 of the largest. Training mode, requires_grad, gradients and
-        the random state are left as they were.
+        The new logits agree with logits / T to 1e-5 of the largest. Training mode, requires_grad, gradients
+        and random states are left as they were.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks" (temperature scaling).
@@ -156,18 +162,19 @@ def fold_temperature(
     >>> model.config.calibration
     {'method': 'temperature', 'temperature': 1.5, 'folded': True, 'head': ['classifier']}
     """
-    return _fold(model, _temperature_change(_checked_temperature(temperature)), batch)
+    way_out = "1.0 leaves the logits as they are"
+    return _fold(model, _temperature_map("temperature", temperature, way_out), batch)
 
 
 def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
-    """Refuse a model that `fold` would refuse whatever the scaler; cheap, so to be done before any fitting.
+    """Raise for a model that `fold` refuses whatever the scaler; cheap, so to be called before any fitting.
 
     Returns:
         What `model.config.calibration` holds already.
 
     Raises:
-        TypeError: if it is no transformers model.
-        ValueError: if it was folded before, holds PEFT layers, or has 16-bit weights.
+        TypeError: if it is not a transformers model.
+        ValueError: if it was folded before, is a regression, holds PEFT layers, or has 16-bit weights.
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
@@ -178,10 +185,21 @@ def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
         what = (
             f"temperature {recorded.get('temperature')}" if method == "temperature" else f"{method} scaling"
         )
-        way_out = "load the model from before; if it was trained since, set model.config.calibration = None"
+        way_out = (
+            "load the unfolded model; if this one was trained since, set model.config.calibration = None"
+        )
         raise InputValueError(
             expected("model", "be folded only once", f"a model with {what} in its head", way_out)
         )
+    problem_type = getattr(model.config, "problem_type", None)
+    num_labels = getattr(model.config, "num_labels", None)
+    one_sigmoid = problem_type == "multi_label_classification"
+    if problem_type == "regression" or (num_labels == 1 and not one_sigmoid):
+        got = f"problem_type={problem_type!r} and num_labels={num_labels}"
+        way_out = (
+            "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"
+        )
+        raise InputValueError(expected("model", "be a classifier", got, way_out))
     wrapped = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.")]
     if wrapped:
         got = f"PEFT layers ({wrapped[0] or type(model).__name__})"
@@ -195,63 +213,67 @@ def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
     return recorded
 
 
-def _fold(model: PreTrainedModel, wanted: _Change, batch: Mapping[str, Any] | None) -> PreTrainedModel:
+def _fold(model: PreTrainedModel, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> PreTrainedModel:
     recorded = check_can_be_folded(model)
-    inputs = made_up_batch(model) if batch is None else _checked_batch(model, batch)
-    linear_map = wanted.linear_map
+    inputs = synthetic_batch(model) if batch is None else _checked_batch(model, batch)
+    linear_map = fitted.linear_map
     with undisturbed(model):
-        logits = _telling_logits(model, inputs, linear_map)
+        logits = _informative_logits(model, inputs, linear_map)
         heads = find_heads(model, inputs, logits, linear_map.probe())
         if heads is None:
             layers = list(linear_layers(model, logits.shape[-1]))
-            raise InputValueError(wanted.no_head(f"{layers or 'no such layers'}"))
-        _check_biases(model, heads, wanted)
-        with changed(heads, linear_map):
-            if not equal(logits_of(model, inputs), linear_map(logits)):
-                at = f"at {wanted.fitted['temperature']}" if wanted.method == "temperature" else "with it"
-                raise InputValueError(wanted.no_head(f"{sorted(heads)}, which lose precision {at}"))
-        change(heads, linear_map)
-    kept = {key: value for key, value in recorded.items() if key not in _FITTED}
-    record = {"method": wanted.method, **wanted.fitted, "folded": True, "head": sorted(heads)}
+            raise InputValueError(fitted.no_head(f"{layers or 'no such layers'}"))
+        _check_biases(model, heads, fitted)
+        with transformed(heads, linear_map):
+            if not agree(float64_logits(model, inputs), linear_map(logits)):
+                at = f"at {fitted.parameters['temperature']}" if fitted.method == "temperature" else "with it"
+                raise InputValueError(fitted.no_head(f"{sorted(heads)}, which lose precision {at}"))
+        transform(heads, linear_map)
+    kept = {key: value for key, value in recorded.items() if key not in _PARAMETERS}
+    record = {"method": fitted.method, **fitted.parameters, "folded": True, "head": sorted(heads)}
     model.config.calibration = {**kept, **record}
     return model
 
 
-def _change_of(model: PreTrainedModel, scaler: Any) -> _Change:
-    """What a scaler does to the logits."""
+def _fitted_map(model: PreTrainedModel, scaler: Any) -> _FittedMap:
+    """The linear map that a scaler is, once it is known to be one for this kind of model."""
     from sklearn.utils.validation import check_is_fitted
 
-    from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
-
-    foldable = (TemperatureScaling, VectorScaling, MatrixScaling, PerLabelTemperatureScaling)
-    if not isinstance(scaler, foldable):
-        names = ", ".join(kind.__name__ for kind in foldable)
+    foldable = {method: entry for method, entry in SCALERS.items() if entry.foldable}
+    method = next((name for name, entry in foldable.items() if isinstance(scaler, entry.load())), None)
+    if method is None:
+        names = ", ".join(entry.name for entry in foldable.values())
         way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
         raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
     check_is_fitted(scaler)
-    per_label = isinstance(scaler, PerLabelTemperatureScaling)
+    per_label = foldable[method].needs == "label_matrix"
     _check_problem_type(model, per_label or getattr(scaler, "multi_label", False))
-    if isinstance(scaler, TemperatureScaling):
-        return _temperature_change(scaler.temperature_)
-    if per_label:
-        temperatures = _checked_numbers("temperatures_", scaler.temperatures_)
-        return _Change(
-            "per_label_temperature", LinearMap(1 / temperatures), {"temperatures": temperatures.tolist()}
-        )
-    weight, bias = (_checked_numbers(name, getattr(scaler, name)) for name in ("weight_", "bias_"))
-    linear_map = LinearMap(weight, bias if bias.any() else None)
-    if isinstance(scaler, MatrixScaling):  # C x C numbers have no place in a config file
-        return _Change("matrix", linear_map, {})
-    return _Change("vector", linear_map, {"weight": weight.tolist(), "bias": bias.tolist()})
+    if method == "temperature":
+        return _temperature_map("scaler.temperature_", scaler.temperature_, _FIT_AGAIN)
+    if method == "per_label_temperature":
+        temperatures = _checked_numbers("temperatures_", scaler.temperatures_, above_0=True)
+        return _FittedMap(method, LinearMap(1 / temperatures), {"temperatures": temperatures.tolist()})
+    weight = _checked_numbers("weight_", scaler.weight_)
+    bias = _checked_numbers("bias_", scaler.bias_)
+    parameters = {"weight": weight.tolist(), "bias": bias.tolist()}
+    if method == "matrix":  # C x C numbers are too many for a config file
+        parameters = {}
+    return _FittedMap(method, LinearMap(weight, bias if bias.any() else None), parameters)
 
 
-def _temperature_change(temperature: float) -> _Change:
-    weight = torch.tensor(1 / temperature, dtype=torch.float64)
-    return _Change("temperature", LinearMap(weight), {"temperature": temperature})
+def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:
+    if not isinstance(temperature, Real) or isinstance(temperature, bool):
+        way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
+        raise InputTypeError(expected(argument, "be a number", type(temperature).__name__, way_out))
+    number = float(temperature)
+    if not (math.isfinite(number) and number > 0):
+        raise InputValueError(expected(argument, "be finite and above 0", number, way_out))
+    weight = torch.tensor(1 / number, dtype=torch.float64)
+    return _FittedMap("temperature", LinearMap(weight), {"temperature": number})
 
 
 def _check_problem_type(model: PreTrainedModel, multi_label: bool) -> None:
-    """Refuse a scaler for the sigmoid in a model whose pipelines apply the softmax, and the reverse."""
+    """Raise for a scaler of sigmoids in a model whose pipelines apply the softmax, and the reverse."""
     problem_type = getattr(getattr(model, "config", None), "problem_type", None)
     if multi_label == (problem_type == "multi_label_classification"):
         return
@@ -263,17 +285,20 @@ def _check_problem_type(model: PreTrainedModel, multi_label: bool) -> None:
     raise InputValueError(expected("model", f"be {kind} classifier, as the scaler is", got, way_out))
 
 
-def _checked_numbers(name: str, values: Any) -> torch.Tensor:
+def _checked_numbers(name: str, values: Any, *, above_0: bool = False) -> torch.Tensor:
     numbers = np.array(values, dtype=np.float64)
     if not np.isfinite(numbers).all():
-        way_out = "fit it again, on finite logits"
-        raise InputValueError(expected(f"scaler.{name}", "be finite", "NaN or infinity", way_out))
+        raise InputValueError(expected(f"scaler.{name}", "be finite", "NaN or infinity", _FIT_AGAIN))
+    if above_0 and not (numbers > 0).all():
+        raise InputValueError(expected(f"scaler.{name}", "be above 0", numbers.min(), _FIT_AGAIN))
     return torch.from_numpy(numbers)
 
 
-def _telling_logits(model: PreTrainedModel, inputs: Mapping[str, Any], linear_map: LinearMap) -> torch.Tensor:
-    """The logits, refused where they tell nothing about heads or have other classes than the scaler."""
-    logits = logits_of(model, inputs)
+def _informative_logits(
+    model: PreTrainedModel, inputs: Mapping[str, Any], linear_map: LinearMap
+) -> torch.Tensor:
+    """The logits; raise if no head can be found by them, or if the scaler has other classes."""
+    logits = float64_logits(model, inputs)
     n_fitted = len(linear_map.weight) if linear_map.weight.ndim else logits.shape[-1]
     if logits.shape[-1] != n_fitted:
         way_out = "fit it on this model's logits"
@@ -286,27 +311,17 @@ def _telling_logits(model: PreTrainedModel, inputs: Mapping[str, Any], linear_ma
     return logits
 
 
-def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Linear], wanted: _Change) -> None:
-    """Refuse to give a head a bias that is lost as soon as the model is saved and loaded."""
-    if wanted.linear_map.bias is None:
+def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Linear], fitted: _FittedMap) -> None:
+    """Raise where a head would need a bias that is lost as soon as the model is saved and loaded."""
+    if fitted.linear_map.bias is None:
         return
     for name, head in heads.items():
-        if head.bias is None and not reloads_with_bias(model, name):
+        if head.bias is None and not has_bias_when_loaded(model, name):
             got = f"{name} without one, and {type(model).__name__} makes none when it is loaded"
             way_out = "fit TemperatureScaling, which needs none, or keep the scaler beside the model"
             raise InputValueError(
-                expected("model", f"have a bias in its head for {wanted.name}", got, way_out)
+                expected("model", f"have a bias in its head for {fitted.name}", got, way_out)
             )
-
-
-def _checked_temperature(temperature: float) -> float:
-    if not isinstance(temperature, Real) or isinstance(temperature, bool):
-        way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
-        raise InputTypeError(expected("temperature", "be a number", type(temperature).__name__, way_out))
-    if not (math.isfinite(temperature) and temperature > 0):
-        way_out = "1.0 leaves the logits as they are"
-        raise InputValueError(expected("temperature", "be finite and above 0", temperature, way_out))
-    return float(temperature)
 
 
 def _checked_batch(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""The linear layers that a model's logits come from: found by what they do, changed, and put back bit for bit."""
+"""Classification heads: the linear layers that a model's logits come from, found by what they do, and changed."""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
+from hf_calib._compat import full_float32
 from hf_calib._errors import InputTypeError, InputValueError, expected
 
 if TYPE_CHECKING:
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5  # of the largest logit
 
-_ROWS, _TOKENS = 4, 8  # of a made-up batch
+_ROWS = 4  # of a synthetic batch
+_TOKENS = 8
 
 
 class LinearMap(NamedTuple):
@@ -38,16 +42,17 @@ class LinearMap(NamedTuple):
         return logits @ self.weight.T if self.weight.ndim == 2 else logits * self.weight
 
     def probe(self) -> LinearMap:
-        """A map of the same kind that tells heads apart, which this one may be too near the identity for."""
+        """A map of the same kind that is far from the identity, so that it tells heads apart."""
         if self.weight.ndim == 0:
             return LinearMap(torch.tensor(0.5, dtype=torch.float64))
         scales = torch.linspace(0.5, 2, len(self.weight), dtype=torch.float64)
         return LinearMap(scales.diag().roll(1, 0) if self.weight.ndim == 2 else scales)
 
 
-def made_up_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A few rows of token ids or pixels as the model's config describes them."""
-    config, name = model.config, model.main_input_name
+def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A few random rows of token ids or pixels as the model's config describes them."""
+    config = model.config
+    name = model.main_input_name
     generator = torch.Generator().manual_seed(0)
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     if name == "input_ids" and vocabulary:
@@ -82,12 +87,14 @@ def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Te
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Run the model for inference in full precision, and leave every mode and random state as it was."""
     training = {module: module.training for module in model.modules()}
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     cuda = [model.device] if model.device.type == "cuda" else []
     with (
         torch.no_grad(),
         torch.random.fork_rng(devices=cuda),
         torch.autocast(model.device.type, enabled=False),
-        _full_float32(),
+        full_float32(),
     ):
         model.eval()
         try:
@@ -95,32 +102,12 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
         finally:
             for module, mode in training.items():
                 module.training = mode
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Switch TF32 and bfloat16 products off, which would round the divided weights unlike the undivided."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except (
-        RuntimeError
-    ):  # set through the interface of torch 2.9, after which the older one refuses to answer
-        matmul = torch.backends.cuda.matmul
-        newer, matmul.fp32_precision = matmul.fp32_precision, "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = newer
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def logits_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Return the model's logits for a batch, in float64 on the CPU."""
+def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The model's logits for a batch, in float64 on the CPU."""
     # The class's forward: mixed-precision training leaves one on the instance that rounds to 16 bits.
     try:
         outputs = type(model).forward(model, **inputs)
@@ -137,15 +124,15 @@ def logits_of(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor
 def find_heads(
     model: PreTrainedModel, inputs: Mapping[str, Any], logits: torch.Tensor, probe: LinearMap
 ) -> dict[str, nn.Linear] | None:
-    """Return the layers, by name, whose change by the probe changes the logits alike; None without any."""
+    """The layers, by name, whose transformation transforms the logits alike; None where there are none."""
     layers = linear_layers(model, logits.shape[-1])
     # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
     candidates = [{name: layers[name]} for name in reversed(layers)]
     body = f"{model.base_model_prefix}."
     candidates.append({name: layer for name, layer in layers.items() if not name.startswith(body)})
     for heads in candidates:
-        with changed(heads, probe):
-            if equal(logits_of(model, inputs), probe(logits)):
+        with transformed(heads, probe):
+            if agree(float64_logits(model, inputs), probe(logits)):
                 return heads
     return None
 
@@ -159,19 +146,19 @@ def linear_layers(model: PreTrainedModel, n_outputs: int) -> dict[str, nn.Linear
     }
 
 
-def equal(logits: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two sets of logits agree to the tolerance."""
+def agree(logits: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two sets of logits are the same up to `TOLERANCE`."""
     return bool((logits - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
 
 
 @contextmanager
-def changed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[None]:
-    """Change heads for the length of a with block; the weights come back bit for bit."""
+def transformed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[None]:
+    """Transform heads for the length of a with block; the weights come back bit for bit."""
     parameters = {id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values()
     saved = [parameter.clone() for parameter in parameters]
     without_bias = [head for head in heads.values() if head.bias is None]
     try:
-        change(heads, linear_map)
+        transform(heads, linear_map)
         yield
     finally:
         for parameter, value in zip(parameters, saved, strict=True):
@@ -180,8 +167,8 @@ def changed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[N
             head.register_parameter("bias", None)
 
 
-def change(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:
-    """Apply a map to what the heads return; each weight and bias once, also where heads share them."""
+def transform(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:
+    """Apply a map to what the heads return; to each weight and bias once, also where heads share them."""
     done: set[int] = set()
     for head in heads.values():
         if head.bias is None and linear_map.bias is not None:
@@ -194,8 +181,8 @@ def change(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:
                 parameter.copy_(new)
 
 
-def reloads_with_bias(model: PreTrainedModel, head: str) -> bool:
-    """Whether `from_pretrained` would build this layer with a bias, rather than drop a saved one."""
+def has_bias_when_loaded(model: PreTrainedModel, head: str) -> bool:
+    """Whether the model's class builds this layer with a bias; otherwise `from_pretrained` drops a saved one."""
     with torch.device("meta"):
         fresh = type(model)(copy.deepcopy(model.config))
     return fresh.get_submodule(head).bias is not None

@@ -1,10 +1,15 @@
+"""Folding of a temperature: in every architecture the logits become logits / T, or nothing changes."""
+
 from __future__ import annotations
 
 import copy
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,7 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
-from hf_calib.export.fold import fold_temperature
+from hf_calib import fold, fold_temperature
+from hf_calib.scaling import TemperatureScaling
 from tests.helpers.architectures import (
     ARCHITECTURES,
     TEXT,
@@ -160,8 +166,6 @@ class TestRecord:
         assert model.config.calibration["folded"] is True
 
     def test_numpy_temperature_is_saved_as_a_number(self, tmp_path: Path) -> None:
-        import numpy as np
-
         model = fold_temperature(bert(), np.float32(1.5))
         model.save_pretrained(tmp_path)
         assert json.loads((tmp_path / "config.json").read_text())["calibration"]["temperature"] == 1.5
@@ -261,6 +265,80 @@ class TestRollback:
             fold_temperature(model, 1.7)
 
 
+class Offset(BertForSequenceClassification):
+    """A constant is added to one logit after the head, so that dividing the head divides the logits only nearly."""
+
+    offset = 0.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits[..., 0] += self.offset
+        return outputs
+
+
+class TestTolerance:
+    """Logits agree if no error is above 1e-5 of the largest logit."""
+
+    def offset_model(self, share: float) -> Any:
+        model = randomised(Offset(transformers.BertConfig(**TEXT, num_labels=5)))
+        model.offset = share * float(logits_of(model).abs().max())
+        return model
+
+    def test_in_finding_the_head(self) -> None:
+        # The head is halved: the error c / 2 is the same share of the largest logit z / 2 as c of z.
+        model = self.offset_model(8e-6)
+        fold_temperature(model, 1.7, batch=some_inputs(model))
+        model = self.offset_model(1.25e-5)
+        with refused(model, ValueError, r"have a linear head whose .* got \['classifier'\]; divide"):
+            fold_temperature(model, 1.7, batch=some_inputs(model))
+
+    def test_in_checking_the_folded_head(self) -> None:
+        # Divided by 20, the error is 19 times the share.
+        model = self.offset_model(8e-6 / 19)
+        fold_temperature(model, 20, batch=some_inputs(model))
+        model = self.offset_model(1.25e-5 / 19)
+        with refused(model, ValueError, r"got \['classifier'\], which lose precision at 20"):
+            fold_temperature(model, 20, batch=some_inputs(model))
+
+
+class Drawing(BertForSequenceClassification):
+    """It draws from every random stream, also in evaluation mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        torch.rand(3)
+        np.random.rand(3)
+        random.random()
+        return super().forward(*args, **kwargs)
+
+
+def random_states() -> list[Any]:
+    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+
+class TestRandomStreams:
+    @pytest.mark.parametrize("temperature", [1.7, 1e44], ids=["folded", "refused"])
+    def test_are_where_they_were(self, temperature: float) -> None:
+        model = randomised(Drawing(transformers.BertConfig(**TEXT, num_labels=5)))
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        before = random_states()
+        with suppress(ValueError):
+            fold_temperature(model, temperature)
+        assert hasattr(model.config, "calibration") == (temperature == 1.7)
+        assert random_states() == before
+        model(**some_inputs(model))
+        assert all(now != then for now, then in zip(random_states(), before, strict=True))
+
+
+class Watching(BertForSequenceClassification):
+    """It notes in which precision matrices are multiplied."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen = [*getattr(self, "seen", []), self.precision()]
+        return super().forward(*args, **kwargs)
+
+
 class TestLeftAsFound:
     def test_modes_gradients_and_random_state(self) -> None:
         model = bert().train()
@@ -279,22 +357,27 @@ class TestLeftAsFound:
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.is_grad_enabled()
 
-    def test_trains_on(self) -> None:
-        model = fold_temperature(bert(), 1.7).train()
-        model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
-        assert model.classifier.weight.grad.abs().sum() > 0
+    def test_trains_on_like_any_model_with_these_weights(self) -> None:
+        folded = fold_temperature(bert(), 1.7)
+        fresh = bert()
+        fresh.load_state_dict(folded.state_dict())
+        for model in (folded, fresh):
+            model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
+        assert folded.classifier.weight.grad.abs().min() > 0
+        for ours, theirs in zip(folded.parameters(), fresh.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)
 
     @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
     def test_float32_precision(self, precision: str) -> None:
-        model = bert()
-        before = logits_of(model)
+        model = randomised(Watching(transformers.BertConfig(**TEXT, num_labels=5)))
+        model.precision = torch.get_float32_matmul_precision
         torch.set_float32_matmul_precision(precision)
         try:
             fold_temperature(model, 1.7)
+            assert set(model.seen) == {"highest"}
             assert torch.get_float32_matmul_precision() == precision
         finally:
             torch.set_float32_matmul_precision("highest")
-        assert_divided(logits_of(model), before, 1.7)
 
     @pytest.mark.skipif(
         not hasattr(torch.backends, "fp32_precision"), reason="the interface came with torch 2.9"
@@ -302,9 +385,12 @@ class TestLeftAsFound:
     def test_float32_precision_set_through_the_newer_interface(self) -> None:
         matmul = torch.backends.cuda.matmul
         before = matmul.fp32_precision
+        model = randomised(Watching(transformers.BertConfig(**TEXT, num_labels=5)))
+        model.precision = lambda: matmul.fp32_precision
         matmul.fp32_precision = "tf32"
         try:
-            fold_temperature(bert(), 1.7)
+            fold_temperature(model, 1.7)
+            assert set(model.seen) == {"ieee"}
             assert matmul.fp32_precision == "tf32"
         finally:
             matmul.fp32_precision = before
@@ -357,6 +443,31 @@ def test_refused_models() -> None:
     body = bert().bert
     with refused(body, TypeError, "expected model to return logits, got BaseModelOutput"):
         fold_temperature(body, 1.7)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_labels": 1},
+        {"num_labels": 1, "problem_type": "regression"},
+        {"num_labels": 3, "problem_type": "regression"},
+    ],
+)
+def test_a_regression_is_refused(config: dict[str, Any]) -> None:
+    message = (
+        f"expected model to be a classifier, got problem_type=.* and num_labels={config['num_labels']}; only"
+    )
+    with refused(model := bert(**config), ValueError, message):
+        fold_temperature(model, 1.7)
+    with refused(model, ValueError, message):
+        fold(model, TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1]))
+
+
+def test_one_sigmoid_is_no_regression() -> None:
+    model = bert(num_labels=1, problem_type="multi_label_classification")
+    before = logits_of(model)
+    fold_temperature(model, 1.7)
+    assert_divided(logits_of(model), before, 1.7)
 
 
 def test_plain_pipeline(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folding fitted scalers: the model's own logits become those that the scaler makes of them."""
+"""Folding of fitted scalers: the model's own logits become those that the scaler makes of them."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class TestRefusedScalers:
         "scaler", [DirichletScaling(), HistogramBinning(), IsotonicScaling(), SplineScaling(), 1.7]
     )
     def test_what_is_no_linear_function_of_the_logits(self, scaler: Any) -> None:
-        message = "one of TemperatureScaling, VectorScaling, MatrixScaling, PerLabelTemperatureScaling, got .*; keep"
+        message = "one of TemperatureScaling, PerLabelTemperatureScaling, VectorScaling, MatrixScaling, got .*; keep"
         with refused(model := bert(), TypeError, message):
             fold(model, scaler)
 
@@ -308,10 +308,39 @@ class TestRefusedScalers:
         ):
             fold(model, made(kind, 4))
 
-    def test_numbers_that_are_none(self) -> None:
-        scaler = made("vector")
-        scaler.weight_[2] = np.nan
-        with refused(model := bert(), ValueError, "scaler.weight_ to be finite, got NaN or infinity"):
+    @pytest.mark.parametrize("value", [0.0, -1.7, np.nan, np.inf, -np.inf])
+    def test_a_temperature_that_divides_nothing(self, value: float) -> None:
+        message = rf"expected scaler.temperature_ to be finite and above 0, got {value}; fit it again"
+        with refused(model := bert(), ValueError, message):
+            fold(model, with_values(TemperatureScaling(), temperature_=value))
+        several = bert(problem_type="multi_label_classification")
+        with refused(several, ValueError, message):
+            fold(several, with_values(TemperatureScaling(multi_label=True), temperature_=value))
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (0.0, "above 0, got 0.0"),
+            (-1.7, "above 0, got -1.7"),
+            (np.nan, "finite, got NaN or infinity"),
+            (np.inf, "finite, got NaN or infinity"),
+        ],
+    )
+    def test_one_of_many_temperatures_that_divides_nothing(self, value: float, message: str) -> None:
+        scaler = made("per_label_temperature")
+        scaler.temperatures_[2] = value
+        model = bert(problem_type="multi_label_classification")
+        with refused(model, ValueError, f"expected scaler.temperatures_ to be {message}; fit it again"):
+            fold(model, scaler)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("name", ["weight_", "bias_"])
+    @pytest.mark.parametrize("kind", ["vector", "matrix"])
+    def test_weights_that_are_not_finite(self, kind: str, name: str, value: float) -> None:
+        scaler = made(kind)
+        getattr(scaler, name)[2] = value
+        message = f"expected scaler.{name} to be finite, got NaN or infinity; fit it again"
+        with refused(model := bert(), ValueError, message):
             fold(model, scaler)
 
 

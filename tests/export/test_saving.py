@@ -184,7 +184,8 @@ def test_the_collators_tokenizer_is_saved_where_there_is_no_other(tmp_path: Path
     trainer.data_collator = transformers.DataCollatorWithPadding(tokenizer())
     trainer.fit_temperature()
     trainer.save_calibrated_model(tmp_path / "model")
-    assert (tmp_path / "model" / "tokenizer.json").exists()
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert saved("w0 w7 unknown").input_ids == tokenizer()("w0 w7 unknown").input_ids == [5, 12, 1]
 
 
 def test_nothing_is_saved_without_a_temperature(tmp_path: Path) -> None:
