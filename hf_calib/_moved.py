@@ -21,11 +21,16 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hf_calib.model_card": ("hf_calib.export.model_card",),
     "hf_calib.posthoc": ("hf_calib.commands.evaluate", "hf_calib.commands.calibrate"),
     "hf_calib.posthoc_models": ("hf_calib.commands.evaluate", "hf_calib.commands.calibrate"),
-    "hf_calib.recipe": ("hf_calib.experiments", "hf_calib.data"),
+    "hf_calib.recipe": (
+        "hf_calib.experiments",
+        "hf_calib.data",
+        "hf_calib.data.arguments",
+        "hf_calib.experiments.train_and_report",
+    ),
     "hf_calib.saving": ("hf_calib.export.saving",),
     "hf_calib.training_args": ("hf_calib.trainer",),
 }
-RENAMED = {"run": "train_and_report"}
+RENAMED = {"Rows": "LabelledTexts", "compare": "compare_reports", "run": "train_and_report"}
 
 
 class _MovedFinder:

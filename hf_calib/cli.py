@@ -9,25 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from hf_calib.commands import console
+from hf_calib.scaling.methods import SCALERS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
-
-class Method(str, Enum):
-    """The scalers that can be fitted from here; temperature, vector and matrix can be folded into a model."""
-
-    temperature = "temperature"
-    vector = "vector"
-    matrix = "matrix"
-    dirichlet = "dirichlet"
-    ensemble_temperature = "ensemble_temperature"
-    histogram = "histogram"
-    isotonic = "isotonic"
-    spline = "spline"
+# A file of predictions has one label per row, and so have the models that are run here.
+_METHODS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+_FOLDED = ", ".join(method for method, entry in _METHODS.items() if entry.foldable)
+Method = Enum("Method", {method: method for method in _METHODS}, type=str)  # type: ignore[misc]
 
 
 class Criterion(str, Enum):
-    """What a temperature minimises."""
+    """The criterion that a temperature minimises."""
 
     nll = "nll"
     ece = "ece"
@@ -44,18 +37,29 @@ Source = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help="For a model: a csv, tsv, json or parquet file, a folder, or a data set on the Hub."),
+    typer.Option(
+        help="Labelled texts, for a model: a csv, tsv, json or parquet file, a folder, or a dataset on the Hub."
+    ),
 ]
-ConfigName = Annotated[str | None, typer.Option(help="Configuration of a Hub data set.")]
+ConfigName = Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")]
 TextColumn = Annotated[str, typer.Option(help="Column of texts.")]
-LabelColumn = Annotated[str, typer.Option(help="Column of classes: their names, or the model's numbers.")]
+LabelColumn = Annotated[str, typer.Option(help="Column of labels: class names, or the model's class ids.")]
 ClassNames = Annotated[
     str | None,
-    typer.Option(help="The data's names of the classes, a,b,c in the model's order, where they differ."),
+    typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
 ]
-MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens to cut texts to.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Texts in one forward.")]
-Bins = Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**20,
+        help="Tokens per text, by default as many as the model reads; longer texts are truncated.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, max=2**20, help="Batch size.")]
+Bins = Annotated[
+    int, typer.Option(min=1, max=10_000, help="Number of bins of the binned calibration errors.")
+]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
 
@@ -70,7 +74,7 @@ def evaluate(
     source: Source,
     data: Data = None,
     config_name: ConfigName = None,
-    split: Annotated[str, typer.Option(help="Split of a Hub data set or folder.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of a Hub dataset or folder.")] = "test",
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
@@ -84,29 +88,28 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, or of a file of predictions."""
-    with console.exit_codes():
-        from hf_calib.commands import posthoc
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import evaluate as command
 
-        posthoc.check_data(source, data)
-        names = class_names.split(",") if class_names else None
+        command.check_data(source, data)
         if data is None:
-            report = posthoc.evaluate_predictions(
-                source, label_column=label_column, n_bins=n_bins, output=output
+            report = command.evaluate_predictions(
+                source, label_column=label_column, n_bins=n_bins, output=output, stages=stages
             )
         else:
-            from hf_calib.commands import posthoc_models
-
-            rows = posthoc_models.Rows(
+            names = class_names.split(",") if class_names else None
+            rows = command.LabelledTexts(
                 data, config_name, split, text_column, label_column, names, max_length, batch_size
             )
             with console.progress() as progress:
-                report = posthoc_models.evaluate_model(
+                report = command.evaluate_model(
                     source,
                     rows,
                     n_bins=n_bins,
                     output=output,
                     trust_remote_code=trust_remote_code,
                     progress=progress,
+                    stages=stages,
                 )
         if as_json:
             console.print_json(report.to_dict())
@@ -124,55 +127,57 @@ def calibrate(
     data: Data = None,
     config_name: ConfigName = None,
     split: Annotated[
-        str, typer.Option(help="Split to fit on, of a Hub data set or folder; not one trained on.")
+        str, typer.Option(help="Split to fit on, of a Hub dataset or folder; not the training split.")
     ] = "validation",
     test_data: Annotated[
         str | None,
-        typer.Option(help="Report on these; without, fit on one half of the data, report on the other."),
+        typer.Option(
+            help="Other labelled rows to report on. Without them, the scaler is fitted on half of the data, and "
+            "the report is on the other half."
+        ),
     ] = None,
     test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
     method: Annotated[
-        Method, typer.Option(help="For a model: temperature, vector or matrix.")
-    ] = Method.temperature,
-    criterion: Annotated[Criterion, typer.Option(help="What a temperature minimises.")] = Criterion.nll,
+        Method,
+        typer.Option(help=f"Post-hoc scaler; for a model one of {_FOLDED}."),
+    ] = Method["temperature"],
+    criterion: Annotated[
+        Criterion, typer.Option(help="The criterion that a temperature minimises.")
+    ] = Criterion.nll,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 32,
     n_bins: Bins = 15,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw of the half to fit on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing the half to fit on.")] = 0,
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
-    with console.exit_codes():
-        from hf_calib.commands import posthoc
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import calibrate as command
+        from hf_calib.commands.evaluate import LabelledTexts, check_data
 
-        posthoc.check_data(source, data)
-        names = class_names.split(",") if class_names else None
+        check_data(source, data)
         options: dict[str, Any] = {
             "method": method.value,
             "criterion": criterion.value,
             "n_bins": n_bins,
             "seed": seed,
+            "stages": stages,
         }
         if data is None:
-            done = posthoc.calibrate_predictions(
+            done = command.calibrate_predictions(
                 source, output, test=test_data, label_column=label_column, **options
             )
         else:
-            from hf_calib.commands import posthoc_models
-
+            names = class_names.split(",") if class_names else None
             reading = (text_column, label_column, names, max_length, batch_size)
-            rows = posthoc_models.Rows(data, config_name, split, *reading)
-            test = (
-                None
-                if test_data is None
-                else posthoc_models.Rows(test_data, config_name, test_split, *reading)
-            )
+            rows = LabelledTexts(data, config_name, split, *reading)
+            test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
             with console.progress() as progress:
-                done = posthoc_models.calibrate_model(
+                done = command.calibrate_model(
                     source,
                     rows,
                     output,
@@ -181,6 +186,7 @@ def calibrate(
                     progress=progress,
                     **options,
                 )
+        console.print_warnings(done.report.notes)
         if as_json:
             console.print_json({**done.to_dict(), "output": str(output)})
         else:
@@ -197,15 +203,17 @@ def report(
     label_column: LabelColumn = "label",
     n_bins: Bins = 15,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.md, .json and the picture.")
+        Path | None, typer.Option(help="Folder for comparison.md, .json and the figure.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare several files of predictions or saved reports, in one table and one picture."""
-    with console.exit_codes():
-        from hf_calib.commands.report import compare
+    """Compare several files of predictions or saved reports, in one table and one figure."""
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands.report import compare_reports
 
-        comparison = compare(sources, label_column=label_column, n_bins=n_bins, output=output)
+        comparison = compare_reports(
+            sources, label_column=label_column, n_bins=n_bins, output=output, stages=stages
+        )
         if as_json:
             console.print_json(comparison.to_dict())
         else:
@@ -216,16 +224,17 @@ def report(
 
 @app.command()
 def demo(
-    output_dir: Annotated[Path, typer.Option(help="Where the picture and the model go.")] = Path(
+    output_dir: Annotated[Path, typer.Option(help="Folder for the figure and the model.")] = Path(
         "demo_output"
     ),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each of the three trainings.")] = 6,
-    max_per_class: Annotated[
-        int, typer.Option(min=10, help="Examples of each class; fewer are faster.")
-    ] = 800,
-    seed: Annotated[int, typer.Option(help="Seed of the data split and the trainings.")] = 0,
+    max_per_class: Annotated[int, typer.Option(min=10, help="Examples per class; fewer are faster.")] = 800,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data split and the trainings.")
+    ] = 0,
 ) -> None:
     """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
-    from hf_calib.commands.demo import run_demo
+    with console.exit_codes():
+        from hf_calib.commands.demo import run_demo
 
-    run_demo(output_dir, epochs=epochs, max_per_class=max_per_class, seed=seed)
+        run_demo(output_dir, epochs=epochs, max_per_class=max_per_class, seed=seed)

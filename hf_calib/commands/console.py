@@ -1,9 +1,10 @@
-"""What the commands show: tables and progress for people, one JSON object for machines, and exit codes."""
+"""Command-line output: tables and progress for people, one JSON object for machines, and exit codes."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from hf_calib._errors import InputError
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from hf_calib.commands.posthoc import Calibration
+    from hf_calib.commands.calibrate import Calibration
     from hf_calib.report import CalibrationReport
 
+_PATIENCE = 1.0  # seconds before a stage is named
 _TITLE = 20  # the least width of a table's first column
 _WORD = 16  # the longest word of a header that is not broken
 _GAP = 3  # between columns
@@ -26,7 +28,7 @@ _GAP = 3  # between columns
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """End with code 2 and one line on stderr for what a user passed; everything else is a bug, code 1."""
+    """End with code 2 and one line on stderr for an error in the input; everything else is a bug, code 1."""
     try:
         yield
     except InputError as error:
@@ -35,8 +37,30 @@ def exit_codes() -> Iterator[None]:
 
 
 @contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """Yield a function that names a stage as it begins; stderr names those that take longer than a second."""
+    timers: list[threading.Timer] = []
+
+    def begin(stage: str) -> None:
+        end()
+        timers.append(threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    def end() -> None:
+        for timer in timers:
+            timer.cancel()
+        timers.clear()
+
+    try:
+        yield begin
+    finally:
+        end()
+
+
+@contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr, which is moved by calling (rows just done, rows in all); keep libraries quiet."""
+    """Show a bar on stderr, moved by calling (rows just predicted, all rows); keep libraries quiet."""
     import transformers
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -68,21 +92,22 @@ def print_json(record: Any) -> None:
 
 
 def print_report(report: CalibrationReport) -> None:
-    """The metrics with their intervals, and what they mean."""
+    """The metrics with their intervals, and the diagnosis."""
     from hf_calib.report.text import metric_table, summary
 
     print_table(f"Calibration of {report.name}", *metric_table(report))
-    print_lines([summary(report), "", *report.diagnosis, *(f"Mind: {line}" for line in report.warnings)])
+    print_lines([summary(report), "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
 
 
 def print_calibration(done: Calibration) -> None:
-    """What was fitted, on what, and the report before and after."""
+    """The report before and after, the fitted parameters, and the rows that they were fitted on."""
     print_report(done.report)
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     details = ([done.criterion] if done.criterion else []) + [f"{k} {v:.4g}" for k, v in numbers.items()]
     fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
     fitted += f" ({', '.join(details)})." if details else "."
-    lines = ["", fitted, f"Reported on {done.held_out}.", *(f"Mind: {note}" for note in done.notes)]
+    notes = [f"Note: {note}" for note in done.notes if note not in done.report.notes]  # those are printed
+    lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
     if done.served_difference is not None:
         lines.append(
             "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
@@ -139,12 +164,18 @@ def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Sentences, wrapped; brackets in them mean nothing."""
+    """Sentences, wrapped; brackets in them are no markup."""
     from rich.console import Console
 
     console = Console(highlight=False)
     for line in lines:
         console.print(line, markup=False)
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Lines on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
+    for warning in warnings:
+        print(f"hf-calib: warning: {warning}", file=sys.stderr)
 
 
 def print_written(output: Path | None) -> None:

@@ -1,8 +1,9 @@
-"""What `hf-calib report` does: several reports side by side, in one table and one picture."""
+"""`hf-calib report`: several reports side by side, in one table and one figure."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib._markdown import escape, markdown_table
-from hf_calib.commands.posthoc import evaluate_predictions
+from hf_calib.commands.evaluate import Stages, evaluate_predictions, in_silence
 from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.report.saved import read_report
 from hf_calib.report.text import with_interval
 
 _REPORT = "report.json"
@@ -27,7 +29,7 @@ class Comparison:
     """Several reports, one column for each set of probabilities.
 
     Args:
-        reports: what `CalibrationReport.to_dict` gives, by name.
+        reports: by name, as `CalibrationReport.to_dict` gives them.
     """
 
     reports: Mapping[str, Mapping[str, Any]]
@@ -45,12 +47,12 @@ class Comparison:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to mind in comparing them."""
+        """Caveats of the comparison."""
         sizes = {name: report["n_examples"] for name, report in self.reports.items()}
         if len(set(sizes.values())) == 1:
             return ()
         counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        return (f"These are not the same examples ({counts}): differences may be those of the data.",)
+        return (f"These are not the same examples ({counts}): the data may differ, not the models.",)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A header, and a row for each metric that any of them has."""
@@ -92,8 +94,13 @@ class Comparison:
         return reliability_diagram(panels, n_bins=n_bins.pop())
 
 
-def compare(
-    sources: Sequence[str], *, label_column: str = "label", n_bins: int = 15, output: Path | None = None
+def compare_reports(
+    sources: Sequence[str],
+    *,
+    label_column: str = "label",
+    n_bins: int = 15,
+    output: Path | None = None,
+    stages: Stages = in_silence,
 ) -> Comparison:
     """Compare files of predictions and saved reports.
 
@@ -102,16 +109,17 @@ def compare(
         label_column: of predictions that are tables.
         n_bins: M, for predictions; saved reports have their own.
         output: a folder for comparison.md, comparison.json and comparison.png.
+        stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if a file cannot be read, is no report, or reports differ in their bins.
+        ValueError: if a file is unreadable or not a report, or the reports differ in their bins.
         TypeError: if columns or arrays are of the wrong kind.
     """
     check_output(output)
     if len(set(sources)) < len(sources):
         way_out = "name each file once"
         raise InputValueError(expected("the sources", "be different", ", ".join(sources), way_out))
-    found = [(source, _report_of(source, label_column, n_bins)) for source in sources]
+    found = [(source, _report_of(source, label_column, n_bins, stages)) for source in sources]
     names = [str(report["name"]) for _, report in found]
     all_differ = len(set(names)) == len(names)
     comparison = Comparison(
@@ -127,34 +135,13 @@ def compare(
     return comparison
 
 
-def _report_of(source: str, label_column: str, n_bins: int) -> Mapping[str, Any]:
+def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> Mapping[str, Any]:
     path = Path(source)
     inside = [path / folder / _REPORT for folder in (".", "calibration", "report")]
-    path = next((file for file in inside if file.is_file()), path)
-    if path.suffix != ".json":
-        return evaluate_predictions(source, label_column=label_column, n_bins=n_bins).to_dict()
-    way_out = "pass a report.json that hf-calib evaluate or calibrate wrote"
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, ValueError) as error:
-        got = f"{source} ({error})"
-        raise InputValueError(expected("the report", "be readable as JSON", got, way_out)) from error
-    keys = {"name", "n_examples", "n_bins", "before", "after"}
-    if not isinstance(report, dict) or not keys <= set(report) or not all(map(_is_state, _states(report))):
-        raise InputValueError(expected("the report", f"hold {', '.join(sorted(keys))}", source, way_out))
-    return report
-
-
-def _states(report: Mapping[str, Any]) -> list[Any]:
-    return [report["before"], *([] if report["after"] is None else [report["after"]])]
-
-
-def _is_state(state: Any) -> bool:
-    return isinstance(state, dict) and {"metrics", "bins", "consistency_test"} <= set(state)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    path = next((file for file in inside if os.path.isfile(file)), path)
+    if path.suffix == ".json":
+        return read_report(path)
+    return evaluate_predictions(source, label_column=label_column, n_bins=n_bins, stages=stages).to_dict()
 
 
 def _cell(metric: Mapping[str, Any] | None) -> str:
@@ -164,7 +151,7 @@ def _cell(metric: Mapping[str, Any] | None) -> str:
 
 
 def _examples_of(bins: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Confidences and correct (N,) whose binned sums are those of the bins: all that a diagram reads."""
+    """Confidences and correct (N,) that have the same sums in each bin, which is all that a diagram reads."""
     counts = [row["count"] for row in bins]
     right = [round(row["accuracy"] * row["count"]) for row in bins]
     correct = [np.arange(count) < n for count, n in zip(counts, right, strict=True)]

@@ -62,6 +62,7 @@ class CalibrationReport:
         confidence_level: of every interval.
         n_resamples: of the bootstrap; a slow metric has fewer, which its `Measurement` says.
         seed: of the bootstrap.
+        notes: sentences on the data that whoever made the report adds to the warnings.
     """
 
     name: str
@@ -73,6 +74,7 @@ class CalibrationReport:
     confidence_level: float
     n_resamples: int
     seed: int
+    notes: tuple[str, ...] = ()
 
     @property
     def n_examples(self) -> int:

@@ -224,7 +224,7 @@ def _gain_sentence(assessment: Assessment, *, after: bool) -> str:
 
 def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
     """What makes the numbers uncertain: few examples, classes that are absent or rare, empty bins."""
-    found = []
+    found = [quote(note) for note in report.notes]
     if report.n_examples < _FEW_EXAMPLES:
         found.append(
             f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards; "

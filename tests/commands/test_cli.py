@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
-from hf_calib import scaling
 from hf_calib.cli import app
-from hf_calib.commands import posthoc, posthoc_models
-from hf_calib.commands.fitting import METHODS
+from hf_calib.commands import evaluate
+from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, writing
@@ -66,12 +66,12 @@ def names_in(folder: Path) -> set[str]:
 @pytest.fixture(autouse=True)
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few resamples and an empty figure: what reports hold is tested elsewhere, and as a program below."""
-    whole = posthoc.calibration_report
+    whole = evaluate.calibration_report
 
     def quick(*args: Any, **options: Any) -> Any:
         return whole(*args, **options, n_resamples=20)
 
-    monkeypatch.setattr(posthoc, "calibration_report", quick)
+    monkeypatch.setattr(evaluate, "calibration_report", quick)
     monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
     monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
@@ -240,7 +240,7 @@ class TestCalibrateModel:
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(posthoc_models, "fold", lambda model, scaler, batch: model)
+        monkeypatch.setattr(import_module("hf_calib.export.fold"), "fold", lambda model, scaler, batch: model)
         result = call(
             *(
                 "calibrate",
@@ -304,7 +304,7 @@ class TestCalibratePredictions:
         found = negative_log_likelihood(written.probabilities(), written.labels)
         assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(found)
         fitted_on = load_predictions(workplace / "data.npz")
-        scaler = getattr(scaling, METHODS[method])().fit(fitted_on.as_logits(), fitted_on.labels)
+        scaler = METHODS[method].load()().fit(fitted_on.as_logits(), fitted_on.labels)
         np.testing.assert_allclose(written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12)
 
     def test_rows_are_held_out_and_probabilities_are_read_as_logits(
@@ -420,11 +420,11 @@ class TestReport:
         assert sum(line.count("0.") for line in shown.splitlines() if "Accuracy" in line) == 7
 
     def test_a_saved_report_draws_what_its_predictions_draw(self, workplace: Path, tmp_path: Path) -> None:
-        from hf_calib.commands.report import compare
+        from hf_calib.commands.report import compare_reports
 
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "saved")
         titles = [
-            [axes.get_title(loc="left") for axes in compare([str(source)]).figure().axes]
+            [axes.get_title(loc="left") for axes in compare_reports([str(source)]).figure().axes]
             for source in (workplace / "data.npz", tmp_path / "saved" / "report.json")
         ]
         assert titles[0] == titles[1]
@@ -433,16 +433,21 @@ class TestReport:
     def test_refused(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "other.json").write_text('{"a": 1}')
         assert_refused(
-            call("report", tmp_path / "other.json"), "expected the report to hold after, before, n_bins"
+            call("report", tmp_path / "other.json"),
+            "expected the report's name to be there, got nothing in ",
         )
         (tmp_path / "broken.json").write_text("{")
         assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
         (tmp_path / "part.json").write_text(
             '{"name": "a", "n_examples": 1, "n_bins": 1, "before": {}, "after": null}'
         )
-        assert_refused(call("report", tmp_path / "part.json"), "expected the report to hold")
+        assert_refused(
+            call("report", tmp_path / "part.json"), "expected the report's before.metrics to be there"
+        )
         (tmp_path / "nan.json").write_text('{"name": NaN}')
-        assert_refused(call("report", tmp_path / "nan.json"), "be readable as JSON, got .*NaN is not JSON")
+        assert_refused(
+            call("report", tmp_path / "nan.json"), "be readable as JSON, got .*NaN is not a finite number"
+        )
         twice = call("report", workplace / "data.npz", workplace / "data.npz")
         assert_refused(twice, "expected the sources to be different")
         assert_refused(call("report", tmp_path), "expected predictions to name an existing file")
@@ -475,7 +480,7 @@ class TestRefusals:
             ),
             (
                 ("calibrate", "model", "--data", "data.csv", "--output", "new", "--method", "spline"),
-                "method to be one of temperature, vector, matrix, got 'spline'; spline has no place in a model",
+                "method to be one of temperature, vector, matrix, got 'spline'; spline cannot be folded",
             ),
             (
                 ("calibrate", "data.npz", "--output", "new", "--method", "vector", "--criterion", "ece"),
@@ -507,7 +512,7 @@ class TestRefusals:
         def broken(*_: Any, **__: Any) -> None:
             raise ValueError("operands could not be broadcast together")
 
-        monkeypatch.setattr(posthoc, "calibration_report", broken)
+        monkeypatch.setattr(evaluate, "calibration_report", broken)
         assert call("evaluate", workplace / "data.npz").exit_code == 1
 
 
@@ -523,6 +528,19 @@ def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
     assert failed.stdout == ""
     assert failed.stderr.startswith("hf-calib: expected predictions to name an existing file, got ")
     assert len(failed.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
+def test_commands_on_files_start_without_torch(command: str, workplace: Path, tmp_path: Path) -> None:
+    words = [command, str(workplace / "test.npz"), "--json"]
+    words += ["--output", str(tmp_path / "out")] if command == "calibrate" else []
+    code = (
+        "import sys; from hf_calib.cli import app; app(standalone_mode=False); "
+        "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_demo_compares_the_losses_and_serves_the_calibrated_model(tmp_path: Path) -> None:

@@ -1,0 +1,370 @@
+"""`hf-calib calibrate`: a scaler fitted on held-out rows, and a calibrated model or calibrated predictions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from sklearn.model_selection import train_test_split
+
+from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._files import check_output, whole_folder
+from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
+from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib.report import CalibrationReport
+from hf_calib.report.writing import write_report
+from hf_calib.scaling import SCALERS, ScalerEntry
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# The methods for one label per row; those of them that a model's head can hold.
+METHODS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
+
+_CALIBRATED = "predictions.npz"
+_SERVED_TEXTS = 8
+_SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
+_SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: scores were rounded
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The outcome of `calibrate_model` or `calibrate_predictions`.
+
+    Args:
+        method: a key of `METHODS`.
+        criterion: what a temperature minimised; None for another method.
+        numbers: the fitted parameters, where these are at most a number per class.
+        n_fitted: rows the scaler was fitted on.
+        held_out: which rows the report is on, in words.
+        report: before and after calibration, on rows that the scaler has not seen.
+        notes: warnings: of rows that it has seen, and of the fit.
+        served_difference: largest difference between the probabilities of a pipeline with the saved model and
+            the scaler's; None without a model.
+    """
+
+    method: str
+    criterion: str | None
+    numbers: Mapping[str, Any]
+    n_fitted: int
+    held_out: str
+    report: CalibrationReport
+    notes: tuple[str, ...]
+    served_difference: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict()}
+
+
+def calibrate_model(
+    source: str,
+    rows: LabelledTexts,
+    output: Path,
+    *,
+    test: LabelledTexts | None = None,
+    method: str = "temperature",
+    criterion: str = "nll",
+    n_bins: int = 15,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    stages: Stages = in_silence,
+) -> Calibration:
+    """Fit a scaler on a model's logits, fold it into the head, and save the model for a plain pipeline.
+
+    Args:
+        source: a sequence classifier on the Hub or in a folder.
+        rows: labelled texts that it was not trained on.
+        output: the calibrated model's folder; the report is in its folder `calibration`.
+        test: texts to report on; without them, the scaler is fitted on half of the rows, and the report is on
+            the other half.
+        method: a key of `FOLDED`.
+        criterion: for a temperature "nll", "ece" or "adaptive_ece".
+        n_bins: M, at least 1.
+        seed: of the draw of that half.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just predicted and of all rows.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
+        TypeError: if columns are of the wrong kind.
+        RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
+            created then.
+    """
+    from hf_calib.export.fold import check_can_be_folded, fold
+    from hf_calib.export.saving import replace_model, standalone_copy
+    from hf_calib.predictions.texts import load_classifier
+
+    scaler = make_scaler(method, criterion, n_bins, FOLDED)
+    check_output(output)
+    if output.resolve() == Path(source).resolve():
+        way_out = "folding cannot be undone: name a new folder"
+        raise InputValueError(expected("output", "be another folder than the model's", output, way_out))
+
+    stages(f"reading {rows.data}")
+    data = rows.load()
+    test_data: Any = None if test is None else test.load()
+    stages(f"loading {source}")
+    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    recorded = check_can_be_folded(classifier.model)
+    stages(f"tokenizing {len(data):,} texts")
+    encoded = rows.encode(classifier, data)
+    test_encoded = None if test is None else test.encode(classifier, test_data)
+    stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows")
+    running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
+    found = encoded.predict(**running)
+    tested = None if test_encoded is None else test_encoded.predict(**running)
+
+    fitted_on, reported, held_out = split_roles(found, tested, seed)
+    seen = () if test is None else _note_in_sample(_texts_in_both(data, test_data, rows, test), len(reported))
+    stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+    warned = fit(scaler, fitted_on)
+    report = replace(report_on(reported, source, n_bins, scaler), notes=seen)
+
+    stages(f"saving to {output}")
+    minimised = getattr(scaler, "criterion", None)
+    fitting = {"criterion": minimised, "split": "calibration", "n_examples": len(fitted_on)}
+    texts = list(data[:_SERVED_TEXTS][rows.text_column])
+    calibrated = scaler.predict_proba(found.as_logits()[: len(texts)])
+    with whole_folder(output, replace_model) as folder:
+        plain = standalone_copy(classifier.model)
+        plain.config.calibration = {**recorded, **fitting}
+        first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
+        fold(plain, scaler, batch=classifier.batch(first)).save_pretrained(folder)
+        classifier.tokenizer.save_pretrained(folder)
+        difference = _served_difference(
+            folder,
+            texts,
+            calibrated,
+            classifier.class_names,
+            rows.max_length or classifier.longest,
+            trust_remote_code,
+        )
+        write_report(report, folder / "calibration")
+    return Calibration(
+        method,
+        minimised,
+        fitted_numbers(scaler),
+        len(fitted_on),
+        held_out,
+        report,
+        (*seen, *warned),
+        difference,
+    )
+
+
+def calibrate_predictions(
+    source: str,
+    output: Path,
+    *,
+    test: str | None = None,
+    label_column: str = "label",
+    method: str = "temperature",
+    criterion: str = "nll",
+    n_bins: int = 15,
+    seed: int = 0,
+    stages: Stages = in_silence,
+) -> Calibration:
+    """Fit a scaler on predictions, and write calibrated probabilities of rows that it has not seen.
+
+    Args:
+        source: a file of predictions.
+        output: a folder for the report and predictions.npz.
+        test: another file of predictions, whose rows are calibrated and reported; without one, the scaler is
+            fitted on half of the rows, and the other half are.
+        label_column: of both files, where they are tables.
+        method: a key of `METHODS`.
+        criterion: for a temperature "nll", "ece" or "adaptive_ece".
+        n_bins: M, at least 1.
+        seed: of the draw of that half.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if a file, the method or the criterion is wrong.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    scaler = make_scaler(method, criterion, n_bins, METHODS)
+    check_output(output)
+    written = output / _CALIBRATED
+    if written.resolve() in {Path(name).resolve() for name in (source, test) if name is not None}:
+        way_out = "name another folder: the calibrated ones are written there under the same name"
+        raise InputValueError(expected("output", "be another folder than the predictions'", output, way_out))
+
+    stages(f"reading {source}")
+    found = load_predictions(source, label_column=label_column)
+    tested = None if test is None else load_predictions(test, label_column=label_column)
+    fitted_on, reported, held_out = split_roles(found, tested, seed)
+    seen = () if tested is None else _note_in_sample(_rows_in_both(found, tested), len(tested))
+    stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+    warned = fit(scaler, fitted_on)
+    report = replace(report_on(reported, source, n_bins, scaler), notes=seen)
+    assert report.after is not None
+    calibrated = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
+    with whole_folder(output) as folder:
+        save_predictions(calibrated, folder / _CALIBRATED)
+        write_report(report, folder)
+    minimised = getattr(scaler, "criterion", None)
+    notes = (*seen, *warned)
+    return Calibration(method, minimised, fitted_numbers(scaler), len(fitted_on), held_out, report, notes)
+
+
+def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, ScalerEntry]) -> Any:
+    """The unfitted scaler; an option that does not go with it is refused."""
+    if method not in known:
+        requirement = f"be one of {', '.join(known)}"
+        way_out = did_you_mean(method, known)
+        if method in METHODS:
+            way_out = (
+                f"{method} cannot be folded into a model's head: calibrate a file of predictions with it"
+            )
+        raise InputValueError(expected("method", requirement, repr(method), way_out))
+    scaler = known[method].load()
+    if method == "temperature":
+        return scaler(criterion, n_bins=n_bins)
+    if criterion != "nll":
+        way_out = f"leave it out: {method} minimises a criterion of its own"
+        raise InputValueError(
+            expected("criterion", "be given for a temperature only", repr(criterion), way_out)
+        )
+    return scaler()
+
+
+def split_roles(
+    found: Predictions, tested: Predictions | None, seed: int
+) -> tuple[Predictions, Predictions, str]:
+    """The rows to fit on, the rows to report on, and which the latter are, in words."""
+    if tested is not None:
+        if tested.n_classes != found.n_classes or (
+            None not in (tested.class_names, found.class_names) and tested.class_names != found.class_names
+        ):
+            got = f"{tested.n_classes} classes and {found.n_classes}, or other names"
+            way_out = "use predictions of one model"
+            raise InputValueError(expected("the test data", "have the same classes", got, way_out))
+        return found, tested, f"all {len(tested):,} rows of the test data"
+    if len(found) < 2:
+        way_out = "pass more rows, or test data"
+        raise InputValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
+    chosen = half_of(found.labels, seed)
+    rest = np.setdiff1d(np.arange(len(found)), chosen)
+    held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
+    return found.select(chosen), found.select(rest), held_out
+
+
+def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
+    """Row numbers (N // 2,) of a random half; stratified by class where each class has enough rows.
+
+    >>> labels = np.array([0, 0, 1, 1, 1, 1])
+    >>> np.bincount(labels[half_of(labels, seed=0)])
+    array([1, 2])
+    """
+    n_rows = len(labels) // 2
+    counts = np.unique(labels, return_counts=True)[1]
+    enough = counts.min() >= 2 and len(counts) <= n_rows
+    chosen, _ = train_test_split(
+        np.arange(len(labels)), train_size=n_rows, stratify=labels if enough else None, random_state=seed
+    )
+    return np.sort(chosen)
+
+
+def fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
+    """Fit in place; return its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler.fit(predictions.as_logits(), predictions.labels)
+    return tuple(str(warning.message) for warning in caught)
+
+
+def fitted_numbers(scaler: Any) -> dict[str, Any]:
+    """The fitted parameters, where these are at most a number per class."""
+    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
+    arrays = {
+        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
+    }
+    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
+
+
+def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
+    """The warning that the report is on rows that the scaler was fitted on."""
+    if n_seen == 0:
+        return ()
+    way_out = "Report on other test data, or leave them out: half of the rows is then held out."
+    if n_seen == n_reported:
+        consequence = "The errors after calibration are in-sample, and lower than on new rows."
+        return (f"The scaler was fitted on all {n_reported:,} rows of this report. {consequence} {way_out}",)
+    consequence = "The errors after calibration are in part in-sample, and lower than on new rows."
+    return (
+        f"The scaler was fitted on {n_seen:,} of the {n_reported:,} rows of this report. {consequence} {way_out}",
+    )
+
+
+def _rows_in_both(found: Predictions, tested: Predictions) -> int:
+    """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
+
+    Where scores were rounded so far that different examples coincide, only the very same rows count.
+    """
+    keys = [_row_keys(predictions) for predictions in (found, tested)]
+    (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
+    _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
+    shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
+    distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
+    return shared if distinct or shared == len(found) == len(tested) else 0
+
+
+def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
+    """(N,) a hash of each row's label and log-probabilities, to four decimals: logits and probabilities agree."""
+    log_probs = log_softmax(predictions.as_logits().astype(np.float64), axis=1)
+    # Below, a probability read from float32 is not that of the logits.
+    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64).view(np.uint64)
+    rng = np.random.default_rng(0)
+    factors = rng.integers(2**63, size=digits.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
+    return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
+
+
+def _texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: LabelledTexts) -> int:
+    """How many of the test texts are also among those to fit on."""
+    fitted = set(data[rows.text_column])
+    return sum(text in fitted for text in test_data[test.text_column])
+
+
+def _served_difference(
+    folder: Path,
+    texts: list[str],
+    wanted: NDArray[np.float64],
+    class_names: Sequence[str],
+    max_length: int | None,
+    trust_remote_code: bool,
+) -> float:
+    """The largest difference between the probabilities of a pipeline with the saved model and the wanted ones."""
+    from transformers import pipeline
+
+    classify = pipeline(
+        "text-classification",
+        model=str(folder),
+        device="cpu",
+        top_k=None,
+        trust_remote_code=trust_remote_code,
+    )
+    cut: dict[str, Any] = {"truncation": max_length is not None, "max_length": max_length}
+    results: Any = classify(texts, **cut)
+    served = [{row["label"]: row["score"] for row in scores} for scores in results]
+    found = np.array([[scores[name] for name in class_names] for scores in served])
+    difference = float(np.abs(found - wanted).max())
+    if not difference <= _SERVED_TOLERANCE:
+        raise RuntimeError(
+            expected(
+                "a pipeline with the saved model",
+                f"give the calibrated probabilities within {_SERVED_TOLERANCE}",
+                f"a difference of {difference:.2g}",
+                "nothing was saved; please report this model",
+            )
+        )
+    return difference

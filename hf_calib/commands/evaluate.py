@@ -1,0 +1,177 @@
+"""`hf-calib evaluate`: the calibration of a file of predictions, or of a model on labelled texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib._files import check_output
+from hf_calib.predictions.files import FORMATS, Predictions, load_predictions
+from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.report.writing import write_to
+
+# Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
+# of predictions start without them.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_calib.predictions.texts import EncodedRows, TextClassifier
+
+# Called with the number of rows just predicted and of all rows; called with the name of a stage as it begins.
+Progress = Callable[[int, int], None]
+Stages = Callable[[str], None]
+
+
+def in_silence(stage: str) -> None:
+    """The stages of a caller who does not want to see them."""
+
+
+def is_predictions_file(source: str) -> bool:
+    """Whether a name means a file of predictions, rather than a model.
+
+    >>> is_predictions_file("logits.csv.gz"), is_predictions_file("distilbert/distilbert-base")
+    (True, False)
+    """
+    return os.path.isfile(source) or Path(source.removesuffix(".gz")).suffix.lower() in FORMATS
+
+
+def name_of(source: str) -> str:
+    """A name for titles: the file's without its suffix, or the model's.
+
+    >>> name_of("runs/logits.csv.gz"), name_of("someone/some-bert-2.1")
+    ('logits', 'someone/some-bert-2.1')
+    """
+    if is_predictions_file(source):
+        return Path(source).name.split(".")[0]
+    return Path(source).resolve().name if os.path.isdir(source) else source
+
+
+def check_data(source: str, data: str | None) -> None:
+    """Refuse data beside a file of predictions, which holds the labels itself, and a model without data."""
+    if is_predictions_file(source) and data is not None:
+        way_out = "the file of predictions holds the labels: leave data out, or name a model"
+        raise InputValueError(expected("data", "be given with a model only", data, way_out))
+    if data is None and not is_predictions_file(source):
+        way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
+        raise InputValueError(expected("data", "be given with a model", None, way_out))
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """The texts that a model is run over, and how they are read; see `load_rows` and `predict`."""
+
+    data: str
+    config_name: str | None = None
+    split: str = "test"
+    text_column: str = "text"
+    label_column: str = "label"
+    class_names: Sequence[str] | None = None
+    max_length: int | None = None
+    batch_size: int = 32
+
+    def load(self) -> Dataset:
+        """The rows, with the columns as they are."""
+        from hf_calib.predictions.texts import load_rows
+
+        return load_rows(self.data, config_name=self.config_name, split=self.split)
+
+    def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
+        """Check and tokenize them, before the model is run."""
+        from hf_calib.predictions.texts import encode_rows
+
+        return encode_rows(
+            classifier,
+            rows,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            class_names=self.class_names,
+            max_length=self.max_length,
+        )
+
+
+def evaluate_predictions(
+    source: str,
+    *,
+    label_column: str = "label",
+    n_bins: int = 15,
+    output: Path | None = None,
+    stages: Stages = in_silence,
+) -> CalibrationReport:
+    """Report the calibration of a file of predictions.
+
+    Args:
+        source: see `load_predictions`, also for label_column.
+        label_column: of labels, in a table.
+        n_bins: M, at least 1.
+        output: a folder for the report, see `write_report`.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if the file is missing, unreadable or wrong.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    check_output(output)
+    stages(f"reading {source}")
+    predictions = load_predictions(source, label_column=label_column)
+    stages(f"measuring {len(predictions):,} rows")
+    report = report_on(predictions, source, n_bins)
+    write_to(output, report)
+    return report
+
+
+def evaluate_model(
+    source: str,
+    rows: LabelledTexts,
+    *,
+    n_bins: int = 15,
+    output: Path | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    stages: Stages = in_silence,
+) -> CalibrationReport:
+    """Report the calibration of a model on labelled texts.
+
+    Args:
+        source: a sequence classifier on the Hub or in a folder.
+        rows: labelled texts that it was not trained on.
+        n_bins: M, at least 1.
+        output: a folder for the report, see `write_report`.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just predicted and of all rows.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if model or data cannot be loaded, or do not fit.
+        TypeError: if columns are of the wrong kind.
+    """
+    from hf_calib.predictions.texts import load_classifier
+
+    check_output(output)
+    stages(f"reading {rows.data}")
+    data = rows.load()
+    stages(f"loading {source}")
+    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    stages(f"tokenizing {len(data):,} texts")
+    encoded = rows.encode(classifier, data)
+    stages(f"predicting {len(data):,} rows")
+    found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)
+    stages(f"measuring {len(found):,} rows")
+    report = report_on(found, source, n_bins)
+    write_to(output, report)
+    return report
+
+
+def report_on(predictions: Predictions, source: str, n_bins: int, scaler: Any = None) -> CalibrationReport:
+    """The report on predictions, also after a fitted scaler where there is one."""
+    return calibration_report(
+        predictions.probabilities(),
+        predictions.labels,
+        calibrated=None if scaler is None else scaler.predict_proba(predictions.as_logits()),
+        n_bins=n_bins,
+        class_names=predictions.class_names,
+        name=name_of(source),
+    )
