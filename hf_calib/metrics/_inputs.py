@@ -16,6 +16,10 @@ from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expe
 ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
 
+# More bins than these hold no examples, and their sums, one for each class and bin, outgrow memory.
+MOST_BINS = 10_000
+MOST_RESAMPLES = 1_000_000
+
 CHUNK_ELEMENTS = 2**16  # a chunk of float64 and its temporaries stay in cache
 
 _OUT_OF_RANGE = (
@@ -34,16 +38,68 @@ def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) 
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
-def check_n_bins(n_bins: int) -> int:
-    """Return the number of bins as an int, or say why it is none."""
-    way_out = "the papers use n_bins=15"
+def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
+    """Return values as a numpy array; a torch tensor loses its gradient and comes to the CPU.
+
+    torch is not imported: a tensor is known by its methods. Narrow floats are widened to float32, since
+    numpy has no bfloat16.
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        got = f"{np.ma.count_masked(values)} masked of {values.size}"
+        way_out = "drop the masked rows first"
+        raise InputValueError(expected(argument, "have no masked values", got, way_out))
+    tensor: Any = values
     try:
-        count = operator.index(n_bins)
+        if hasattr(tensor, "detach"):
+            tensor = tensor.detach().cpu()
+            narrow = tensor.is_floating_point() and tensor.element_size() < 4
+            return np.asarray(tensor.float() if narrow else tensor)
+        return np.asarray(values)
+    except (TypeError, RuntimeError, ValueError) as error:  # rows of different lengths, lists of tensors, ...
+        kind = InputValueError if isinstance(error, ValueError) else InputTypeError
+        got = str(error).splitlines()[0].rstrip(".")
+        raise kind(expected(argument, "be a numpy array", got, "pass one array of numbers")) from error
+
+
+def as_floats(argument: str, values: ArrayLike) -> NDArray[np.float64]:
+    """Return real numbers as a float64 array."""
+    array = as_array(argument, values)
+    if array.dtype.kind not in "biuf":
+        way_out = "pass an array of floats"
+        raise InputTypeError(expected(argument, "hold real numbers", f"dtype {array.dtype}", way_out))
+    return array.astype(np.float64, copy=False)
+
+
+def check_n_bins(n_bins: int) -> int:
+    """Return the number of bins as an int; raise unless it lies in 1..`MOST_BINS`."""
+    return _check_integer("n_bins", n_bins, 1, MOST_BINS, "the papers use n_bins=15")
+
+
+def check_n_resamples(n_resamples: int) -> int:
+    """Return the number of resamples as an int; raise unless it lies in 1..`MOST_RESAMPLES`."""
+    return _check_integer("n_resamples", n_resamples, 1, MOST_RESAMPLES, "1000 is usual")
+
+
+def check_seed(seed: int) -> int:
+    """Return the seed of a random generator as an int of at most 128 bits, as `numpy.random` makes them."""
+    return _check_integer("seed", seed, 0, 2**128 - 1, "seed=0 is the default")
+
+
+def _check_integer(argument: str, value: int, least: int, most: int, way_out: str) -> int:
+    try:
+        number = operator.index(value)
     except TypeError:
-        raise InputTypeError(expected("n_bins", "be an integer", repr(n_bins), way_out)) from None
-    if count < 1 or isinstance(n_bins, bool):
-        raise InputValueError(expected("n_bins", "be at least 1", n_bins, way_out))
-    return count
+        raise InputTypeError(expected(argument, "be an integer", repr(value), way_out)) from None
+    if isinstance(value, bool):
+        raise InputTypeError(expected(argument, "be an integer", value, way_out))
+    # Python refuses to print very long integers.
+    got = number if abs(number) < 2**64 else f"an integer of {number.bit_length()} bits"
+    if number < least:
+        raise InputValueError(expected(argument, f"be at least {least}", got, way_out))
+    if number > most:
+        requirement = f"be at most {most:,}" if most < 2**64 else f"have at most {most.bit_length()} bits"
+        raise InputValueError(expected(argument, requirement, got, way_out))
+    return number
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
@@ -58,8 +114,8 @@ def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray
 
     The matrix is not copied: whoever reduces it does so in float64.
     """
-    checked = _check_distributions("probs", np.asarray(probs))
-    return checked, _check_labels(np.asarray(labels), *checked.shape)
+    checked = _check_distributions("probs", as_array("probs", probs))
+    return checked, _check_labels(as_array("labels", labels), *checked.shape)
 
 
 def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -67,10 +123,10 @@ def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDA
 
     A metric tells the two apart by ``labels.ndim``.
     """
-    targets = np.asarray(labels)
+    targets = as_array("labels", labels)
     if targets.ndim != 2 or not np.issubdtype(targets.dtype, np.floating):
         return check_probs_and_labels(probs, targets)
-    checked = _check_distributions("probs", np.asarray(probs))
+    checked = _check_distributions("probs", as_array("probs", probs))
     return checked, _check_soft_labels(targets, checked.shape)
 
 
@@ -78,8 +134,8 @@ def check_probs_and_soft_labels(
     probs: ArrayLike, labels: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Return probs (N, C) and soft labels (N, C) float64; class indices are refused."""
-    checked = _check_distributions("probs", np.asarray(probs))
-    targets = np.asarray(labels)
+    checked = _check_distributions("probs", as_array("probs", probs))
+    targets = as_array("labels", labels)
     if targets.ndim != 2 or not np.issubdtype(targets.dtype, np.floating):
         got = f"shape {targets.shape} and dtype {targets.dtype}"
         way_out = "this compares with label distributions; brier_score takes class indices"
@@ -89,7 +145,7 @@ def check_probs_and_soft_labels(
 
 def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
     """Return probs (N, C) in their own float dtype, for what needs no labels."""
-    return _check_distributions(argument, np.asarray(probs))
+    return _check_distributions(argument, as_array(argument, probs))
 
 
 def _check_soft_labels(labels: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -158,7 +214,7 @@ def _check_row_sums(argument: str, row_sums: NDArray[np.float64], n_classes: int
     elif n_classes == 1:
         way_out = "for one sigmoid output p pass np.hstack([1 - p, p])"
     else:
-        way_out = "pass softmax probabilities; several independent labels are not one distribution"
+        way_out = "pass softmax probabilities in float32 or wider; several independent labels are not one distribution"
     got = f"{row_sums[worst]:.6g} in row {worst}"
     raise InputValueError(expected(f"each row of {argument}", "sum to 1", got, way_out))
 

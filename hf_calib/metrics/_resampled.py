@@ -184,23 +184,22 @@ class Classwise:
 
 
 class AnyMetric:
-    """Whatever a function makes of the rows."""
+    """A function of arrays with N rows each, called with the drawn rows."""
 
-    def __init__(
-        self, metric: Callable[[NDArray[Any], NDArray[Any]], float], probs: NDArray[Any], labels: NDArray[Any]
-    ) -> None:
-        self._metric, self._probs, self._labels = metric, probs, labels
+    def __init__(self, metric: Callable[..., float], *arrays: NDArray[Any]) -> None:
+        self._metric = metric
+        self._arrays = arrays
 
     def evaluate(self, counts: IntArray) -> FloatArray:
-        rows = np.arange(len(self._probs))
+        rows = np.arange(len(self._arrays[0]))
         return np.array([self._of(np.repeat(rows, each)) for each in counts])
 
     def leave_one_out(self) -> FloatArray:
-        rows = np.arange(len(self._probs))
+        rows = np.arange(len(self._arrays[0]))
         return np.array([self._of(np.delete(rows, row)) for row in rows])
 
     def _of(self, rows: IntArray) -> float:
-        return float(self._metric(self._probs[rows], self._labels[rows]))
+        return float(self._metric(*(array[rows] for array in self._arrays)))
 
 
 def _quantile_edges(at_rank: Callable[[IntArray], FloatArray], n_examples: int, n_bins: int) -> FloatArray:

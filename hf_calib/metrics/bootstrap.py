@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-import hf_calib.metrics as metrics
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels, row_chunks
-from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
+from hf_calib.metrics._inputs import (
+    check_choice,
+    check_n_resamples,
+    check_probs_and_any_labels,
+    check_seed,
+    row_chunks,
+)
+from hf_calib.metrics._resampled import AnyMetric, Resampled
 from hf_calib.metrics.binning import FloatArray, IntArray
-from hf_calib.metrics.calibration import top_label
-from hf_calib.metrics.proper_scores import negative_logs, squared_distances
+from hf_calib.metrics.by_name import MetricFunction, find_metric
 
 Method = Literal["percentile", "bca"]
 METHODS: tuple[Method, ...] = ("percentile", "bca")
-Metric = Callable[..., float]
-# The metrics here that are a number made of probs and labels.
-METRICS = (
-    "accuracy",
-    "area_under_risk_coverage",
-    "brier_score",
-    "classwise_calibration_error",
-    "ece_sweep",
-    "expected_calibration_error",
-    "kde_calibration_error",
-    "maximum_calibration_error",
-    "negative_log_likelihood",
-    "post_processing_gap",
-    "root_brier_score",
-    "smooth_calibration_error",
-    "true_calibration_error",
-    "uncertainty_correlation",
-)
-MEANS = ("accuracy", "brier_score", "negative_log_likelihood", "root_brier_score")
 
 MOST_METRIC_CALLS = 10_000  # that BCa may ask for, one per example
 _SAME = 1e-12  # a resample this near to the value differs from it by rounding only
@@ -55,7 +40,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap_interval(
-    metric: str | Metric,
+    metric: str | MetricFunction,
     probs: ArrayLike,
     labels: ArrayLike,
     *,
@@ -133,15 +118,23 @@ def bootstrap_interval(
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
     Interval(value=0.75, low=0.25, high=1.0)
     """
-    _check_options(n_resamples, confidence_level, method)
+    n_resamples = check_n_resamples(n_resamples)
+    check_confidence_level(confidence_level)
+    check_choice("method", method, METHODS)
+    rng = np.random.default_rng(check_seed(seed))
     rows, targets = check_probs_and_any_labels(probs, labels)
-    function = find_metric(metric)
-    _refuse_neighbours(function)
-    value = finite_value(function, rows, targets, options)
-    resampled = _resampled(metric, function, rows, targets, options)
-    if method == "bca" and isinstance(resampled, AnyMetric):
+    found = find_metric(metric)
+    if found.resampling == "none":
+        raise InputValueError(_copies_as_neighbours())
+    value = finite_value(found.function, rows, targets, options)
+    if method == "bca" and found.resampling != "counts":
         _refuse_many_calls(len(rows))
-    draws = _draw(resampled, len(rows), n_resamples, seed)
+    resampled: Resampled = (
+        AnyMetric(partial(found.function, **options), rows, targets)
+        if found.resampled is None
+        else found.resampled(rows, targets, **options)  # the function has accepted the options
+    )
+    draws = _draw(resampled, len(rows), n_resamples, rng)
     if np.abs(draws - value).max() <= _SAME:
         return Interval(value, value, value)
     levels = np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
@@ -151,21 +144,8 @@ def bootstrap_interval(
     return Interval(value, float(low), float(high))
 
 
-def find_metric(metric: str | Metric) -> Metric:
-    """The function that a name stands for, or the function itself."""
-    if callable(metric):
-        return metric
-    if not isinstance(metric, str):
-        way_out = "for example 'expected_calibration_error'"
-        got = type(metric).__name__
-        raise InputTypeError(expected("metric", "be a name or a function of probs and labels", got, way_out))
-    check_choice("metric", metric, METRICS)
-    function: Metric = getattr(metrics, metric)
-    return function
-
-
 def finite_value(
-    function: Metric, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
+    function: MetricFunction, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
 ) -> float:
     """The metric of the data; refuses what has no distribution to speak of."""
     value = float(function(probs, labels, **options))
@@ -185,33 +165,23 @@ def check_resamples(draws: FloatArray) -> FloatArray:
     return draws
 
 
-def _check_options(n_resamples: int, confidence_level: float, method: str) -> None:
-    check_n_resamples(n_resamples)
-    check_choice("method", method, METHODS)
+def check_confidence_level(confidence_level: float) -> None:
+    """Raise unless the level is a number in (0, 1)."""
+    way_out = "use 0.95 for a 95% interval"
+    if not isinstance(confidence_level, Real):
+        got = repr(confidence_level)
+        raise InputTypeError(expected("confidence_level", "be a number", got, way_out))
     if not 0 < confidence_level < 1:
-        way_out = "use 0.95 for a 95% interval"
         raise InputValueError(expected("confidence_level", "lie in (0, 1)", confidence_level, way_out))
 
 
-def check_n_resamples(n_resamples: int) -> None:
-    """Refuse what is no number of resamples."""
-    way_out = "1000 is usual"
-    try:
-        count = operator.index(n_resamples)
-    except TypeError:
-        raise InputTypeError(expected("n_resamples", "be an integer", repr(n_resamples), way_out)) from None
-    if count < 1:
-        raise InputValueError(expected("n_resamples", "be at least 1", count, way_out))
-
-
-def _refuse_neighbours(function: Metric) -> None:
-    if function is metrics.kde_calibration_error:
-        requirement = "be a metric that may see an example twice"
-        way_out = (
-            "it leaves each example out of its own estimate, but not the copies of it in a resample; "
-            "use consistency_test, or smooth_calibration_error"
-        )
-        raise InputValueError(expected("metric", requirement, "kde_calibration_error", way_out))
+def _copies_as_neighbours() -> str:
+    requirement = "be a metric that may see an example twice"
+    way_out = (
+        "it leaves each example out of its own estimate, but not the copies of it in a resample; "
+        "use consistency_test, or smooth_calibration_error"
+    )
+    return expected("metric", requirement, "kde_calibration_error", way_out)
 
 
 def _refuse_many_calls(n_examples: int) -> None:
@@ -221,37 +191,9 @@ def _refuse_many_calls(n_examples: int) -> None:
         raise InputValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
 
 
-def _resampled(
-    metric: str | Metric,
-    function: Metric,
-    probs: NDArray[Any],
-    labels: NDArray[Any],
-    options: dict[str, Any],
-) -> Resampled:
-    """The cheapest form of the metric; the function has accepted the options before."""
-    if metric == "expected_calibration_error":
-        return TopLabel(*top_label(probs, labels), **options)
-    if metric == "maximum_calibration_error":
-        return TopLabel(*top_label(probs, labels), norm="max", **options)
-    if metric == "classwise_calibration_error":
-        return Classwise(probs, labels, **options)
-    if metric in MEANS:
-        return Mean(_per_example(metric, probs, labels), root=metric == "root_brier_score")
-    return AnyMetric(partial(function, **options), probs, labels)
-
-
-def _per_example(metric: str, probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
-    """What each example (N,) adds to the mean."""
-    if metric == "accuracy":
-        return top_label(probs, labels)[1]
-    if metric == "negative_log_likelihood":
-        return negative_logs(probs, labels)
-    return squared_distances(probs, labels)
-
-
-def _draw(resampled: Resampled, n_examples: int, n_resamples: int, seed: int) -> FloatArray:
+def _draw(resampled: Resampled, n_examples: int, n_resamples: int, rng: np.random.Generator) -> FloatArray:
     """The metric (B,) of B resamples with replacement."""
-    blocks = _counts(n_examples, n_resamples, np.random.default_rng(seed))
+    blocks = _counts(n_examples, n_resamples, rng)
     return check_resamples(np.concatenate([resampled.evaluate(block) for block in blocks]))
 
 

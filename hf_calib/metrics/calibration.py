@@ -198,12 +198,12 @@ def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, Fl
 
     With labels (N,) that is 0 or 1, with soft labels (N, C) their share of the predicted class.
     """
-    confidences, predicted = _winners(probs)
+    confidences, predicted = winners(probs)
     correct = labels[np.arange(len(probs)), predicted] if labels.ndim == 2 else predicted == labels
     return confidences, correct.astype(np.float64)
 
 
-def _winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
+def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
     """The largest probability (N,) of each row and the first class (N,) that has it."""
     n_rows, n_classes = probs.shape
     if n_classes > _FEW_CLASSES:

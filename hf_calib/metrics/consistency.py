@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_probs_and_labels
-from hf_calib.metrics.binning import Binning, FloatArray, IntArray, assign_bins, sum_bins, uniform_bins
-from hf_calib.metrics.bootstrap import Metric, check_n_resamples, check_resamples, find_metric, finite_value
-from hf_calib.metrics.calibration import Norm, binned_error, top_label
+from hf_calib.metrics._inputs import check_n_resamples, check_probs_and_labels, check_seed
+from hf_calib.metrics._simulated import label_sampler
+from hf_calib.metrics.bootstrap import check_resamples, finite_value
+from hf_calib.metrics.by_name import MetricFunction, find_metric
 
 _SAME = 1e-12  # errors this near to each other differ by rounding only
-
-Simulation = Callable[[np.random.Generator], float]
 
 
 class ConsistencyTest(NamedTuple):
@@ -30,7 +27,7 @@ def consistency_test(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    metric: str | Metric = "expected_calibration_error",
+    metric: str | MetricFunction = "expected_calibration_error",
     n_resamples: int = 1000,
     seed: int = 0,
     **options: Any,
@@ -84,94 +81,19 @@ def consistency_test(
     >>> round(result.value, 2), round(result.expected, 2), round(result.p_value, 4)
     (0.09, 0.02, 0.001)
     """
-    check_n_resamples(n_resamples)
+    n_resamples = check_n_resamples(n_resamples)
+    rng = np.random.default_rng(check_seed(seed))
     rows, targets = check_probs_and_labels(probs, labels)
-    function = find_metric(metric)
-    value = finite_value(function, rows, targets, options)
-    simulate = _simulation(metric, function, rows, targets, options)
-    rng = np.random.default_rng(seed)
+    found = find_metric(metric)
+    value = finite_value(found.function, rows, targets, options)
+    if found.simulated is not None:  # the function has accepted the options
+        simulate = found.simulated(rows, **options)
+    else:
+        draw = label_sampler(rows)
+
+        def simulate(rng: np.random.Generator) -> float:
+            return float(found.function(rows, draw(rng), **options))
+
     errors = check_resamples(np.array([simulate(rng) for _ in range(n_resamples)]))
     as_large = int(np.count_nonzero(errors >= value - _SAME))
     return ConsistencyTest(value, (1 + as_large) / (1 + n_resamples), float(errors.mean()))
-
-
-def _simulation(
-    metric: str | Metric,
-    function: Metric,
-    probs: NDArray[Any],
-    labels: NDArray[np.int64],
-    options: dict[str, Any],
-) -> Simulation:
-    """The metric of drawn labels, in its cheapest form; the function has accepted the options before."""
-    if metric == "expected_calibration_error":
-        return _top_label_simulation(top_label(probs, labels)[0], **options)
-    if metric == "maximum_calibration_error":
-        return _top_label_simulation(top_label(probs, labels)[0], norm="max", **options)
-    if metric == "classwise_calibration_error":
-        return _classwise_simulation(probs, **options)
-    draw = _label_sampler(probs)
-    return lambda rng: float(function(probs, draw(rng), **options))
-
-
-def _top_label_simulation(
-    confidences: FloatArray,
-    *,
-    n_bins: int = 15,
-    binning: Binning = "uniform",
-    norm: Norm = "l1",
-    debias: bool = False,
-) -> Simulation:
-    """Confidences stay, so their bins and sums do; only the number of right ones in each bin is drawn."""
-    bins = assign_bins(confidences, n_bins, binning)
-    order = np.argsort(bins, kind="stable")
-    # Correctness (N + 1,) in the order of the bins; the last one, never right, ends the last bin.
-    chances = np.append(confidences[order], 0.0)
-    cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
-    empty = cuts[:-1] == cuts[1:]  # of which reduceat would give the first row of the next
-    stated = sum_bins(confidences, np.zeros_like(confidences), bins, n_bins)
-
-    def simulate(rng: np.random.Generator) -> float:
-        right = rng.random(len(chances)) < chances
-        hits = np.where(empty, 0.0, np.add.reduceat(right, cuts, dtype=np.int64)[:-1])
-        sums = stated._replace(correct=hits)
-        return binned_error(sums, n_examples=len(confidences), norm=norm, debias=debias)
-
-    return simulate
-
-
-def _classwise_simulation(probs: NDArray[Any], *, n_bins: int = 15) -> Simulation:
-    """Only the hits of each class's bins are drawn."""
-    n_examples, n_classes = probs.shape
-    size = n_classes * n_bins
-    slots = uniform_bins(probs, n_bins).astype(np.int32)
-    slots += np.arange(n_classes, dtype=np.int32) * n_bins
-    stated = np.bincount(slots.ravel(), probs.ravel(), minlength=size)
-    rows = np.arange(n_examples)
-    draw = _label_sampler(probs)
-
-    def simulate(rng: np.random.Generator) -> float:
-        hits = np.bincount(slots[rows, draw(rng)], minlength=size)
-        return float(np.abs(stated - hits).sum() / (n_examples * n_classes))
-
-    return simulate
-
-
-def _label_sampler(probs: NDArray[Any]) -> Callable[[np.random.Generator], IntArray]:
-    """Draw one class per row of probs (N, C): halve the cumulated row log C times."""
-    n_examples, n_classes = probs.shape
-    cumulated = probs.astype(np.float64).clip(min=0).cumsum(axis=1)
-    cumulated /= cumulated[:, -1:]
-    first = np.arange(n_examples) * n_classes
-    flat = cumulated.ravel()
-    steps = [2**k for k in reversed(range((n_classes - 1).bit_length()))]
-
-    def draw(rng: np.random.Generator) -> IntArray:
-        points = rng.random(n_examples)
-        classes = np.zeros(n_examples, dtype=np.intp)
-        for step in steps:
-            ahead = np.minimum(classes + step, n_classes)
-            # Everything up to class `ahead - 1` lies at or below the point: the class is not among them.
-            classes = np.where(flat[first + ahead - 1] <= points, ahead, classes)
-        return classes
-
-    return draw

@@ -10,7 +10,13 @@ from scipy.special import entr
 from scipy.stats import rankdata
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_probs, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics._inputs import (
+    as_floats,
+    check_choice,
+    check_probs,
+    check_probs_and_any_labels,
+    row_chunks,
+)
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
 
@@ -96,7 +102,11 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
     0.14583333333333331
     """
-    confidences, correct = top_label(*check_probs_and_any_labels(probs, labels))
+    return mean_risk(*top_label(*check_probs_and_any_labels(probs, labels)))
+
+
+def mean_risk(confidences: FloatArray, correct: FloatArray) -> float:
+    """The AURC of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
     return float(risk_coverage_curve(confidences, correct).risk.mean())
 
 
@@ -144,7 +154,8 @@ def _uncertainty(probs: NDArray[Any], score: UncertaintyScore) -> FloatArray:
 
 
 def _check_curve(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    confidence, right = np.asarray(confidences, np.float64), np.asarray(correct, np.float64)
+    confidence = as_floats("confidences", confidences)
+    right = as_floats("correct", correct)
     if confidence.ndim != 1 or confidence.shape != right.shape or not len(confidence):
         got = f"shapes {confidence.shape} and {right.shape}"
         way_out = "pass one confidence and one 0 or 1 per example"

@@ -14,7 +14,7 @@ from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_probs_and_any_labels
+from hf_calib.metrics._inputs import as_floats, check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
 
@@ -220,7 +220,7 @@ def _check_bandwidth(bandwidth: float) -> float:
 
 def _check_events(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Return both as float64 (N,), or say what is wrong with them."""
-    arrays = np.asarray(confidences, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    arrays = as_floats("confidences", confidences), as_floats("correct", correct)
     for name, values in zip(("confidences", "correct"), arrays, strict=True):
         if values.ndim != 1 or values.size == 0 or values.shape != arrays[0].shape:
             requirement = "be as long as the other of confidences and correct, (N,) with N > 0"

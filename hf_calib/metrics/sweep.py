@@ -67,7 +67,11 @@ def ece_sweep(
 
 
 def top_label_sweep(
-    confidences: FloatArray, correct: FloatArray, *, binning: SweepBinning, norm: SweepNorm
+    confidences: FloatArray,
+    correct: FloatArray,
+    *,
+    binning: SweepBinning = "equal_mass",
+    norm: SweepNorm = "l1",
 ) -> float:
     """The ECE_sweep of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
     order = np.argsort(confidences, kind="stable")

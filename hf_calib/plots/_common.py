@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
+from hf_calib.metrics._inputs import as_floats
 from hf_calib.metrics.binning import FloatArray
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tupl
 
 def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Return both as float64 (N,), or say what is wrong with the panel."""
-    confidence = np.asarray(confidences, dtype=np.float64)
-    right = np.asarray(correct, dtype=np.float64)
+    confidence = as_floats(f"confidences of panel {name!r}", confidences)
+    right = as_floats(f"correct of panel {name!r}", correct)
     if confidence.ndim != 1 or confidence.shape != right.shape or not confidence.size:
         got = f"shapes {confidence.shape} and {right.shape}"
         way_out = "pass probs.max(axis=1) and probs.argmax(axis=1) == labels"

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics._inputs import check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.bootstrap import check_confidence_level
 from hf_calib.metrics.smooth import SmoothReliability, smooth_reliability, top_label_smooth_error
 from hf_calib.plots._common import (
     BLUE,
@@ -88,7 +90,10 @@ def smooth_reliability_diagram(
     from matplotlib.figure import Figure
 
     checked = check_panels(panels)
-    _check_band(confidence_level, n_resamples)
+    check_confidence_level(confidence_level)
+    check_seed(seed)
+    if check_n_resamples(n_resamples) < 2:
+        raise InputValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(0.7 + width * len(checked), 0.6 + height), layout="constrained")
     axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])
@@ -165,14 +170,6 @@ def reliability_comparison(
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     return figure
-
-
-def _check_band(confidence_level: float, n_resamples: int) -> None:
-    if not 0 < confidence_level < 1:
-        way_out = "0.95 is usual"
-        raise InputValueError(expected("confidence_level", "lie between 0 and 1", confidence_level, way_out))
-    if n_resamples < 2:
-        raise InputValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
 
 
 def _curve(confidences: FloatArray, correct: FloatArray) -> SmoothReliability:

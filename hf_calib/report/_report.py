@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
-from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
+from hf_calib.metrics._inputs import as_array, check_n_bins, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
@@ -195,7 +195,7 @@ def calibration_report(
 def _check_calibrated(
     calibrated: ArrayLike, labels: NDArray[np.int64], shape: tuple[int, ...]
 ) -> NDArray[Any]:
-    array = np.asarray(calibrated)
+    array = as_array("calibrated", calibrated)
     if array.shape != shape:
         way_out = "pass the calibrated probabilities of the same examples and classes"
         raise InputValueError(expected("calibrated", f"have shape {shape}", f"shape {array.shape}", way_out))

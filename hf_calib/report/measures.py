@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics import risk_coverage_curve
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.metrics.smooth import top_label_smooth_error
-from hf_calib.metrics.sweep import top_label_sweep
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
-# What a metric without a fast path may cost, in values read by all its resamples: seconds, not minutes.
+# What a metric that is called for each resample may cost, in values read by all of them: seconds, not minutes.
 _BUDGET = 2e7
 _MOST_CALLS, _FEWEST_CALLS = 200, 50
-
-TopLabelMetric = Callable[[FloatArray, FloatArray], float]
 
 
 class Settings(NamedTuple):
@@ -55,20 +48,13 @@ class Measure:
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
     part: str | None = None  # the field of what the metric returns
-    # "fast": `bootstrap_interval` need not call the metric. "rows": it calls it with resampled rows.
-    # "top_label": it calls `of_top_label`, so that resamples are (N,) and not (N, C). "none": no interval.
-    resampling: Literal["fast", "rows", "top_label", "none"] = "fast"
-    of_top_label: TopLabelMetric | None = None
     cost: int = 0  # of a call, per example, beyond reading it; as much as reading so many values
     n_examples: tuple[float, float] = (1, np.inf)  # left out of reports on fewer or more
 
-
-def _sweep(confidences: FloatArray, correct: FloatArray) -> float:
-    return top_label_sweep(confidences, correct, binning="equal_mass", norm="l1")
-
-
-def _mean_risk(confidences: FloatArray, correct: FloatArray) -> float:
-    return float(risk_coverage_curve(confidences, correct).risk.mean())
+    @property
+    def resampling(self) -> str:
+        """What a bootstrap resample reads; see `hf_calib.metrics.by_name.Metric`."""
+        return METRICS[self.metric].resampling if self.part is None else "rows"
 
 
 _ECE = "expected_calibration_error"
@@ -85,29 +71,22 @@ MEASURES: dict[str, Measure] = {
         "brier_decomposition",
         binned=True,
         part="calibration",
-        resampling="rows",
     ),
     "brier_refinement": Measure(
         "Brier score, refinement part",
         "brier_decomposition",
         binned=True,
         part="refinement",
-        resampling="rows",
     ),
     "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True),
     "adaptive_ece": Measure(LOGGED_METRICS["adaptive_ece"].title, _ECE, {"binning": "quantile"}, binned=True),
     "ece_debiased": Measure("ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True),
-    "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep", resampling="top_label", of_top_label=_sweep),
+    "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
     "smooth_ece": Measure(
         "Smooth ECE",
         "smooth_calibration_error",
-        resampling="top_label",
-        of_top_label=top_label_smooth_error,
     ),
-    # Its leave-one-out regression would count an example that was drawn twice as its own neighbour.
-    "kde_ece": Measure(
-        "Kernel ECE", "kde_calibration_error", resampling="none", n_examples=(2, MAX_EXAMPLES_FOR_KDE)
-    ),
+    "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
     "classwise_ece": Measure(
         LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
     ),
@@ -115,14 +94,11 @@ MEASURES: dict[str, Measure] = {
     "post_processing_gap": Measure(
         "Post-processing gap of the top label's squared error",
         "post_processing_gap",
-        resampling="rows",
         cost=40,
     ),
     "area_under_risk_coverage": Measure(
         "Area under the risk-coverage curve",
         "area_under_risk_coverage",
-        resampling="top_label",
-        of_top_label=_mean_risk,
     ),
 }
 
@@ -148,39 +124,26 @@ def _measure(
     n_resamples = _affordable(measure, probs.shape, settings.n_resamples)
     if not n_resamples:
         return Measurement(compute(probs, labels))
-    draw = partial(
-        metrics.bootstrap_interval,
+    by_name = measure.part is None
+    interval = metrics.bootstrap_interval(
+        measure.metric if by_name else compute,
+        probs,
+        labels,
         n_resamples=n_resamples,
         confidence_level=settings.confidence_level,
         seed=settings.seed,
+        **(options if by_name else {}),
     )
-    if measure.resampling == "fast":
-        interval = draw(measure.metric, probs, labels, **options)
-    elif measure.of_top_label is None:
-        interval = draw(compute, probs, labels)
-    else:
-        interval = draw(*_of_two_columns(measure.of_top_label, *top_label(probs, labels)))
     return Measurement(interval.value, interval.low, interval.high, n_resamples)
-
-
-def _of_two_columns(
-    metric: TopLabelMetric, confidences: FloatArray, correct: FloatArray
-) -> tuple[Callable[..., float], FloatArray, NDArray[np.int64]]:
-    """Right or wrong as labels 1 and 0 of two columns: what the bootstrap resamples is small then."""
-
-    def compute(rows: FloatArray, targets: NDArray[np.int64]) -> float:
-        return metric(rows[:, 1], targets.astype(np.float64))
-
-    return compute, np.stack([1 - confidences, confidences], axis=1), correct.astype(np.int64)
 
 
 def _affordable(measure: Measure, shape: tuple[int, ...], n_resamples: int) -> int:
     """How many resamples are worth their time; 0 where too few are."""
+    n_examples, n_classes = shape
     if measure.resampling == "none":
         return 0
-    if measure.resampling == "fast":
+    if measure.resampling == "counts":
         return n_resamples
-    n_examples, n_classes = shape
     width = 2 if measure.resampling == "top_label" else n_classes
     calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * (width + measure.cost))))
     return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import row_chunks
+from hf_calib.metrics._inputs import as_array, row_chunks
 
 FloatArray = NDArray[np.float64]
 
@@ -22,11 +22,7 @@ def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
 
 def as_logits(logits: ArrayLike) -> NDArray[Any]:
     """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
-    try:
-        logits = np.asarray(logits)
-    except (TypeError, RuntimeError) as error:  # a tensor in bfloat16, on a GPU, or with a gradient
-        way_out = "for a torch tensor pass logits.detach().float().cpu().numpy()"
-        raise InputTypeError(expected("logits", "be an array", str(error).rstrip("."), way_out)) from error
+    logits = as_array("logits", logits)
     if logits.dtype.kind not in "fiu":
         raise InputTypeError(
             expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")
@@ -56,7 +52,7 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
     """Check one class number per row of the logits."""
-    labels = np.asarray(labels)
+    labels = as_array("labels", labels)
     n, c = logits.shape
     if labels.shape != (n,):
         way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
@@ -78,7 +74,7 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
 
 def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.bool_]:
     """Check a 0/1 label for every logit."""
-    labels = np.asarray(labels)
+    labels = as_array("labels", labels)
     if labels.shape != logits.shape:
         way_out = "multi_label=True takes a 0/1 label for every logit"
         raise InputValueError(

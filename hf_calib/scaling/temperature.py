@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_n_bins
+from hf_calib.metrics._inputs import as_floats, check_choice, check_n_bins
 from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.scaling._base import softmax_in_place
@@ -137,7 +137,7 @@ class TemperatureScaling(BaseEstimator):
     def _checked_grid(self) -> NDArray[np.float64] | None:
         if self.grid is None:
             return None if self.criterion == "nll" else PAPERS_GRID
-        grid = np.asarray(self.grid, dtype=np.float64)
+        grid = as_floats("grid", self.grid)
         if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid > 0)).all():
             way_out = "use for example numpy.arange(1, 101) / 10"
             raise InputValueError(

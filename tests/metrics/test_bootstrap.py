@@ -14,7 +14,7 @@ import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
 from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
 from hf_calib.metrics.binning import BINNINGS
-from hf_calib.metrics.bootstrap import METRICS
+from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label, top_label_calibration_error
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}

@@ -11,9 +11,9 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import ConsistencyTest, consistency_test
+from hf_calib.metrics._simulated import label_sampler, top_label_simulation
 from hf_calib.metrics.binning import BINNINGS
 from hf_calib.metrics.calibration import top_label_calibration_error
-from hf_calib.metrics.consistency import _label_sampler, _top_label_simulation
 
 ECE = "expected_calibration_error"
 MCE = "maximum_calibration_error"
@@ -149,7 +149,7 @@ def test_top_label_draws_equal_the_metric(n_values: int, binning: str, norm: str
     options = {"n_bins": 7, "binning": binning, "norm": norm, "debias": debias}
     # The order in which rows get their draws: that of the bins.
     order = np.argsort(confidences, kind="stable")
-    simulate = _top_label_simulation(confidences[order], **options)
+    simulate = top_label_simulation(confidences[order], **options)
     for seed in range(20):
         correct = np.random.default_rng(seed).random(81)[:80] < confidences[order]
         expected = top_label_calibration_error(confidences[order], correct.astype(float), **options)
@@ -191,7 +191,7 @@ def test_drawn_class_is_where_the_point_falls(n_classes: int, dtype: type) -> No
         np.full(60, np.nextafter(1, 0)),
         np.where(exact < 1, exact, 0),
     ):
-        drawn = _label_sampler(probs)(FixedPoints(points))
+        drawn = label_sampler(probs)(FixedPoints(points))
         expected = [np.searchsorted(row, u, side="right") for row, u in zip(cumulated, points, strict=True)]
         np.testing.assert_array_equal(drawn, expected)
         assert (probs[np.arange(60), drawn] > 0).all()
@@ -199,7 +199,7 @@ def test_drawn_class_is_where_the_point_falls(n_classes: int, dtype: type) -> No
 
 def test_drawn_classes_have_the_frequencies_of_the_row() -> None:
     row = np.array([0.05, 0.0, 0.25, 0.1, 0.6])
-    drawn = _label_sampler(np.tile(row, (20_000, 1)))(np.random.default_rng(0))
+    drawn = label_sampler(np.tile(row, (20_000, 1)))(np.random.default_rng(0))
     counts = np.bincount(drawn, minlength=5)
     assert counts[1] == 0
     assert stats.chisquare(counts[row > 0], 20_000 * row[row > 0]).pvalue > 0.01

@@ -354,7 +354,9 @@ def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
     ("options", "error", "message"),
     [
         ({"n_bins": 0}, ValueError, "n_bins to be at least 1, got 0"),
-        ({"n_bins": True}, ValueError, "n_bins to be at least 1, got True"),
+        ({"n_bins": True}, TypeError, "n_bins to be an integer, got True; the papers use n_bins=15"),
+        ({"n_bins": 10**9}, ValueError, "n_bins to be at most 10,000, got 1000000000"),
+        ({"n_bins": 10**5000}, ValueError, "n_bins to be at most 10,000, got an integer of 16610 bits"),
         ({"n_bins": 15.0}, TypeError, r"n_bins to be an integer, got 15\.0"),
         ({"binning": "quantil"}, ValueError, "got 'quantil'; did you mean 'quantile'"),
         ({"norm": "l3"}, ValueError, "norm to be one of 'l1', 'l2', 'max', got 'l3'"),

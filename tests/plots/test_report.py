@@ -170,7 +170,7 @@ def test_the_band_narrows_with_examples_and_widens_with_its_level() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"confidence_level": 1.0}, "confidence_level to lie between 0 and 1, got 1.0"),
+        ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\), got 1.0"),
         ({"n_resamples": 1}, "n_resamples to be at least 2, got 1"),
     ],
 )
