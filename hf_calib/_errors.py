@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -51,3 +52,33 @@ def few(values: Sequence[object]) -> str:
     'a, b, c, d, e, ...'
     """
     return ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
+
+
+def look_alikes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str] | None:
+    """The first name and the other one that look the same: they differ by spaces or by their Unicode form only.
+
+    >>> look_alikes(["law", "art "], ["art", "law"])
+    ('art ', 'art')
+    """
+    plain: dict[str, list[str]] = {}
+    for other in others:
+        plain.setdefault(_as_it_looks(other), []).append(other)
+    for name in names:
+        for other in plain.get(_as_it_looks(name), []):
+            if other != name:
+                return name, other
+    return None
+
+
+def differ_invisibly(pair: tuple[str, str]) -> str:
+    r"""Say of two names that look the same what they are, escaped.
+
+    >>> differ_invisibly(("cafe\u0301", "caf\xe9"))
+    "'cafe\\u0301' and 'caf\\xe9' differ only by spaces or by their Unicode form"
+    """
+    return f"{pair[0]!a} and {pair[1]!a} differ only by spaces or by their Unicode form"
+
+
+def _as_it_looks(name: str) -> str:
+    visible = (c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
+    return " ".join("".join(visible).split())

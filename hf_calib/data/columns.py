@@ -1,4 +1,4 @@
-"""Bring any classification data to one form: `text` or `image`, and `label` as a ClassLabel."""
+"""One form for any classification data: columns `text` or `image`, and `label` as a ClassLabel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    did_you_mean,
+    differ_invisibly,
+    expected,
+    look_alikes,
+)
 from hf_calib.data.splits import read_column
 
 
@@ -25,18 +32,18 @@ def choose_columns(
         dataset: splits with any columns, `train` among them.
         text_column: the column of str; give this one or `image_column`.
         image_column: the column of images: a datasets Image, encoded bytes with their path, or paths.
-        label_column: the column of classes. Texts become classes in sorted order; integers must count
-            from 0 and keep their values; a ClassLabel keeps its names.
-        label_names: the classes in order of their id, where the data do not name them.
+        label_column: the column of labels. Texts become classes in sorted order; integers (also as floats)
+            must count from 0 and keep their values; a ClassLabel keeps its names.
+        label_names: the class names in order of their id, if the data do not name them.
 
     Returns:
         DatasetDict of the same splits with two columns: `text`, or `image` (left encoded:
         `ImageTransform` decodes it), and `label` (ClassLabel, the same in every split).
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a value is missing, or a split has a label
-            that train lacks.
-        TypeError: if a column holds something else than texts, images or classes.
+        ValueError: if a column is missing, a split is empty, a value is missing or blank, a split has a label
+            that train lacks, or two classes look the same.
+        TypeError: if a column holds anything but texts, images or classes.
 
     >>> rows = Dataset.from_dict({"headline": ["up", "down"], "topic": ["markets", "art"]})
     >>> chosen = choose_columns(DatasetDict({"train": rows}), text_column="headline", label_column="topic")
@@ -123,7 +130,7 @@ def _images(name: str, split: Dataset, column: str) -> Dataset:
 def _encode_labels(
     dataset: DatasetDict, column: str, label_names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """The classes' names, and every split's labels as ids."""
+    """The class names, and every split's labels as ids."""
     labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
     trained = set(labels["train"])
     names = list(label_names or _default_names(dataset["train"].features[column], trained))
@@ -142,7 +149,9 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     values = read_column(split, column).to_pylist()
     if dtype == "bool":
         return [str(value) for value in values]
-    if not (_is_text(feature) or dtype.startswith(("int", "uint"))):
+    if dtype.startswith("float") and all(value.is_integer() for value in values):
+        values = [int(value) for value in values]  # pandas writes integers so where some were missing
+    elif not (_is_text(feature) or dtype.startswith(("int", "uint"))):
         raise InputTypeError(
             expected(
                 f"column {column!r}",
@@ -155,6 +164,16 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
         raise InputValueError(
             expected(f"split {name!r}", "be labelled", -1, 'use another, for example test_split="validation"')
         )
+    blank = [i for i, value in enumerate(values) if isinstance(value, str) and not value.strip()]
+    if blank:
+        raise InputValueError(
+            expected(
+                f"column {column!r}",
+                f"hold a label in every row of split {name!r}",
+                f"none in {len(blank)} rows (first in row {blank[0]})",
+                "remove these rows",
+            )
+        )
     return values
 
 
@@ -162,6 +181,16 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
     if isinstance(feature, ClassLabel):
         return feature.names
     classes = sorted(trained)
+    pair = None if isinstance(classes[0], int) else look_alikes(classes, classes)
+    if pair:
+        raise InputValueError(
+            expected(
+                "the classes of train",
+                "differ visibly",
+                differ_invisibly(pair),
+                "write the labels alike, or pass label_names if these are two classes",
+            )
+        )
     if isinstance(classes[0], int) and classes != list(range(len(classes))):
         raise InputValueError(
             expected(
@@ -177,7 +206,9 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
 def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
         raise InputValueError(
-            expected("classes", "be at least two different ones", names, "check label_column and label_names")
+            expected(
+                "the classes", "be at least two, and differ", names, "check label_column and label_names"
+            )
         )
     features = {name: split.features[column] for name, split in dataset.items()}
     declared = {name: feature.names for name, feature in features.items() if isinstance(feature, ClassLabel)}
@@ -198,11 +229,12 @@ def _check_labels(name: str, values: set[Any], *, known: set[Any], trained: set[
     for requirement, allowed in (("occur in train as well", trained), ("be among label_names", known)):
         others = sorted(values - allowed, key=str)
         if others:
+            pair = look_alikes(map(str, others), map(str, allowed))
             raise InputValueError(
                 expected(
                     f"labels of split {name!r}",
                     requirement,
-                    _few(others),
+                    _few(others) + (f" ({differ_invisibly(pair)})" if pair else ""),
                     "check label_column, or remove these rows",
                 )
             )

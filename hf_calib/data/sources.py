@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def load_file(role: str, path: Path, cache: str | None) -> Dataset:
 
 
 def _reader(role: str, path: Path) -> tuple[str, dict[str, object]]:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputValueError(expected(f"{role}_file", "name an existing file", path, "check the path"))
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix.lower() not in _READERS:

@@ -1,4 +1,4 @@
-"""Predictions with their labels: read from a file, or made by running a model over data."""
+"""Files of predictions with their labels."""
 
 from __future__ import annotations
 
@@ -14,23 +14,33 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    did_you_mean,
+    differ_invisibly,
+    expected,
+    few,
+    look_alikes,
+)
 from hf_calib._files import whole_file
 from hf_calib.metrics._inputs import check_probs_and_labels
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+    from pandas import DataFrame, Series  # type: ignore[import-untyped]
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet")
 KINDS = ("logits", "probs")
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file raises
+# Columns that hold labels, whichever of them is read: never probabilities of a class.
+_NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
 
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model said of N examples, and what was true.
+    """A model's logits or probabilities for N examples, and the true labels.
 
     Args:
         labels: (N,) int in [0, C).
@@ -67,8 +77,10 @@ class Predictions:
         probs, _ = check_probs_and_labels(self.probabilities(), self.labels)
         if self.class_names is not None and len(self.class_names) != probs.shape[1]:
             requirement = f"be {probs.shape[1]}, one per column"
-            n_names, way_out = len(self.class_names), "name each column once"
-            raise InputValueError(expected("class_names", requirement, n_names, way_out))
+            way_out = "name each column once"
+            raise InputValueError(expected("class_names", requirement, len(self.class_names), way_out))
+        if self.class_names is not None:
+            _check_differ("class_names", self.class_names)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -109,16 +121,16 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
             .npz: arrays `logits` or `probs` (N, C), `labels` (N,) int, and perhaps `class_names`
             (C,) str. Pickled objects are not read.
             .csv, .tsv (also .gz) or .parquet: a column of labels, and one column for each class, in the order
-            of the classes: `logit_<class>` or `prob_<class>`, where other columns are left out, or just
+            of the classes: `logit_<class>` or `prob_<class>`, beside which other columns are ignored, or just
             `<class>`, which are probabilities.
-        label_column: the column of labels in a table: names of classes, or their numbers from 0 on. Where
-            every class has an integer for its name, an integer label is a name.
+        label_column: the column of labels in a table: class names, or class ids from 0 on. If every class
+            name is an integer, an integer label is a name.
 
     Returns:
-        The predictions; the names of the classes are the columns' own.
+        The predictions; the class names are those of the columns.
 
     Raises:
-        ValueError: if the file is missing or unreadable, or something in it is missing or wrong.
+        ValueError: if the file is missing or unreadable, or something in it is missing, ambiguous or wrong.
         TypeError: if a column or array is not numeric.
 
     >>> load_predictions("missing.npz")
@@ -127,23 +139,26 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
     hf_calib._errors.InputValueError: expected predictions to name an existing file, got missing.npz; check the path
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputValueError(expected("predictions", "name an existing file", path, "check the path"))
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix.lower() not in FORMATS:
         requirement = f"be a file ending in {', '.join(FORMATS)}"
         raise InputValueError(expected("predictions", requirement, path.name, did_you_mean(suffix, FORMATS)))
     if suffix.lower() == ".npz":
-        return _read_npz(path)
-    return _from_table(_read_table(path, suffix.lower()), label_column)
+        predictions = _read_npz(path)
+    else:
+        predictions = _from_table(_read_table(path, suffix.lower()), label_column)
+    _check_not_probabilities(predictions.logits)
+    return predictions
 
 
 def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
-    """Write predictions as .npz, for `load_predictions`: the whole file or none, over whatever was there.
+    """Write predictions as .npz, for `load_predictions`: the whole file or nothing; a file there is replaced.
 
     Args:
         predictions: what to write.
-        path: ends in .npz; missing folders are made.
+        path: ends in .npz; missing folders are created.
 
     Raises:
         ValueError: if the path ends in anything else.
@@ -182,6 +197,18 @@ def _read_npz(path: Path) -> Predictions:
     )
 
 
+def _check_not_probabilities(logits: NDArray[Any] | None) -> None:
+    """Refuse probabilities under the name of logits: their softmax would be nearly uniform."""
+    if logits is None or logits.min() < 0 or logits.max() > 1 or np.abs(logits.sum(axis=1) - 1).max() > 1e-3:
+        return
+    got = "values in [0, 1] whose rows all sum to 1: probabilities"
+    way_out = (
+        "name them probs, or in a table prob_<class>; if they are logits, add 1 to all of them, which changes "
+        "no probability"
+    )
+    raise InputValueError(expected("logits", "be logits", got, way_out))
+
+
 def _read_table(path: Path, suffix: str) -> DataFrame:
     import pandas
 
@@ -189,10 +216,15 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
         if suffix == ".parquet":
             return pandas.read_parquet(path)
         # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
-        separator = "\t" if suffix == ".tsv" else ","
-        return pandas.read_csv(path, sep=separator, keep_default_na=False)
+        options: dict[str, Any] = {"sep": "\t" if suffix == ".tsv" else ",", "keep_default_na": False}
+        table = pandas.read_csv(path, **options)
+        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
+        if len(header) == len(table.columns):
+            table.columns = header.to_list()  # pandas has renamed columns of one name
+        return table
     except _UNREADABLE as error:  # what pandas and pyarrow raise derives from these
-        got, way_out = f"{path} ({error})", "write it again"
+        got = f"{path} ({error})"
+        way_out = "write it again"
         raise InputValueError(
             expected("predictions", f"be readable as {suffix[1:]}", got, way_out)
         ) from error
@@ -206,60 +238,105 @@ def _from_table(table: DataFrame, label_column: str) -> Predictions:
         raise InputValueError(
             expected("label_column", requirement, repr(label_column), did_you_mean(label_column, columns))
         )
-    kind, names = _class_columns([name for name in columns if name != label_column])
+    kind, names = _class_columns(columns, label_column)
     scores = table[list(names.values())]
     for name, dtype in scores.dtypes.items():
         if dtype.kind not in "fiu":
-            way_out = "name the classes' columns logit_<class> or prob_<class>, and fill in missing values"
+            way_out = "name the class columns logit_<class> or prob_<class>, and fill in missing values"
             raise InputTypeError(expected(f"column {name!r}", "hold numbers in every row", dtype, way_out))
     matrix = scores.to_numpy(dtype=np.float64)
     if kind is None:
         _check_looks_like_probabilities(matrix)
-    labels = _label_ids(table[label_column].to_numpy(), list(names), label_column)
+    labels = _label_ids(table[label_column], list(names), label_column)
     return Predictions(labels, **{kind or "probs": matrix}, class_names=tuple(names))
 
 
-def _class_columns(columns: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """What the columns of the classes hold, where their names say it, and class name -> column."""
+def _class_columns(columns: Sequence[str], label_column: str) -> tuple[str | None, dict[str, str]]:
+    """The kind of scores, if the names of the class columns tell it, and class name -> column."""
+    others = [name for name in columns if name != label_column]
     found = {
-        kind: {name.removeprefix(prefix): name for name in columns if name.startswith(prefix)}
+        kind: [name for name in others if name.startswith(prefix)]
         for kind, prefix in (("logits", "logit_"), ("probs", "prob_"))
     }
     if all(found.values()):
-        way_out = "keep one kind of them"
         got = "logit_ and prob_ columns"
+        way_out = "keep one kind of them"
         raise InputValueError(expected("the table", "hold logits or probabilities", got, way_out))
     kind = next((kind for kind, names in found.items() if names), None)
-    names = found[kind] if kind else {name: name for name in columns}
-    if len(names) < 2:
+    used = found[kind] if kind else others
+    named = {"logits": "logit_", "probs": "prob_", None: ""}[kind]
+    if len(used) < 2:
         way_out = "name them logit_<class> or prob_<class>"
-        got = ", ".join(names.values()) or "none"
+        got = ", ".join(used) or "none"
         raise InputValueError(
             expected("the table", "hold a column for each of at least 2 classes", got, way_out)
         )
-    return kind, names
+    twice = sorted({name for name in (label_column, *used) if columns.count(name) > 1})
+    if twice:
+        got = f"{', '.join(map(repr, twice))} twice"
+        raise InputValueError(expected("the columns", "have different names", got, "keep one of each name"))
+    classes = {name.removeprefix(named): name for name in used}
+    if any(not name.strip() for name in classes):
+        got = repr(next(column for name, column in classes.items() if not name.strip()))
+        way_out = "name the class; leave out a table's index when you write it"
+        raise InputValueError(expected("the class columns", "name their classes", got, way_out))
+    labels_too = [name for name in classes if name.casefold() in _NAMES_OF_LABELS] if kind is None else []
+    if labels_too:
+        got = f"{labels_too[0]!r} beside the label column {label_column!r}"
+        way_out = "name the class columns prob_<class>, and other columns are ignored"
+        raise InputValueError(expected("the table", "hold one column of labels", got, way_out))
+    return kind, classes
+
+
+def _check_differ(argument: str, names: Sequence[str]) -> None:
+    """Refuse class names that are equal or look the same."""
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        got = f"{few(list(map(repr, twice)))} twice"
+        raise InputValueError(expected(argument, "differ", got, "name each class once"))
+    pair = look_alikes(names, names)
+    if pair:
+        raise InputValueError(expected(argument, "differ visibly", differ_invisibly(pair), "rename one"))
 
 
 def _check_looks_like_probabilities(matrix: NDArray[np.float64]) -> None:
-    """Columns that don't say what they hold are probabilities; say how to name them if they are logits."""
+    """Columns without a prefix are probabilities; if they are logits, say how to name them."""
     outside = (matrix < 0) | (matrix > 1 + 1e-6)
     if outside.any():
         row, column = np.argwhere(outside)[0]
         way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
         requirement = "hold probabilities, as their names do not say logit_"
         got = f"{matrix[row, column]:.6g} in row {row}"
-        raise InputValueError(expected("the columns of the classes", requirement, got, way_out))
+        raise InputValueError(expected("the class columns", requirement, got, way_out))
 
 
-def _label_ids(labels: NDArray[Any], names: list[str], column: str) -> NDArray[np.int64]:
+def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int64]:
     """Labels as the numbers of the columns they name or count."""
-    by_name = labels.dtype.kind not in "iu" or all(name.lstrip("-").isdigit() for name in names)
-    if not by_name:
-        return labels.astype(np.int64)
+    from pandas.api.types import is_float_dtype, is_integer_dtype
+
+    missing = np.flatnonzero(labels.isna() | (labels.astype(str).str.strip() == ""))
+    if len(missing):
+        got = f"none in {len(missing)} rows (first in row {missing[0]})"
+        raise InputValueError(
+            expected(f"column {column!r}", "hold a label in every row", got, "remove these rows")
+        )
     number = {name: i for i, name in enumerate(names)}
-    unknown = sorted({str(label) for label in labels} - set(number))
+    texts = labels.astype(str)
+    if is_float_dtype(labels) and not set(texts) <= set(names):
+        parts = np.flatnonzero(labels % 1 != 0)
+        if len(parts):
+            got = f"{labels.iloc[parts[0]]} in row {parts[0]}"
+            way_out = "choose another label_column"
+            raise InputTypeError(expected(f"column {column!r}", "hold class names or ids", got, way_out))
+        labels = labels.astype(np.int64)  # pandas writes integers so where some were missing
+        texts = labels.astype(str)
+    if is_integer_dtype(labels) and not all(name.lstrip("-").isdigit() for name in names):
+        return labels.to_numpy(dtype=np.int64)
+    unknown = sorted(set(texts) - set(names))
     if unknown:
-        requirement = f"hold the names of the classes' columns ({few(names)})"
+        pair = look_alikes(unknown, names)
+        requirement = f"hold the names of the class columns ({few(names)})"
         way_out = "write the labels as the columns are named, or as numbers from 0 on"
-        raise InputValueError(expected(f"column {column!r}", requirement, few(unknown), way_out))
-    return np.array([number[str(label)] for label in labels], dtype=np.int64)
+        got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
+        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
+    return np.array([number[text] for text in texts], dtype=np.int64)

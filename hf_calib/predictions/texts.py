@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,15 +15,35 @@ import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, load_dataset
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    did_you_mean,
+    differ_invisibly,
+    expected,
+    few,
+    look_alikes,
+)
 from hf_calib.data.sources import load_file
 from hf_calib.data.splits import read_column
 from hf_calib.predictions.files import Predictions
 
 _FILES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv")
+# What broken or missing files of a model raise; RuntimeError: weights of another shape.
+_UNLOADABLE = (OSError, ValueError, KeyError, ImportError, RuntimeError, EOFError)
+_UNLOADABLE += (SafetensorError, pickle.UnpicklingError)
+
+# A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
+_LEAST_VOCABULARY = 0.5  # of the model's
+_MOST_UNKNOWN = 0.5  # of the tokens
+_TOKENIZED_ROWS_LOOKED_AT = 10_000
+
+
+_SAVE_ITS_TOKENIZER = "save the tokenizer that the model was trained with into the model's folder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +61,7 @@ class TextClassifier:
     class_names: tuple[str, ...]
 
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> list[dict[str, list[int]]]:
-        """Token ids and what goes with them, cut to max_length, by default what the model can read."""
+        """Token ids and what goes with them, truncated to max_length, by default what the model can read."""
         limit = max_length or self.longest
         encoded = self.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
@@ -64,7 +86,7 @@ class TextClassifier:
 
     @property
     def _positions_of_padding(self) -> int:
-        """Positions that RoBERTa and its kin keep: they count a text's own from behind the padding token's."""
+        """Positions that RoBERTa and the like reserve: a text's own start after the padding token's."""
         found = (
             getattr(module, "padding_idx", None)
             for name, module in self.model.named_modules()
@@ -74,7 +96,7 @@ class TextClassifier:
 
     @property
     def longest(self) -> int | None:
-        """Tokens that the model can read; None where nothing says so."""
+        """The most tokens that the model can read; None if neither tokenizer nor config says so."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
             positions -= self._positions_of_padding
@@ -91,10 +113,12 @@ def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> Tex
         trust_remote_code: whether code that comes with the model may run here.
 
     Raises:
-        ValueError: if it cannot be loaded, has no trained head, or is multi-label or a regression.
+        ValueError: if it cannot be loaded, has no trained head or no tokenizer of its own, or is multi-label
+            or a regression.
     """
     options = {"trust_remote_code": trust_remote_code}
-    with _refusals("the model", "be loadable", name, "name a sequence classifier on the Hub or in a folder"):
+    way_out = "name a sequence classifier on the Hub or in a folder; check that its files are complete"
+    with _refusals("the model", "be loadable", name, way_out):
         model, report = AutoModelForSequenceClassification.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, **options
         )
@@ -107,6 +131,11 @@ def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> Tex
         got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
         way_out = "several labels per text can be scaled with PerLabelTemperatureScaling in Python"
         raise InputValueError(expected("the model", "choose one of several classes", got, way_out))
+    known = len(tokenizer)
+    needed = getattr(config.get_text_config(), "vocab_size", None) or 0
+    if known < _LEAST_VOCABULARY * needed:
+        got = f"one of {known:,} tokens, for a model that has {needed:,}"
+        raise InputValueError(expected(f"{name}", "come with its tokenizer", got, _SAVE_ITS_TOKENIZER))
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return TextClassifier(model.to(device).eval(), tokenizer, names)
@@ -116,18 +145,18 @@ def load_rows(data: str | Path, *, config_name: str | None = None, split: str = 
     """Load the labelled rows of one split, with the columns as they are.
 
     Args:
-        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a data set on
+        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
             the Hub or a local folder.
-        config_name: configuration of a Hub data set that has several.
-        split: which rows of a Hub data set or folder.
+        config_name: configuration of a Hub dataset that has several.
+        split: which rows of a Hub dataset or folder.
 
     Raises:
-        ValueError: if there is no such file, data set or split, or it is unreadable.
+        ValueError: if there is no such file, dataset or split, or it is unreadable.
     """
-    if Path(data).is_file() or Path(data).suffix in _FILES:
+    if os.path.isfile(data) or Path(data).suffix in _FILES:
         rows = load_file("data", Path(data), None)
     else:
-        way_out = "name a file, a folder, or a data set on the Hub, and one of its splits"
+        way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
         with _refusals("data", f"have a split {split!r}", data, way_out):
             rows = load_dataset(str(data), config_name, split=split)
     return rows
@@ -148,21 +177,21 @@ def predict(
 
     Args:
         classifier: from `load_classifier`.
-        rows: from `load_rows`, or any data set with these columns.
+        rows: from `load_rows`, or any dataset with these columns.
         text_column: the column of texts.
-        label_column: the column of classes: names, which must be the model's (capitals don't matter), or
-            numbers, which are the model's ids.
-        class_names: the data's names of the model's classes, in the model's order, where they differ.
-        max_length: tokens to cut texts to; by default what the model can read.
-        batch_size: texts in one forward. Texts of like length go together.
+        label_column: the column of labels: the model's class names (in upper or lower case), or its class ids.
+        class_names: the data's names of the model's classes, in the model's order, if they differ.
+        max_length: tokens per text, by default as many as the model reads; longer texts are truncated.
+        batch_size: texts of similar length are batched together.
         on_progress: called with the number of rows done and of all rows.
 
     Returns:
         Predictions with (N, C) float32 logits, in the rows' order.
 
     Raises:
-        ValueError: if there are no rows, a column is missing or has gaps, or labels do not fit the model.
-        TypeError: if a column holds something else than texts or classes.
+        ValueError: if there are no rows, a column is missing or has gaps, the tokenizer does not know the texts,
+            or labels do not fit the model.
+        TypeError: if a column holds anything but texts or classes.
     """
     encoded = encode_rows(
         classifier,
@@ -177,10 +206,10 @@ def predict(
 
 @dataclass(frozen=True, eq=False)
 class EncodedRows:
-    """Labelled texts that a classifier can read: all that can be wrong with them has been looked for.
+    """Labelled texts that a classifier can read: they have been checked and tokenized.
 
     Args:
-        classifier: what they were encoded for.
+        classifier: the one whose tokenizer they went through.
         tokens: N rows of token ids and what goes with them.
         labels: (N,) int64, the model's ids.
     """
@@ -215,7 +244,7 @@ def encode_rows(
     class_names: Sequence[str] | None = None,
     max_length: int | None = None,
 ) -> EncodedRows:
-    """Check and encode labelled texts without running the model; arguments and errors as for `predict`."""
+    """Check and tokenize labelled texts without running the model; arguments and errors as for `predict`."""
     _check_positive("max_length", max_length)
     if len(rows) == 0:
         raise InputValueError(expected("data", "have rows", "none", "check the file or the split"))
@@ -226,7 +255,29 @@ def encode_rows(
     if empty:
         got = f"none in {len(empty)} of {len(texts)} rows (first in row {empty[0]})"
         raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
+    _check_known_words(classifier, tokens)
     return EncodedRows(classifier, tokens, labels)
+
+
+def _check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:
+    """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
+    tokenizer = classifier.tokenizer
+    step = math.ceil(len(tokens) / _TOKENIZED_ROWS_LOOKED_AT)
+    ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
+    needed = getattr(classifier.model.config.get_text_config(), "vocab_size", None)
+    if needed is not None and ids.max() >= needed:
+        got = f"{ids.max()}"
+        raise InputValueError(
+            expected("token ids", f"be below the model's {needed:,}", got, _SAVE_ITS_TOKENIZER)
+        )
+    unknown = tokenizer.unk_token_id
+    around = set(tokenizer.all_special_ids) - {unknown}
+    words = ids[~np.isin(ids, list(around))]
+    n_unknown = int(np.count_nonzero(words == unknown))
+    if n_unknown > _MOST_UNKNOWN * len(words) or not len(words):
+        got = f"{n_unknown:,} unknown ones of {len(words):,}" if len(words) else "special tokens only"
+        way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
+        raise InputValueError(expected("the tokens of the texts", "be known to the tokenizer", got, way_out))
 
 
 def _check_positive(argument: str, value: int | None) -> None:
@@ -259,7 +310,7 @@ def _column(rows: Dataset, argument: str, column: str) -> list[Any]:
 def _label_ids(
     rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
 ) -> NDArray[np.int64]:
-    """The model's ids of the data's labels: by name where both have names, else the numbers themselves."""
+    """The model's ids of the data's labels: by name if both have names, else the numbers themselves."""
     names = list(model_names if data_names is None else data_names)
     if len(names) != len(model_names) or len(set(names)) < len(names):
         requirement = f"name the model's {len(model_names)} classes ({few(model_names)}) once each"
@@ -269,9 +320,13 @@ def _label_ids(
     if isinstance(feature, ClassLabel) and -1 in labels:  # how the Hub marks labels that are withheld
         way_out = "choose a split that is labelled, such as 'validation'"
         raise InputValueError(expected("the rows", "be labelled", -1, way_out))
+    if isinstance(labels[0], float) and all(label.is_integer() for label in labels):
+        labels = [int(label) for label in labels]  # pandas writes integers so where some were missing
     unnamed = data_names is None and list(model_names) == [f"LABEL_{i}" for i in range(len(names))]
     if isinstance(feature, ClassLabel) and not unnamed:
         labels = [feature.names[label] for label in labels]
+    elif isinstance(labels[0], bool):
+        labels = [str(label) for label in labels]
     elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
         labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
     elif isinstance(labels[0], int) and data_names is not None:
@@ -285,15 +340,23 @@ def _label_ids(
 
 
 def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[np.int64]:
+    blank = [i for i, label in enumerate(labels) if not label.strip()]
+    if blank:
+        got = f"none in {len(blank)} rows (first in row {blank[0]})"
+        raise InputValueError(
+            expected(f"column {column!r}", "hold a label in every row", got, "remove these rows")
+        )
     number = {name: i for i, name in enumerate(names)}
     folded = {name.casefold(): i for name, i in number.items()}
-    if len(folded) == len(number):  # capitals tell no two classes apart
+    if len(folded) == len(number):  # no two classes differ in case only
         number |= {label: folded[label.casefold()] for label in set(labels) if label.casefold() in folded}
     unknown = sorted(set(labels) - set(number))
     if unknown:
         requirement = f"hold the model's classes ({few(names)})"
+        pair = look_alikes(unknown, names)
+        got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
         way_out = "give the data's names of the model's classes, in the model's order, as class_names"
-        raise InputValueError(expected(f"column {column!r}", requirement, few(unknown), way_out))
+        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
     return np.array([number[label] for label in labels], dtype=np.int64)
 
 
@@ -312,9 +375,9 @@ def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np
 
 @contextmanager
 def _refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
-    """Turn what the libraries raise about a name into one line that says what to do."""
+    """Turn the libraries' errors about a name into one line that says what to do."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except _UNLOADABLE as error:
         cause = " ".join(str(error).split())
         raise InputValueError(expected(argument, requirement, f"{got} ({cause})", way_out)) from error

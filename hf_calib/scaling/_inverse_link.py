@@ -39,7 +39,7 @@ _RIVALS = {
 }
 
 
-class Predictions(NamedTuple):
+class ProbabilityBlock(NamedTuple):
     """A block of probabilities (B, C), with logs that are exact where they are near 0 or 1, too."""
 
     p: FloatArray
@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
     allowed: NDArray[np.bool_]  # not masked by -inf
 
     @classmethod
-    def of(cls, logits: FloatArray) -> Predictions:
+    def of(cls, logits: FloatArray) -> ProbabilityBlock:
         p = softmax_in_place(logits.copy())  # refuses rows without a class
         shifted = np.maximum(logits - logits.max(axis=1, keepdims=True), _LOG_ZERO)
         others, total = _log_sum_of_others(shifted)
@@ -67,7 +67,7 @@ class Predictions(NamedTuple):
 
 
 def modulated(
-    predictions: Predictions, gamma: Gamma, *, detached: bool = False, rival: str | None = None
+    predictions: ProbabilityBlock, gamma: Gamma, *, detached: bool = False, rival: str | None = None
 ) -> FloatArray:
     """(1 - m)^gamma CE, or (1 + m)^|gamma| CE for a negative gamma, of the margin m = p, or p - q with a rival.
 
@@ -88,7 +88,9 @@ def modulated(
     return log_eta if ranking is None else log_eta + _log(ranking.received(pull / factor))
 
 
-def brier_norm(predictions: Predictions, gamma: float, norm: float, *, detached: bool = False) -> FloatArray:
+def brier_norm(
+    predictions: ProbabilityBlock, gamma: float, norm: float, *, detached: bool = False
+) -> FloatArray:
     """V^(gamma / norm) CE with V_y = ||p - e_y||_norm^norm."""
     p, log_p, log_rest, _ = predictions
     if gamma == 0:
@@ -112,7 +114,7 @@ def brier_norm(predictions: Predictions, gamma: float, norm: float, *, detached:
 
 
 def focal_calibration(
-    predictions: Predictions, gamma: float, brier_weight: float, distance: str
+    predictions: ProbabilityBlock, gamma: float, brier_weight: float, distance: str
 ) -> FloatArray:
     """Focal + brier_weight * (||p - e_y||_2^2, or ||p - e_y||_1 = 2 (1 - p))."""
     p, log_p, _, _ = predictions
@@ -127,12 +129,12 @@ def focal_calibration(
     return log_p + _log(t[:, None] + brier) - np.log(a + brier)
 
 
-def label_smoothing(predictions: Predictions, smoothing: float) -> FloatArray:
+def label_smoothing(predictions: ProbabilityBlock, smoothing: float) -> FloatArray:
     """p = (1 - smoothing) eta + smoothing / C."""
     return _log(predictions.p - smoothing / predictions.allowed.sum(axis=1, keepdims=True))
 
 
-def entropy_regularized(predictions: Predictions, entropy_weight: float) -> FloatArray:
+def entropy_regularized(predictions: ProbabilityBlock, entropy_weight: float) -> FloatArray:
     """eta = p (1 + entropy_weight (log p + H))."""
     p, log_p, _, _ = predictions
     entropy = -(p * log_p).sum(axis=1, keepdims=True)
@@ -166,7 +168,7 @@ class _Ranking(NamedTuple):
     log_rival: FloatArray  # (B, C) by column: log q
 
     @classmethod
-    def of(cls, predictions: Predictions, rival: str) -> _Ranking:
+    def of(cls, predictions: ProbabilityBlock, rival: str) -> _Ranking:
         order = np.argsort(-predictions.log_p, axis=1, kind="stable")
         ranked = np.take_along_axis(predictions.log_p, order, axis=1)
         n_classes = ranked.shape[1]

@@ -113,7 +113,7 @@ class InverseLink(LogitScaling):
         rows = checked.reshape(-1, checked.shape[-1])
         result = np.empty(rows.shape)
         for part, block in blocks(rows):
-            predictions = link.Predictions.of(block)
+            predictions = link.ProbabilityBlock.of(block)
             log_eta = link.in_order_of(predictions.log_p, log_posterior(predictions))
             if log_weights is not None:  # the loss sees the posterior times the weights
                 log_eta -= log_weights
@@ -123,7 +123,7 @@ class InverseLink(LogitScaling):
         return result.reshape(checked.shape)
 
 
-LogPosterior = Callable[[link.Predictions], FloatArray]
+LogPosterior = Callable[[link.ProbabilityBlock], FloatArray]
 
 
 def _modulated(loss: CalibrationLoss, **options: Any) -> LogPosterior:

@@ -143,7 +143,9 @@ class TestEvaluate:
         table["label"] = table["label"].map(dict(zip(NAMES, "KRFS", strict=True)))
         table.to_csv(tmp_path / "data.csv", index=False)
         words = ("evaluate", workplace / "model", "--data", tmp_path / "data.csv")
-        assert_refused(call(*words), r"hold the model's classes \(art, law, film, sport\), got F, K, R, S")
+        assert_refused(
+            call(*words), r"hold the model's classes \(art, law, film, sport\), got 'F', 'K', 'R', 'S'"
+        )
         theirs = called_for_json(*words, "--class-names", "K,R,F,S")
         ours = called_for_json("evaluate", workplace / "model", "--data", workplace / "test.csv")
         assert theirs["before"]["metrics"] == ours["before"]["metrics"]

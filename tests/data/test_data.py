@@ -23,11 +23,13 @@ from transformers import (
 )
 
 from hf_calib.data import (
+    DataArguments,
     ImageTransform,
     choose_columns,
     collate_images,
     docstring_dataset,
     limit_samples,
+    load_data,
     load_splits,
     split_calibration,
     warn_shared_texts,
@@ -311,6 +313,30 @@ def test_integer_labels_keep_their_values(dtype: str) -> None:
     assert named["test"].features["label"].int2str(named["test"]["label"][:]) == ["c"]
 
 
+def test_whole_numbers_are_classes() -> None:
+    dataset = splits_of(text=[["x", "y", "z"], ["w"]], label=[[2.0, 0.0, 1.0], [2.0]])
+    chosen = choose_columns(dataset, text_column="text")
+    assert chosen["train"]["label"][:] == [2, 0, 1]
+    assert chosen["train"].features["label"].names == ["0", "1", "2"]
+
+
+def test_names_that_differ_in_case_or_are_given_are_different_classes() -> None:
+    dataset = splits_of(text=[["x", "y"], ["w"]], label=[["us", "US"], ["US"]])
+    chosen = choose_columns(dataset, text_column="text")
+    assert chosen["train"].features["label"].names == ["US", "us"]
+    assert (chosen["train"]["label"][:], chosen["test"]["label"][:]) == ([1, 0], [0])
+    dataset = splits_of(text=[["x", "y"], ["w"]], label=[["a", "a "], ["a "]])
+    named = choose_columns(dataset, text_column="text", label_names=["a ", "a"])
+    assert (named["train"]["label"][:], named["test"]["label"][:]) == ([1, 0], [0])
+
+
+def test_texts_of_digits_are_names_in_sorted_order() -> None:
+    dataset = splits_of(text=[["x", "y", "z"], ["w"]], label=[["10", "2", "-1"], ["2"]])
+    chosen = choose_columns(dataset, text_column="text")
+    assert chosen["train"].features["label"].names == ["-1", "10", "2"]
+    assert chosen["train"]["label"][:] == [1, 2, 0]
+
+
 def test_class_labels_keep_or_change_their_names() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["n", "p"])})
     dataset = splits_of(features, text=[["x", "y"], ["w"]], label=[[1, 0], [1]])
@@ -353,14 +379,31 @@ def test_splits_whose_class_labels_disagree_are_refused() -> None:
             {"label_names": ["a", "x"]},
             r"split 'train' to be among label_names, got \['b'\]",
         ),
-        ([["a", "a"], ["a"]], {}, "at least two different"),
-        ([["a", "b"], ["a"]], {"label_names": ["a", "a"]}, "at least two different"),
+        ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
+        ([["a", "b"], ["a"]], {"label_names": ["a", "a"]}, "classes to be at least two, and differ"),
         (
             [["a", None], ["a"]],
             {},
             "column 'label' to have a value in every row of split 'train', got 1 without",
         ),
         ([["a", "b"], [0]], {}, r"labels of split 'test' to occur in train as well, got \[0\]"),
+        (
+            [["a", ""], ["a"]],
+            {},
+            r"column 'label' to hold a label in every row of split 'train', got none in 1 rows \(first in row 1",
+        ),
+        ([["a", "b"], [" "]], {}, "hold a label in every row of split 'test', got none in 1 rows"),
+        (
+            [["a", "a "], ["a"]],
+            {},
+            "classes of train to differ visibly, got 'a' and 'a ' differ only by spaces",
+        ),
+        (
+            [["caf\u00e9", "cafe\u0301"], ["b"]],
+            {},
+            r"differ visibly, got 'cafe\\u0301' and 'caf\\xe9' differ",
+        ),
+        ([["a", "b"], ["b "]], {}, r"in train as well, got \['b '\] \('b ' and 'b' differ only by spaces"),
         ([["a", "b"], ["a"]], {"label_column": "labels"}, "got 'labels'; did you mean 'label'"),
         (
             [["a", "b"], ["a"]],
@@ -473,6 +516,43 @@ def test_subsets_are_reproducible_and_nested() -> None:
     assert other["train"]["text"][:] != small["train"]["text"][:]
     with pytest.raises(ValueError, match="max_test_samples to be at least 1"):
         limit_samples(dataset, max_test_samples=0)
+
+
+def test_subsets_keep_the_order_of_the_rows_and_draw_from_all_of_them() -> None:
+    rows = numbered([0] * 1000)["train"]
+    drawn = {}
+    for seed in range(3):
+        limited = limit_samples(DatasetDict({"train": rows}), max_train_samples=100, seed=seed)
+        drawn[seed] = kept = [int(text) for text in limited["train"]["text"]]
+        assert kept == sorted(set(kept))
+        assert len(kept) == 100
+        assert min(kept) < 50  # neither the first rows nor the last
+        assert max(kept) > 950
+    assert len({tuple(kept) for kept in drawn.values()}) == 3
+
+
+def test_the_seed_of_the_splits_draws_their_subsets(tmp_path: Path) -> None:
+    for name, n in (("train", 400), ("test", 200)):
+        rows = "".join(f"{name} {i},{'ab'[i % 2]}\n" for i in range(n))
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
+
+    def texts(seed: int) -> dict[str, list[str]]:
+        arguments = DataArguments(
+            train_file=str(tmp_path / "train.csv"),
+            test_file=str(tmp_path / "test.csv"),
+            split_seed=seed,
+            max_train_samples=40,
+            max_calibration_samples=20,
+            max_test_samples=30,
+        )
+        return {name: split["text"][:] for name, split in load_data(arguments).items()}
+
+    first, other = texts(0), texts(1)
+    assert {name: len(kept) for name, kept in first.items()} == {"train": 40, "calibration": 20, "test": 30}
+    assert texts(0) == first
+    for name, kept in first.items():
+        assert kept == sorted(kept, key=lambda text: int(text.split()[1]))
+        assert kept != other[name]
 
 
 def test_texts_of_train_in_other_splits_are_counted() -> None:

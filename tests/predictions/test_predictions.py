@@ -1,8 +1,9 @@
-"""Predictions from files, and from running a model: the same rows, in the same order, or a clear refusal."""
+"""Predictions from files and from a model: the same rows, in the same order, or a clear refusal."""
 
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ class TestPredictions:
             ({"labels": LABELS[:5]}, ValueError, r"labels to have shape \(6,\), got shape \(5,\)"),
             ({"labels": LABELS.astype(float)}, TypeError, "labels to be integers, got dtype float64"),
             ({"class_names": NAMES[:3]}, ValueError, "class_names to be 4, one per column, got 3"),
+            ({"class_names": ("a", "b", "a", "b")}, ValueError, "class_names to differ, got 'a', 'b' twice"),
+            (
+                {"class_names": ("caf\u00e9", "cafe\u0301", "a", "b")},
+                ValueError,
+                r"differ visibly, got 'caf\\xe9' and 'cafe\\u0301' differ only by spaces or by their Unicode form",
+            ),
         ],
     )
     def test_refused(self, change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -119,6 +126,17 @@ class TestNpz:
             ValueError, match=r"be readable as npz, got .*allow_pickle.*; write it with numpy.savez"
         ):
             load_predictions(path)
+
+    @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+    def test_probabilities_are_no_logits(self, dtype: type, tmp_path: Path) -> None:
+        path = tmp_path / "p.npz"
+        save_predictions(Predictions(LABELS, logits=PROBS.astype(dtype)), path)
+        with pytest.raises(
+            ValueError, match=r"expected logits to be logits, got values in \[0, 1\] whose rows"
+        ):
+            load_predictions(path)
+        save_predictions(Predictions(LABELS, logits=PROBS.astype(dtype) + 1), path)  # the way out for logits
+        np.testing.assert_allclose(load_predictions(path).probabilities(), softmax(PROBS, axis=1), rtol=2e-3)
 
     def test_missing_arrays_are_named(self, tmp_path: Path) -> None:
         path = tmp_path / "other.npz"
@@ -166,6 +184,110 @@ class TestTables:
         assert read.class_names == ("7", "3")
 
     @pytest.mark.parametrize(
+        ("names", "labels", "ids"),
+        [
+            (("-1", "0", "1"), [0, -1, 1], [1, 0, 2]),
+            (("2", "1", "0"), [0, 1, 2], [2, 1, 0]),
+            (
+                ("0", "1", "many"),
+                [1, 0, 2],
+                [1, 0, 2],
+            ),  # one name is no integer: these are numbers of columns
+            (("10", "2", "-"), [1, 0, 2], [1, 0, 2]),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    def test_integers_for_some_or_all_names(
+        self, name: str, names: tuple[str, ...], labels: list[int], ids: list[int], tmp_path: Path
+    ) -> None:
+        columns = {f"logit_{class_name}": np.array([0.1, 0.2, 0.3]) + i for i, class_name in enumerate(names)}
+        read = load_predictions(write(pandas.DataFrame({"label": labels, **columns}), tmp_path / name))
+        np.testing.assert_array_equal(read.labels, ids)
+        assert read.class_names == names
+
+    def test_names_that_differ_in_case_are_different(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"prob_us": [0.5, 0.2], "prob_US": [0.5, 0.8], "label": ["US", "us"]})
+        np.testing.assert_array_equal(load_predictions(write(table, tmp_path / "p.csv")).labels, [1, 0])
+        with pytest.raises(ValueError, match="got 'Us'"):
+            load_predictions(write(table.assign(label="Us"), tmp_path / "p.csv"))
+
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    @pytest.mark.parametrize(
+        "labels", [LABELS.astype(float), pandas.array(LABELS, dtype="Int64")], ids=["float", "Int64"]
+    )
+    def test_whole_numbers_are_ids(self, labels: Any, name: str, tmp_path: Path) -> None:
+        read = load_predictions(write(as_table(LOGITS, "logit_", labels), tmp_path / name))
+        np.testing.assert_array_equal(read.labels, LABELS)
+
+    def test_floats_and_truth_values_that_are_names(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"label": [2.0, 1.0], "prob_1.0": [0.5, 0.5], "prob_2.0": [0.5, 0.5]})
+        np.testing.assert_array_equal(load_predictions(write(table, tmp_path / "p.csv")).labels, [1, 0])
+        table = pandas.DataFrame({"label": [True, False], "prob_False": [0.5, 0.5], "prob_True": [0.5, 0.5]})
+        np.testing.assert_array_equal(load_predictions(write(table, tmp_path / "p.parquet")).labels, [1, 0])
+
+    @pytest.mark.parametrize(
+        ("text", "error", "message"),
+        [
+            (
+                "prob_a,prob_a,label\n.5,.5,0\n",
+                ValueError,
+                "columns to have different names, got 'prob_a' twice",
+            ),
+            ("a,b,a,label\n.5,.5,0,0\n", ValueError, "columns to have different names, got 'a' twice"),
+            (
+                "a,b,label,label\n.5,.5,0,1\n",
+                ValueError,
+                "columns to have different names, got 'label' twice",
+            ),
+            (
+                "a,b,Labels,label\n.5,.5,0,0\n",
+                ValueError,
+                "got 'Labels' beside the label column 'label'; name",
+            ),
+            (
+                "a,b,target,label\n.5,.5,0,0\n",
+                ValueError,
+                "got 'target' beside the label column 'label'; name",
+            ),
+            (",a,b,label\n0,.5,.5,0\n", ValueError, "class columns to name their classes, got ''"),
+            ("prob_a,prob_,label\n.5,.5,0\n", ValueError, "class columns to name their classes, got 'prob_'"),
+            ("logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n", ValueError, "logits to be logits, .* prob_<class>"),
+            (
+                "a,b,label\n.5,.5,a\n.5,.5,\n",
+                ValueError,
+                r"a label in every row, got none in 1 rows .*in row 1",
+            ),
+            ("a,b,label\n.5,.5,0\n.5,.5,  \n", ValueError, r"a label in every row, got none in 1 rows"),
+            ("a,b,label\n.5,.5,0.5\n", TypeError, "hold class names or ids, got 0.5 in row 0"),
+            ("a,b,label\n.5,.5,inf\n", TypeError, "hold class names or ids, got inf in row 0"),
+            ("a,b,label\n.5,.5,a \n", ValueError, r"got 'a ' \('a ' and 'a' differ only by spaces"),
+            ("a,b,label\n.5,.5,a\u200b\n", ValueError, r"got 'a\\u200b' \('a\\u200b' and 'a' differ only by"),
+            ("e\u0301,b,label\n.5,.5,\u00e9\n", ValueError, r"\('\\xe9' and 'e\\u0301' differ only by"),
+        ],
+    )
+    def test_ambiguous_tables_are_refused(
+        self, text: str, error: type[Exception], message: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "p.csv").write_text(text, encoding="utf-8")
+        with pytest.raises(error, match=message):
+            load_predictions(tmp_path / "p.csv")
+
+    def test_missing_labels_of_parquet(self, tmp_path: Path) -> None:
+        for labels in ([0, None], ["a", None], [0.0, np.nan]):
+            table = pandas.DataFrame({"a": [0.5, 0.5], "b": [0.5, 0.5], "label": labels})
+            with pytest.raises(
+                ValueError, match=r"hold a label in every row, got none in 1 rows .first in row 1"
+            ):
+                load_predictions(write(table, tmp_path / "p.parquet"))
+
+    def test_other_columns_are_ignored_beside_prefixes(self, tmp_path: Path) -> None:
+        table = as_table(PROBS, "prob_", target=LABELS[::-1], text=list("abcdef"))
+        table.to_csv(tmp_path / "p.csv")  # with its index, a column without a name
+        read = load_predictions(tmp_path / "p.csv")
+        assert read.class_names == NAMES
+        np.testing.assert_array_equal(read.labels, LABELS)
+
+    @pytest.mark.parametrize(
         ("change", "error", "message"),
         [
             (
@@ -177,7 +299,7 @@ class TestTables:
             (
                 lambda t: t.assign(label="music"),
                 ValueError,
-                r"classes' columns \(art, law, NA, sport\), got music",
+                r"class columns \(art, law, NA, sport\), got 'music'",
             ),
             (lambda t: t.assign(label=4), ValueError, "labels to lie in 0..3, got 4"),
             (lambda t: t.assign(logit_law="x"), TypeError, "column 'logit_law' to hold numbers in every row"),
@@ -219,6 +341,8 @@ class TestTables:
     def test_no_such_file_or_format(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"name an existing file, got .*nothing.csv"):
             load_predictions(tmp_path / "nothing.csv")
+        with pytest.raises(ValueError, match="name an existing file, got aaaa"):
+            load_predictions("a" * 5000 + ".csv")
         (tmp_path / "p.pkl").write_bytes(b"")
         with pytest.raises(ValueError, match=r"a file ending in .npz, .csv, .tsv, .parquet, got p.pkl"):
             load_predictions(tmp_path / "p.pkl")
@@ -294,6 +418,38 @@ class TestPredict:
         with pytest.raises(ValueError, match=r"none in 1 of 3 rows \(first in row 1\); remove these rows"):
             predict(load_classifier(model_folder), rows)
 
+    def test_a_folder_without_a_tokenizer(self, tmp_path: Path) -> None:
+        tiny_bert().save_pretrained(tmp_path)
+        message = (
+            r"to come with its tokenizer, got one of 5 tokens, for a model that has 64; save the tokenizer"
+        )
+        with pytest.raises(ValueError, match=message):
+            load_classifier(tmp_path)
+
+    def test_texts_of_unknown_words(self, model_folder: Path) -> None:
+        classifier = load_classifier(model_folder)
+        known, unknown = "w1 w2 w3 w4", "der Hund bellt laut"
+        rows = Dataset.from_dict({"text": [known, unknown], "label": [0, 1]})
+        assert len(predict(classifier, rows)) == 2  # half of them
+        rows = Dataset.from_dict({"text": [known, unknown, "und wie"], "label": [0, 1, 2]})
+        with pytest.raises(ValueError, match="be known to the tokenizer, got 6 unknown ones of 10; save the"):
+            predict(classifier, rows)
+
+    def test_special_tokens_are_no_words(self, model_folder: Path) -> None:
+        classifier = load_classifier(model_folder)
+        rows = Dataset.from_dict({"text": ["[PAD] [PAD]"], "label": [0]})
+        with pytest.raises(ValueError, match="be known to the tokenizer, got special tokens only"):
+            predict(classifier, rows)
+
+    def test_a_tokenizer_of_another_model(self, model_folder: Path, tmp_path: Path) -> None:
+        tiny_bert(vocab_size=40).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        rows = Dataset.from_dict({"text": ["w1 w50"], "label": [0]})
+        with pytest.raises(
+            ValueError, match="token ids to be below the model's 40, got 55; save the tokenizer"
+        ):
+            predict(load_classifier(tmp_path), rows)
+
     def test_a_decoder_without_a_padding_token(self, tmp_path: Path) -> None:
         config = transformers.GPT2Config(
             vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=N_LABELS
@@ -348,6 +504,41 @@ class TestLabels:
         found = predict(load_classifier(tmp_path), labelled([3, 1, 2]), class_names=class_names)
         np.testing.assert_array_equal(found.labels, [2, 0, 1])
 
+    @pytest.mark.parametrize(
+        ("names", "labels", "ids"),
+        [
+            (("-1", "0", "1", "2"), [0, -1, 2], [1, 0, 3]),
+            (("0", "1", "2", "many"), [2, 0, 3], [2, 0, 3]),  # one name is no integer: these are ids
+        ],
+    )
+    def test_integers_for_some_or_all_names(
+        self, names: tuple[str, ...], labels: list[int], ids: list[int], tmp_path: Path
+    ) -> None:
+        tiny_bert(id2label=dict(enumerate(names))).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        np.testing.assert_array_equal(predict(load_classifier(tmp_path), labelled(labels)).labels, ids)
+
+    def test_names_that_differ_in_case_only(self, tmp_path: Path) -> None:
+        tiny_bert(id2label=dict(enumerate(("us", "US", "it", "IT")))).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        classifier = load_classifier(tmp_path)
+        np.testing.assert_array_equal(predict(classifier, labelled(["US", "us", "IT"])).labels, [1, 0, 3])
+        with pytest.raises(ValueError, match=r"hold the model's classes .us, US, it, IT., got 'Us'"):
+            predict(classifier, labelled(["US", "Us"]))
+
+    def test_floats_and_truth_values(self, model_folder: Path, tmp_path: Path) -> None:
+        classifier = load_classifier(model_folder)
+        np.testing.assert_array_equal(predict(classifier, labelled([3.0, 0.0, 1.0])).labels, [3, 0, 1])
+        with pytest.raises(
+            ValueError, match=r"hold the model's classes .*got 'False', 'True'; give the data's"
+        ):
+            predict(classifier, labelled([True, False]))
+        tiny_bert(id2label=dict(enumerate(("false", "true", "a", "b")))).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        np.testing.assert_array_equal(
+            predict(load_classifier(tmp_path), labelled([True, False])).labels, [1, 0]
+        )
+
     def test_names_for_numbers_are_not_ignored(self, model_folder: Path) -> None:
         with pytest.raises(ValueError, match="class_names to name the labels of 'label', got numbers there"):
             predict(load_classifier(model_folder), labelled([3, 0]), class_names=["a", "b", "c", "d"])
@@ -365,8 +556,10 @@ class TestLabels:
                 labelled(["art", "music", "film"]),
                 {},
                 ValueError,
-                r"\(art, law, NA, sport\), got film, music; give the",
+                r"\(art, law, NA, sport\), got 'film', 'music'; give the",
             ),
+            (labelled(["art", " "]), {}, ValueError, r"a label in every row, got none in 1 rows .*row 1"),
+            (labelled(["art", "law\u00a0"]), {}, ValueError, r"'law\\xa0' and 'law' differ only by spaces"),
             (labelled([0, 4]), {}, ValueError, "hold the model's ids, 0..3, got 4"),
             (
                 labelled([0, -1], ClassLabel(names=NAMES)),
@@ -452,6 +645,36 @@ class TestLoading:
             ) as e:
                 load_classifier(name)
             assert "\n" not in str(e.value)
+
+    @pytest.mark.parametrize("size", [0, 4, 0.5])
+    def test_truncated_weights(self, size: float, model_folder: Path, tmp_path: Path) -> None:
+        shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+        path = tmp_path / "model.safetensors"
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(len(whole) * size) if size < 1 else int(size)])
+        with pytest.raises(
+            ValueError, match=r"the model to be loadable, got .*; check that its files are complete"
+        ):
+            load_classifier(tmp_path)
+
+    def test_weights_of_another_shape(self, model_folder: Path, tmp_path: Path) -> None:
+        shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+        config = (tmp_path / "config.json").read_text()
+        (tmp_path / "config.json").write_text(
+            config.replace('"intermediate_size": 16', '"intermediate_size": 32')
+        )
+        with pytest.raises(
+            ValueError, match=r"the model to be loadable, got .*; check that its files are complete"
+        ):
+            load_classifier(tmp_path)
+
+    def test_over_long_names(self) -> None:
+        with pytest.raises(ValueError, match="the model to be loadable, got aaa"):
+            load_classifier("a" * 5000)
+        with pytest.raises(ValueError, match="to name an existing file, got aaa"):
+            load_rows("a" * 5000 + ".csv")
+        with pytest.raises(ValueError, match="data to have a split 'test', got aaa"):
+            load_rows("a" * 5000)
 
     def test_a_model_without_a_trained_head(self, tmp_path: Path) -> None:
         tiny_bert().bert.save_pretrained(tmp_path)

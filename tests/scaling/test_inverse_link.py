@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling._inverse_link import Predictions
+from hf_calib.scaling._inverse_link import ProbabilityBlock
 from hf_calib.scaling.inverse_link import _LINKS, InverseLink, _checked_link
 from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
 
@@ -47,7 +47,7 @@ def label_gradients(loss: CalibrationLoss, logits: np.ndarray) -> np.ndarray:
 
 def raw_posterior(loss: CalibrationLoss, logits: np.ndarray) -> np.ndarray:
     """The solution of the equation, before its ranking is compared with that of p."""
-    return softmax(_checked_link(loss, logits.shape[1])[0](Predictions.of(logits)), axis=1)
+    return softmax(_checked_link(loss, logits.shape[1])[0](ProbabilityBlock.of(logits)), axis=1)
 
 
 def minimum(loss: CalibrationLoss, eta: np.ndarray) -> np.ndarray:
