@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -20,8 +21,9 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
     """Fill dataclasses from the command line, and from the files after `--config`.
 
     Files set defaults, a later `--config` wins over an earlier one (a task, then a loss), and the command line
-    wins over all. The files' values are read as if they had been typed on the command line, so
-    `learning_rate: 2e-5`, which YAML takes for a string, is a number here.
+    wins over all. The files' values are read as if they had been typed on the command line: `learning_rate: 2e-5`,
+    which YAML takes for a string, is a number, and `eval_strategy: no` or `run_name: 2026-01-31`, which it takes
+    for a truth value and a date, are texts.
 
     Args:
         dataclass_types: for example `(DataArguments, CalibrationTrainingArguments)`.
@@ -31,7 +33,7 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
         One instance per dataclass, in order.
 
     Raises:
-        ValueError: for a file that is missing, is not a YAML mapping, has a key no dataclass knows, or a `null`
+        ValueError: if a file is missing, is not a YAML mapping, has a key that no dataclass knows, or a `null`
             where the default is a value.
 
     Example:
@@ -45,9 +47,44 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
     types = list(dataclass_types)
     argv = list(sys.argv[1:] if argv is None else argv)
     paths, argv = _take_configs(argv)
-    known = {field.name: field for kind in types for field in fields(kind) if field.init}
+    hints = {name: hint for kind in types for name, hint in get_type_hints(kind).items()}
+    known = {
+        field.name: _Argument(field, {hints[field.name], *get_args(hints[field.name])})
+        for kind in types
+        for field in fields(kind)
+        if field.init
+    }
     from_files = [word for path in paths for word in _as_argv(_read(path), path, known)]
     return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + argv)
+
+
+class _Argument(NamedTuple):
+    """A dataclass field and the types that it takes."""
+
+    field: Field[Any]
+    types: set[Any]
+
+
+class _Scalar(NamedTuple):
+    """A value that YAML takes for something else than text, and the word that stands in the file."""
+
+    value: Any
+    word: str
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain YAML; truth values, numbers and dates keep their words."""
+
+
+def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> _Scalar | str:
+    if node.tag == "tag:yaml.org,2002:timestamp":
+        return node.value
+    kind = node.tag.rpartition(":")[2]
+    return _Scalar(getattr(yaml.SafeLoader, f"construct_yaml_{kind}")(loader, node), node.value)
+
+
+for _kind in ("bool", "int", "float", "timestamp"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _construct_scalar)
 
 
 def _take_configs(argv: list[str]) -> tuple[list[Path], list[str]]:
@@ -68,27 +105,27 @@ def _take_configs(argv: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputValueError(expected("--config", "name an existing YAML file", str(path), "check the path"))
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise InputValueError(expected(str(path), "be YAML", str(error), "mend the file")) from error
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise InputValueError(expected(str(path), "be YAML", str(error), "correct the file")) from error
     if not isinstance(content, dict):
-        raise InputValueError(
-            expected(str(path), "hold `name: value` lines", type(content).__name__, "see recipes/configs")
-        )
-    return content
+        got = type(content.value if isinstance(content, _Scalar) else content).__name__
+        raise InputValueError(expected(str(path), "hold `name: value` lines", got, "see recipes/configs"))
+    return {_word(name): value for name, value in content.items()}
 
 
-def _as_argv(config: dict[str, Any], path: Path, known: Mapping[str, Field[Any]]) -> list[str]:
+def _as_argv(config: dict[str, Any], path: Path, known: Mapping[str, _Argument]) -> list[str]:
     argv: list[str] = []
     for name, value in config.items():
         if name not in known:
             raise InputValueError(
                 expected(f"keys of {path}", "be arguments of the script", name, did_you_mean(name, known))
             )
-        if value is None and known[name].default is None:
+        argument = known[name]
+        if value is None and argument.field.default is None:
             continue
         if value is None or value == []:
             requirement = f"give {name} a value"
@@ -96,15 +133,32 @@ def _as_argv(config: dict[str, Any], path: Path, known: Mapping[str, Field[Any]]
                 expected(str(path), requirement, "none", "leave the line out for the default")
             )
         if isinstance(value, list):
-            argv += [f"--{name}", *map(str, value)]
+            argv += [f"--{name}", *(_typed(item, argument.types) for item in value)]
         elif isinstance(value, dict):
-            argv.append(f"--{name}={json.dumps({key: _number(item) for key, item in value.items()})}")
+            argv.append(f"--{name}={json.dumps(_plain(value))}")
         else:
-            argv.append(f"--{name}={value}")
+            argv.append(f"--{name}={_typed(value, argument.types)}")
     return argv
 
 
-def _number(value: Any) -> Any:
-    """The number in a string like 2e-5, which YAML takes for text."""
+def _word(key: Any) -> Any:
+    return key.word if isinstance(key, _Scalar) else key
+
+
+def _typed(value: Any, types: set[Any]) -> str:
+    """What one would type on the command line: the word, unless the argument takes what YAML makes of it."""
+    if isinstance(value, _Scalar):
+        return str(value.value) if type(value.value) in types else value.word
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What YAML makes of a value; a string like 2e-5, which it takes for text, is a number."""
+    if isinstance(value, _Scalar):
+        return value.value
+    if isinstance(value, dict):
+        return {_word(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     is_one = isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*e[-+]?\d+", value, re.IGNORECASE)
     return float(value) if is_one else value

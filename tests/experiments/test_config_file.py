@@ -19,6 +19,7 @@ class DataArguments:
     suffix: str = ""
     shuffle: bool = True
     sizes: list[int] | None = None
+    tags: list[str] | None = None
 
 
 KINDS = (DataArguments, CalibrationTrainingArguments)
@@ -60,6 +61,53 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
     assert args.use_cpu is True
     assert args.load_best_model_at_end is False
     assert args.temperature_criterion == "ece"
+
+
+@pytest.mark.parametrize("word", ["no", "off", "steps", '"no"'])
+def test_words_that_yaml_takes_for_truth_values_are_texts(word: str, tmp_path: Path) -> None:
+    text = CONFIG.format(folder=tmp_path).replace("suffix: ", f"run_name: {word}\nsuffix: ")
+    wanted = word.strip('"')
+    if wanted != "off":
+        text += f"eval_strategy: {word}\nsave_strategy: {word}\neval_steps: 5\nsave_steps: 5\n"
+    text = text.replace("load_best_model_at_end: no\n", "")
+    _, args = parsed(tmp_path, text)
+    assert args.run_name == wanted
+    if wanted != "off":
+        assert (args.eval_strategy, args.save_strategy) == (wanted, wanted)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("no", False),
+        ("Off", False),
+        ("false", False),
+        ("yes", True),
+        ("on", True),
+        ("TRUE", True),
+        ("n", False),
+    ],
+)
+def test_truth_values_in_every_spelling(word: str, value: bool, tmp_path: Path) -> None:
+    text = CONFIG.format(folder=tmp_path).replace("shuffle: false", f"shuffle: {word}")
+    data, _ = parsed(tmp_path, text)
+    assert data.shuffle is value
+
+
+@pytest.mark.parametrize("word", ["2026-01-31", "2026-01-31 10:30:00", "10:30", "1.10", "007", "1e5", "0x1F"])
+def test_dates_and_numbers_are_texts_where_texts_are_wanted(word: str, tmp_path: Path) -> None:
+    text = CONFIG.format(folder=tmp_path).replace('suffix: "-odd, with --dashes"', f"suffix: {word}")
+    data, _ = parsed(tmp_path, f"{text}tags: [no, {word}]\n")
+    assert data.suffix == word
+    assert data.tags == ["no", word]
+
+
+def test_values_in_a_mapping_are_those_of_yaml(tmp_path: Path) -> None:
+    mapping = "{per_sample: no, when: 2026-01-31, gamma: 2e-1, 7: [1, on], off: 3}"
+    text = CONFIG.format(folder=tmp_path) + f"lr_scheduler_kwargs: {mapping}\n"
+    _, args = parsed(tmp_path, text)
+    wanted = {"per_sample": False, "when": "2026-01-31", "gamma": 0.2, "7": [1, True], "off": 3}
+    assert args.lr_scheduler_kwargs == wanted
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:
@@ -105,6 +153,8 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
         ),
         ("- a\n- b\n", "config.yaml to hold `name: value` lines, got list"),
         ("", "config.yaml to hold `name: value` lines, got NoneType"),
+        ("no\n", "config.yaml to hold `name: value` lines, got bool"),
+        ("no: 1\n", "keys of .*config.yaml to be arguments of the script, got no; "),
         ("a: [1\n", "config.yaml to be YAML, got "),
         ("a: !!python/object/apply:os.system ['true']\n", "config.yaml to be YAML, got "),
         (
@@ -124,6 +174,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         parse_arguments(KINDS, ["--config", str(tmp_path / "nowhere.yaml")])
     with pytest.raises(ValueError, match="--config to name an existing YAML file"):
         parse_arguments(KINDS, ["--config", str(tmp_path)])
+    with pytest.raises(ValueError, match="--config to name an existing YAML file"):
+        parse_arguments(KINDS, ["--config", "a" * 5000])
+    (tmp_path / "latin.yaml").write_bytes("dataset: caf\u00e9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.yaml to be YAML, got .*codec can't decode"):
+        parse_arguments(KINDS, ["--config", str(tmp_path / "latin.yaml")])
     with pytest.raises(ValueError, match="--config to be followed by a YAML file, got nothing"):
         parse_arguments(KINDS, ["--dataset", "x", "--config"])
 
