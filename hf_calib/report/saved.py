@@ -27,7 +27,7 @@ def read_report(path: Path) -> dict[str, Any]:
         got = f"{path} ({error})"
         raise InputValueError(expected("the report", "be readable as JSON", got, _WAY_OUT)) from error
     check = _Checker(path)
-    check.is_a(record, Mapping, "the record")
+    check.is_a(record, Mapping, "")
     check.text(record, "name")
     n_examples = check.count(record, "n_examples")
     n_bins = check.count(record, "n_bins")
@@ -71,7 +71,8 @@ class _Checker:
     def that(self, holds: bool, place: str, requirement: str, got: object) -> None:
         if not holds:
             shown = f"{str(got)[:60]} in {self.path}"
-            raise InputValueError(expected(f"the report's {place}", requirement, shown, _WAY_OUT))
+            argument = f"the report's {place}" if place else "the report"
+            raise InputValueError(expected(argument, requirement, shown, _WAY_OUT))
 
     def is_a(self, value: Any, kind: type, place: str) -> Any:
         name = "a list" if kind is list else "an object"

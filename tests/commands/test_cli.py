@@ -1,11 +1,13 @@
-"""The command line as a user meets it: tables, files and exit codes; the demo, to the served model."""
+"""The command line as a user meets it: tables, files and exit codes."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import pandas
 import pytest
 import torch
 import transformers
+import typer
 from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
+from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
-from hf_calib.commands import evaluate
+from hf_calib.commands import console, evaluate
 from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
@@ -362,6 +366,109 @@ class TestCalibratePredictions:
         assert names_in(tmp_path) == {"predictions.npz"}
 
 
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+class TestInSample:
+    """Rows that the scaler was fitted on are no test data, and everything that shows the table says so."""
+
+    ALL = "The scaler was fitted on all {} rows of this report. The errors after calibration are in-sample"
+
+    def assert_said(self, result: Any, folder: Path, note: str) -> None:
+        assert result.exit_code == 0, result.output
+        assert f"hf-calib: warning: {note}" in one_line(result.stderr)
+        record = json.loads((folder / "report.json").read_text())
+        assert [warning for warning in record["warnings"] if warning.startswith(note)]
+        assert note in one_line((folder / "report.md").read_text().replace("\\", ""))
+
+    def test_one_file_of_predictions_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
+        shutil.copy(workplace / "test.npz", tmp_path / "copy.npz")
+        found = load_predictions(workplace / "test.npz")
+        table = pandas.DataFrame(found.probabilities(), columns=[f"prob_{name}" for name in NAMES])
+        table["label"] = found.labels
+        table.sample(frac=1, random_state=0).to_csv(tmp_path / "shuffled.csv", index=False)
+        for test in (workplace / "test.npz", tmp_path / "copy.npz", tmp_path / "shuffled.csv"):
+            words = ("calibrate", workplace / "test.npz", "--test-data", test, "--output", tmp_path / "out")
+            result = call(*words)
+            self.assert_said(result, tmp_path / "out", self.ALL.format(80))
+            assert one_line(result.stdout).count(f"Note: {self.ALL.format(80)}") == 1
+        as_json = call(*words, "--json")
+        assert json.loads(as_json.stdout)["notes"][0].startswith(self.ALL.format(80))
+        assert self.ALL.format(80) in one_line(as_json.stderr)
+
+    def test_some_rows_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
+        found, test = (load_predictions(workplace / f"{name}.npz") for name in ("data", "test"))
+        rows = {
+            name: np.concatenate([getattr(found, name)[:7], getattr(test, name)])
+            for name in ("logits", "labels")
+        }
+        save_predictions(Predictions(**rows, class_names=NAMES), tmp_path / "mixed.npz")
+        words = ("calibrate", workplace / "data.npz", "--test-data", tmp_path / "mixed.npz")
+        result = call(*words, "--output", tmp_path / "out")
+        self.assert_said(
+            result, tmp_path / "out", "The scaler was fitted on 7 of the 87 rows of this report."
+        )
+
+    def test_other_rows_are_not_taken_for_the_same(self, workplace: Path, tmp_path: Path) -> None:
+        result = call(
+            *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
+            *("--output", tmp_path / "out"),
+        )
+        assert "was fitted on all" not in one_line(result.output)
+        assert "rows of this report" not in one_line(result.output)
+
+    def test_scores_that_were_rounded_coincide(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        for name, n in (("a", 500), ("b", 300)):
+            confident = rng.integers(50, 100, n) / 100
+            labels = (rng.random(n) > confident).astype(int)
+            predictions = Predictions(labels, probs=np.stack([confident, 1 - confident], axis=1))
+            save_predictions(predictions, tmp_path / f"{name}.npz")
+        words = ("calibrate", tmp_path / "a.npz", "--output", tmp_path / "out", "--test-data")
+        assert "rows of this report" not in one_line(call(*words, tmp_path / "b.npz").output)
+        assert self.ALL.format(500) in one_line(call(*words, tmp_path / "a.npz").output)
+
+    def test_a_label_that_differs_is_another_row(self, workplace: Path, tmp_path: Path) -> None:
+        test = load_predictions(workplace / "test.npz")
+        save_predictions(Predictions((test.labels + 1) % 4, test.logits, None, NAMES), tmp_path / "other.npz")
+        words = ("calibrate", workplace / "test.npz", "--test-data", tmp_path / "other.npz")
+        assert "rows of this report" not in one_line(call(*words, "--output", tmp_path / "out").output)
+
+    def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
+        data = ("--data", workplace / "test.csv")
+        words = ("calibrate", workplace / "model", *data, "--test-data", workplace / "test.csv")
+        result = call(*words, "--output", tmp_path / "out")
+        self.assert_said(result, tmp_path / "out" / "calibration", self.ALL.format(80))
+        tables = [pandas.read_csv(workplace / f"{name}.csv") for name in ("test", "data")]
+        pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(tmp_path / "mixed.csv", index=False)
+        words = ("calibrate", workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
+        result = call(*words, "--output", tmp_path / "mixed")
+        note = "The scaler was fitted on 3 of the 23 rows of this report."
+        self.assert_said(result, tmp_path / "mixed" / "calibration", note)
+
+
+class TestProgress:
+    def test_stages_are_named_on_stderr(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console, "_PATIENCE", 0.0)
+        result = call("evaluate", workplace / "data.npz", "--json")
+        assert "measuring 240 rows ..." in result.stderr
+        assert json.loads(result.stdout)["n_examples"] == 240
+
+    def test_only_those_that_take_their_time(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert console._PATIENCE == 1.0
+        monkeypatch.setattr(console, "_PATIENCE", 0.2)
+        with console.stages() as begin:
+            begin("reading a.csv")
+            begin("measuring 3 rows")
+            time.sleep(0.5)
+            begin("saving to out")
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "measuring 3 rows ...\n"
+
+
 class TestOutput:
     def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -433,23 +540,8 @@ class TestReport:
         assert any("ECE" in title for title in titles[0])
 
     def test_refused(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "other.json").write_text('{"a": 1}')
-        assert_refused(
-            call("report", tmp_path / "other.json"),
-            "expected the report's name to be there, got nothing in ",
-        )
         (tmp_path / "broken.json").write_text("{")
         assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
-        (tmp_path / "part.json").write_text(
-            '{"name": "a", "n_examples": 1, "n_bins": 1, "before": {}, "after": null}'
-        )
-        assert_refused(
-            call("report", tmp_path / "part.json"), "expected the report's before.metrics to be there"
-        )
-        (tmp_path / "nan.json").write_text('{"name": NaN}')
-        assert_refused(
-            call("report", tmp_path / "nan.json"), "be readable as JSON, got .*NaN is not a finite number"
-        )
         twice = call("report", workplace / "data.npz", workplace / "data.npz")
         assert_refused(twice, "expected the sources to be different")
         assert_refused(call("report", tmp_path), "expected predictions to name an existing file")
@@ -458,6 +550,78 @@ class TestReport:
         assert_refused(mixed, "the same number of bins, got 10 and 15; make the reports again")
         assert not (tmp_path / "b").exists()
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda r: r.pop("name"), "the report's name to be there, got nothing in .*; pass a report.json"),
+            (lambda r: r.update(name=3), "the report's name to be a text, got 3 in "),
+            (
+                lambda r: r.update(n_examples=80.5),
+                "the report's n_examples to be an integer of at least 1, got 80.5",
+            ),
+            (lambda r: r.update(n_bins=True), "the report's n_bins to be an integer of at least 1, got True"),
+            (lambda r: r.pop("after"), "the report's after to be there"),
+            (lambda r: r.update(after={}), "the report's after.metrics to be there"),
+            (lambda r: r.update(before=None), "the report's before to be an object, got None"),
+            (lambda r: r["before"].update(metrics=[]), r"before.metrics to be an object, got \[\]"),
+            (lambda r: r["before"]["metrics"].update(ece=0.1), "before.metrics.ece to be an object, got 0.1"),
+            (lambda r: r["before"]["metrics"]["ece"].pop("title"), "before.metrics.ece.title to be there"),
+            (
+                lambda r: r["before"]["metrics"]["ece"].update(value="low"),
+                "ece.value to be a number, got low",
+            ),
+            (
+                lambda r: r["before"]["metrics"]["ece"].update(low=[]),
+                r"metrics.ece.low to be a number, got \[\]",
+            ),
+            (lambda r: r["before"].pop("consistency_test"), "before.consistency_test to be there"),
+            (
+                lambda r: r["before"]["consistency_test"].update(p_value=None),
+                "p_value to be a number from 0 to 1",
+            ),
+            (
+                lambda r: r["before"]["consistency_test"].update(p_value=2),
+                "p_value to be a number from 0 to 1, got 2",
+            ),
+            (lambda r: r["before"].update(bins={}), "before.bins to be a list"),
+            (lambda r: r["before"]["bins"].append(1), r"before.bins\[\d+\] to be an object, got 1"),
+            (
+                lambda r: r["before"]["bins"][0].update(count=-1),
+                r"before.bins\[0\].count to be an integer of at lea",
+            ),
+            (
+                lambda r: r["before"]["bins"][0].update(accuracy=1.5),
+                r"bins\[0\].accuracy to be a number from 0 to 1",
+            ),
+            (
+                lambda r: r["before"]["bins"][0].update(confidence=None),
+                r"bins\[0\].confidence to be a number from 0",
+            ),
+            (lambda r: r["before"]["bins"].pop(), "before.bins to count the 80 examples of n_examples, got"),
+            (lambda r: r.update(n_bins=1), "before.bins to be at most n_bins = 1, got"),
+            (
+                lambda r: r["before"]["bins"][0].update(gap=float("nan")),
+                "readable as JSON, got .*NaN is not a finite",
+            ),
+            (lambda r: r.update(note="1e999 "), "readable as JSON, got .*1e999 is not a finite number"),
+        ],
+    )
+    def test_an_edited_report(self, change: Any, message: str, workplace: Path, tmp_path: Path) -> None:
+        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
+        path = tmp_path / "report.json"
+        record = json.loads(path.read_text())
+        assert called_for_json("report", path)["reports"] == {"test": record}
+        change(record)
+        path.write_text(json.dumps(record).replace('"1e999 "', "1e999"))
+        assert_refused(call("report", path), message)
+
+    @pytest.mark.parametrize("text", ["[]", "3", "null", '"report"', "[" * 100_000])
+    def test_json_that_is_no_report(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "report.json").write_text(text)
+        assert_refused(
+            call("report", tmp_path), "expected the report to be (an object, got|readable as JSON, got)"
+        )
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -465,6 +629,17 @@ class TestRefusals:
         [
             (("evaluate", "model"), "expected data to be given with a model, got None; name labelled texts"),
             (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
+            (("evaluate", "a" * 5000), "data to be given with a model, got None"),
+            (("evaluate", "a" * 5000 + ".csv"), "expected predictions to name an existing file, got aaa"),
+            (("evaluate", "model", "--data", "a" * 5000), "data to have a split 'test', got aaa"),
+            (("evaluate", "a" * 5000, "--data", "data.csv"), "the model to be loadable, got aaa"),
+            (("report", "a" * 5000), "expected predictions to name an existing file, got aaa"),
+            (("evaluate", "data.npz", "--output", "a" * 5000), "output to be writable, got aaa"),
+            (("calibrate", "data.npz", "--output", "a" * 300), "output to be writable, got aaa"),
+            (
+                ("calibrate", "data.npz", "--output", "new", "--test-data", "a" * 5000 + ".npz"),
+                "expected predictions to name an existing file, got aaa",
+            ),
             (("evaluate", "nothing.npz"), "expected predictions to name an existing file, got nothing.npz"),
             (("evaluate", "model", "--data", "nothing.csv"), "expected data_file to name an existing file"),
             (
@@ -516,6 +691,16 @@ class TestRefusals:
 
         monkeypatch.setattr(evaluate, "calibration_report", broken)
         assert call("evaluate", workplace / "data.npz").exit_code == 1
+
+
+def test_only_errors_in_the_input_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (InputValueError("wrong:\n value"), InputTypeError("wrong: type")):
+        with pytest.raises(typer.Exit) as end, console.exit_codes():
+            raise error
+        assert end.value.exit_code == 2
+    assert capsys.readouterr().err == "hf-calib: wrong: value\nhf-calib: wrong: type\n"
+    with pytest.raises(ValueError, match="expected a bug"), console.exit_codes():
+        raise ValueError("expected a bug to be reported as one")
 
 
 def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
@@ -572,7 +757,13 @@ def test_help_lists_the_commands() -> None:
         ("demo", "--epochs", "0"),
         ("demo", "--max-per-class", "1"),
         ("demo", "--nonsense", "1"),
+        ("demo", "--seed", "-1"),
+        ("demo", "--seed", str(2**32)),
         ("evaluate", "data.npz", "--n-bins", "0"),
+        ("evaluate", "data.npz", "--n-bins", "1" + 20 * "0"),
+        ("evaluate", "model", "--data", "data.csv", "--max-length", "1" + 20 * "0"),
+        ("evaluate", "model", "--data", "data.csv", "--batch-size", "1" + 20 * "0"),
+        ("calibrate", "data.npz", "--output", "out", "--seed", str(2**32)),
         ("calibrate", "data.npz", "--output", "out", "--method", "platt"),
         ("calibrate", "data.npz"),
         ("report",),
