@@ -1,4 +1,4 @@
-"""The calibration section of a model card: loss, splits, and every metric before and after the temperature."""
+"""The calibration section of a model card: loss, splits, and all metrics before and after the temperature."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def add_calibration_section(
     """Append the section to the card in the folder, replacing an earlier one, and tag the card.
 
     Args:
-        folder: holds the card, README.md; the reliability diagram is put beside it.
+        folder: holds the card, README.md; the reliability diagram is saved beside it.
         record: the model config's `calibration`.
-        evaluation: the last one; its metrics are shown if they were computed with the temperature too.
+        evaluation: the last one; its metrics are shown if they were also computed with the temperature.
     """
     metrics: dict[str, float] = {}
     if evaluation is not None and evaluation.calibrated is not None:
@@ -37,7 +37,7 @@ def add_calibration_section(
         save_figure(diagram, folder / FIGURE)
     prefix = evaluation.prefix if evaluation is not None else "eval"
     card = ModelCard.load(folder / "README.md")
-    card.data.library_name = "transformers"  # whatever adapters were trained with, they are merged
+    card.data.library_name = "transformers"  # adapters, which were trained with peft, are merged
     card.data.tags = sorted({*(card.data.tags or []), *TAGS})
     before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
     card.text = f"{before}\n\n{calibration_section(record, metrics, prefix)}\n"
@@ -49,7 +49,7 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
 
     Args:
         record: the model config's `calibration`.
-        metrics: results of an evaluation, `eval_ece` and so on, with and without `_calibrated`; or none.
+        metrics: of an evaluation, `eval_ece` and so on, with and without `_calibrated`; or none.
         prefix: their prefix, "eval" for the evaluation split.
 
     >>> print(calibration_section({"loss": "focal", "temperature": 0.5, "n_examples": 100,
@@ -71,7 +71,7 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
         lines += ["| Metric | Before | After the temperature |", "|---|---|---|", *rows]
         lines += ["", f"![Reliability diagram before and after the temperature]({FIGURE})"]
     if rows and record.get("split") == split:
-        lines += ["", "The temperature was fitted on these very examples, so these figures are optimistic."]
+        lines += ["", "The temperature was fitted on these same examples, so the metrics after it are optimistic."]
     return "\n".join(lines)
 
 
@@ -84,6 +84,6 @@ def _training_lines(record: Mapping[str, Any]) -> list[str]:
         f"Trained with the loss {escape(loss)}.",
         f"A temperature of {float(record['temperature']):.4f} (criterion: {escape(str(record.get('criterion')))}) "
         f"was fitted on {escape(str(record.get('n_examples')))} examples of the "
-        f"{escape(str(record.get('split')))} split and folded into the classification head: the probabilities "
-        "this model gives are the calibrated ones.",
+        f"{escape(str(record.get('split')))} split and folded into the classification head: the model returns "
+        "calibrated probabilities.",
     ]

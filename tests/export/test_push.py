@@ -15,6 +15,7 @@ from safetensors.torch import load as load_safetensors
 
 from hf_calib.export.model_card import add_calibration_section, calibration_section
 from tests.helpers.hub_server import Hub, running_hub
+from tests.helpers.push_and_load import BRANCH, WEIGHTS_BEFORE
 from tests.helpers.tiny import tiny_trainer
 
 TOKEN = "hf_madeUpForThisTest"
@@ -45,33 +46,46 @@ def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> Non
     assert found[name]["bit_equal"] is True
     assert found[name]["off_by"] < 1e-5
     assert abs(found[name]["temperature"] - 1) > 0.05
-    config = json.loads(hub.files[f"me/{name}"]["config.json"])
+    config = json.loads(hub.files[f"me/{name}"]["main"]["config.json"])
     assert config["calibration"]["folded"] is True
     assert config["calibration"]["temperature"] == found[name]["temperature"]
-    assert "classifier.weight" in load_safetensors(hub.files[f"me/{name}"]["model.safetensors"])
+    assert "classifier.weight" in load_safetensors(hub.files[f"me/{name}"]["main"]["model.safetensors"])
 
 
 @pytest.mark.parametrize("name", ["plain", "adapters"])
 def test_what_is_uploaded(name: str, pushed: Any) -> None:
     hub, folder, _, _ = pushed
-    names = set(hub.files[f"me/{name}"])
+    names = set(hub.files[f"me/{name}"]["main"])
     wanted = {"README.md", "config.json", "model.safetensors", "reliability.png", "tokenizer.json"}
     assert wanted <= names
     assert not [each for each in names if each.startswith(("checkpoint", "_"))]
     assert (folder / name / "checkpoint-2").is_dir()
-    assert hub.files[f"me/{name}"]["reliability.png"].startswith(b"\x89PNG")
+    assert hub.files[f"me/{name}"]["main"]["reliability.png"].startswith(b"\x89PNG")
     # The pushes during the training uploaded adapters, which would be loaded on top of the merged weights.
     assert not [each for each in names if each.startswith("adapter_")]
     assert not list((folder / name).glob("adapter_*"))
+
+
+def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed: Any) -> None:
+    hub, _, found, _ = pushed
+    branches = hub.files["me/branch"]
+    assert branches["main"] == dict.fromkeys(WEIGHTS_BEFORE["main"], b"old")
+    weights = {
+        name for name in branches[BRANCH] if name.endswith((".safetensors", ".bin")) or "adapter" in name
+    }
+    assert weights == {"model.safetensors"}
+    assert "README.md" in branches[BRANCH]
+    assert found["branch"]["bit_equal"] is True
 
 
 def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
     hub, folder, _, output = pushed
     assert {token for method, path, token in hub.requests if "/commit/" in path} == {f"Bearer {TOKEN}"}
     assert TOKEN not in output
-    for files in hub.files.values():
-        for name, content in files.items():
-            assert TOKEN.encode() not in content, name
+    for branches in hub.files.values():
+        for files in branches.values():
+            for name, content in files.items():
+                assert TOKEN.encode() not in content, name
     for path in folder.rglob("*"):
         if path.is_file():
             assert TOKEN.encode() not in path.read_bytes(), path
@@ -79,7 +93,7 @@ def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
 
 def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     hub, _, found, _ = pushed
-    card = ModelCard(hub.files["me/plain"]["README.md"].decode())
+    card = ModelCard(hub.files["me/plain"]["main"]["README.md"].decode())
     assert {"calibration", "hf_calib"} <= set(card.data.tags)
     assert card.data.library_name == "transformers"
     section = card.text.split("## Calibration")[1]
@@ -93,7 +107,7 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     assert section.count("\n| ") == 1 + 7
     assert "](reliability.png)" in section
     assert "optimistic" not in section
-    adapters = ModelCard(hub.files["me/adapters"]["README.md"].decode())
+    adapters = ModelCard(hub.files["me/adapters"]["main"]["README.md"].decode())
     assert adapters.data.library_name == "transformers"
 
 
@@ -111,7 +125,7 @@ METRICS = {"eval_ece": 0.2, "eval_ece_calibrated": 0.02, "eval_nll": 0.5, "eval_
 
 
 def test_figures_on_the_calibration_split_are_called_optimistic() -> None:
-    assert "these figures are optimistic" in calibration_section(RECORD, METRICS)
+    assert "the metrics after it are optimistic" in calibration_section(RECORD, METRICS)
     test = {key.replace("eval", "test"): value for key, value in METRICS.items()}
     section = calibration_section(RECORD, test, prefix="test")
     assert "On the test split:" in section

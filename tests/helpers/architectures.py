@@ -1,4 +1,4 @@
-"""Tiny models of every architecture whose head is found, and what tests of folding share."""
+"""Tiny models of every architecture whose head is found, and helpers for tests of folding."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def bert(**changes: Any) -> BertForSequenceClassification:
 
 
 def some_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Inputs unlike those that the folding makes up."""
+    """Inputs unlike those that folding draws for itself."""
     generator = torch.Generator().manual_seed(2)
     if model.main_input_name == "pixel_values":
         size = getattr(getattr(model.config, "vision_config", model.config), "image_size", 48)
@@ -215,7 +215,7 @@ def refused(model: PreTrainedModel, error: type[Exception], message: str) -> Ite
 
 
 class Squashed(BertForSequenceClassification):
-    """Its logits are no linear function of any layer."""
+    """Its logits are not a linear function of any layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A Hub on the loopback interface: as much of it as pushing a model and loading it again need."""
+"""A Hub on the loopback interface: as much of it as pushing a model to a branch and loading it again need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-NOT_A_COMMIT = "0" * 40
-
 
 class Hub(ThreadingHTTPServer):
-    """Files by repository; requests by method and path, with the token each of them carried."""
+    """Files by repository, branch and path; requests by method and path, with the token each of them carried."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, dict[str, bytes]] = {}
+        self.files: dict[str, dict[str, dict[str, bytes]]] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.unknown: list[str] = []
 
@@ -43,37 +41,49 @@ class Handler(BaseHTTPRequestHandler):
         path = self._remember()
         if path == "/api/repos/create":
             name = json.loads(body)["name"]
-            self.server.files.setdefault(f"me/{name}", {})
+            self.server.files.setdefault(f"me/{name}", {"main": {}})
             self._answer({"url": f"{self.server.address}/me/{name}", "name": f"me/{name}"})
         elif path == "/api/validate-yaml":
             self._answer({"errors": [], "warnings": []})
-        elif "/preupload/" in path:
-            wanted = [entry["path"] for entry in json.loads(body)["files"]]
-            self._answer(
-                {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in wanted]}
-            )
-        elif "/commit/" in path:
-            self._commit(path.removeprefix("/api/models/").split("/commit/")[0], body)
+        elif path.startswith("/api/models/"):
+            repository, action, branch = _parts(path.removeprefix("/api/models/"))
+            if action == "branch":
+                branches = self.server.files[repository]
+                branches[branch] = dict(branches["main"])
+                self._answer({})
+            elif self._branch(repository, branch) is None:
+                self._no_such_branch()
+            elif action == "preupload":
+                wanted = [entry["path"] for entry in json.loads(body)["files"]]
+                self._answer(
+                    {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in wanted]}
+                )
+            elif action == "commit":
+                self._commit(repository, branch, body)
+            else:
+                self._unknown(path)
         else:
             self._unknown(path)
 
     def do_GET(self) -> None:
         path = self._remember()
-        if "/resolve/" in path:
-            repository, _, rest = path.removeprefix("/").partition("/resolve/")
-            self._file(repository, rest.partition("/")[2])
-        elif "/tree/" in path:
-            repository = "/".join(path.split("/")[3:5])
-            entries = self.server.files.get(repository, {}).items()
-            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in entries])
-        elif path.startswith("/api/models/"):
-            repository = "/".join(path.split("/")[3:5])
-            names = [{"rfilename": name} for name in self.server.files.get(repository, {})]
-            self._answer(
-                {"id": repository, "sha": NOT_A_COMMIT, "siblings": names, "tags": [], "private": False}
-            )
-        elif path == "/api/whoami-v2":
+        if path == "/api/whoami-v2":
             self._answer({"name": "me", "type": "user", "orgs": []})
+            return
+        repository, action, rest = _parts(path.removeprefix("/api/models/").removeprefix("/"))
+        revision, _, name = rest.partition("/")
+        branch = self._branch(repository, revision or "main")
+        if branch is None:
+            self._no_such_branch()
+        elif action == "resolve":
+            self._file(repository, branch, name)
+        elif action == "tree":
+            entries = self.server.files[repository][branch].items()
+            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in entries])
+        elif action in ("", "revision"):
+            names = [{"rfilename": name} for name in self.server.files[repository][branch]]
+            commit = _commit_of(repository, branch)
+            self._answer({"id": repository, "sha": commit, "siblings": names, "tags": [], "private": False})
         else:
             self._unknown(path)
 
@@ -94,24 +104,35 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _commit(self, repository: str, body: bytes) -> None:
+    def _branch(self, repository: str, revision: str) -> str | None:
+        """The branch of that name, or whose newest commit it is."""
+        branches = self.server.files.get(repository, {})
+        found = (name for name in branches if revision in (name, _commit_of(repository, name)))
+        return next(found, None)
+
+    def _commit(self, repository: str, branch: str, body: bytes) -> None:
+        files = self.server.files[repository][branch]
         for line in body.splitlines():
             entry = json.loads(line)
             if entry["key"] == "file":
-                content = base64.b64decode(entry["value"]["content"])
-                self.server.files[repository][entry["value"]["path"]] = content
+                files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
             elif entry["key"] == "deletedFile":
-                del self.server.files[repository][entry["value"]["path"]]
-        url = f"{self.server.address}/{repository}/commit/{NOT_A_COMMIT}"
-        self._answer({"commitUrl": url, "commitOid": NOT_A_COMMIT, "pullRequestUrl": None})
+                del files[entry["value"]["path"]]
+        commit = _commit_of(repository, branch)
+        url = f"{self.server.address}/{repository}/commit/{commit}"
+        self._answer({"commitUrl": url, "commitOid": commit, "pullRequestUrl": None})
 
-    def _file(self, repository: str, name: str) -> None:
-        content = self.server.files.get(repository, {}).get(name)
+    def _file(self, repository: str, branch: str, name: str) -> None:
+        content = self.server.files[repository][branch].get(name)
+        commit = _commit_of(repository, branch)
         if content is None:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": NOT_A_COMMIT})
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
-        headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": NOT_A_COMMIT}
+        headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": commit}
         self._send(200, content, headers)
+
+    def _no_such_branch(self) -> None:
+        self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
 
     def _unknown(self, path: str) -> None:
         self.server.unknown.append(f"{self.command} {path}")
@@ -127,6 +148,17 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+    """Of "me/plain/tree/main": the repository, the action, and the rest."""
+    owner, name, action, rest = [*path.split("/", 3), "", "", ""][:4]
+    return f"{owner}/{name}", action, rest
+
+
+def _commit_of(repository: str, branch: str) -> str:
+    """As many digits as those of a commit have; each branch has only its newest."""
+    return sha1(f"{repository} {branch}".encode()).hexdigest()
 
 
 @contextmanager

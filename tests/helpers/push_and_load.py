@@ -1,4 +1,7 @@
-"""Trains, pushes and loads again: `HF_ENDPOINT=... python -m tests.helpers.push_and_load FOLDER TOKEN`."""
+"""Models that are trained, pushed and loaded again: `python -m tests.helpers.push_and_load FOLDER TOKEN`.
+
+HF_ENDPOINT says where the Hub is.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,43 @@ import sys
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi
 from transformers import AutoModelForSequenceClassification
 
 from tests.helpers.tiny import tiny_bert
 from tests.helpers.trained import lora, trained
 
+# Weights that are on the Hub before a push to a branch; only the branch's are stale then.
+BRANCH = "calibrated"
+WEIGHTS_BEFORE = {
+    "main": ["adapter_config.json", "adapter_model.safetensors", "model-00001-of-00001.safetensors"],
+    BRANCH: ["adapter_config.json", "pytorch_model.bin"],
+}
 
-def push(repository: str, folder: Path, token: str, *, adapters: bool = False) -> dict[str, object]:
+
+def push(
+    repository: str, folder: Path, token: str, *, adapters: bool = False, revision: str | None = None
+) -> dict[str, object]:
     settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "hub_token": token}
     settings |= {"push_to_hub": True, "hub_model_id": repository, "hub_strategy": "every_save"}
+    if revision is not None:
+        settings |= {"hub_strategy": "end"}
     model = lora(tiny_bert()) if adapters else None
     trainer = trained(folder, model, **settings)
     if adapters:
         trainer.save_model()  # leaves adapters, which must not be uploaded beside the merged weights
-    trainer.push_to_hub(dataset="words | <b>", language="en")
-    pushed = AutoModelForSequenceClassification.from_pretrained(f"me/{repository}", token=token).eval()
+    if revision is not None:
+        api = HfApi(token=token)
+        api.create_branch(f"me/{repository}", branch=revision)
+        for branch, names in WEIGHTS_BEFORE.items():
+            for name in names:
+                api.upload_file(
+                    path_or_fileobj=b"old", path_in_repo=name, repo_id=f"me/{repository}", revision=branch
+                )
+    trainer.push_to_hub(dataset="words | <b>", language="en", revision=revision)
+    pushed = AutoModelForSequenceClassification.from_pretrained(
+        f"me/{repository}", token=token, revision=revision or "main"
+    ).eval()
     trainer.save_calibrated_model(folder / "local")
     local = AutoModelForSequenceClassification.from_pretrained(folder / "local").eval()
     ids = torch.tensor(trainer.calibration_dataset["input_ids"])
@@ -42,5 +67,6 @@ if __name__ == "__main__":
     found = {
         "plain": push("plain", folder / "plain", token),
         "adapters": push("adapters", folder / "adapters", token, adapters=True),
+        "branch": push("branch", folder / "branch", token, revision=BRANCH),
     }
     (folder / "found.json").write_text(json.dumps(found))

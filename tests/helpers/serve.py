@@ -1,4 +1,4 @@
-"""What a server does with saved models: `python -m tests.helpers.serve FOLDER`; importing hf_calib fails here.
+"""A server of saved models, `python -m tests.helpers.serve FOLDER`; importing hf_calib fails in it.
 
 FOLDER/requests.json maps the name of a saved directory to a task and its inputs. Answers are printed as JSON.
 """
