@@ -101,14 +101,12 @@ def calibrate_model(
             created then.
     """
     from hf_calib.export.fold import check_can_be_folded, fold
-    from hf_calib.export.saving import replace_model, standalone_copy
+    from hf_calib.export.saving import check_overwrites_no_original, replace_model, standalone_copy
     from hf_calib.predictions.texts import load_classifier
 
     scaler = make_scaler(method, criterion, n_bins, FOLDED)
     check_output(output)
-    if output.resolve() == Path(source).resolve():
-        way_out = "folding cannot be undone: name a new folder"
-        raise InputValueError(expected("output", "be another folder than the model's", output, way_out))
+    check_overwrites_no_original(output, [source])
 
     stages(f"reading {rows.data}")
     data = rows.load()

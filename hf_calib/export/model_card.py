@@ -71,7 +71,10 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
         lines += ["| Metric | Before | After the temperature |", "|---|---|---|", *rows]
         lines += ["", f"![Reliability diagram before and after the temperature]({FIGURE})"]
     if rows and record.get("split") == split:
-        lines += ["", "The temperature was fitted on these same examples, so the metrics after it are optimistic."]
+        lines += [
+            "",
+            "The temperature was fitted on these same examples, so the metrics after it are optimistic.",
+        ]
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -54,31 +54,36 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
     return plain.cpu().float().eval()
 
 
-def check_overwrites_no_original(model: Any, output_dir: str | os.PathLike[str]) -> None:
+def check_overwrites_no_original(
+    output_dir: str | os.PathLike[str], originals: Iterable[str | os.PathLike[str]]
+) -> None:
     """Raise where saving would destroy what folding and merging start from, which cannot be had back.
 
     Args:
-        model: the model that is to be saved; it remembers the folder that it was loaded from.
-        output_dir: where to.
+        output_dir: where a folded model is to be saved.
+        originals: folders, or names on the Hub, that it was loaded from; see `loaded_from`.
 
     Raises:
-        ValueError: if it is the folder of the model or of its base model, or holds adapters.
+        ValueError: if it is one of these folders, or holds adapters.
     """
     folder = Path(output_dir)
+    if folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}:
+        way_out = "folding cannot be undone: name a new folder"
+        raise InputValueError(expected("output", "be another folder than the model's", folder, way_out))
+    if (folder / "adapter_config.json").exists():
+        way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
+        raise InputValueError(expected("output", "hold no adapters", folder, way_out))
+
+
+def loaded_from(model: Any) -> set[str]:
+    """Where a model, and the base model of its adapters, were loaded from; empty for one made from a config."""
     adapters = getattr(model, "peft_config", None) or {}
-    loaded_from = {
+    names = {
         getattr(model, "name_or_path", None),
         getattr(getattr(model, "config", None), "_name_or_path", None),
         *(adapter.base_model_name_or_path for adapter in adapters.values()),
     }
-    if folder.exists() and folder.resolve() in {Path(name).resolve() for name in loaded_from if name}:
-        way_out = "folding cannot be undone: name a new folder"
-        raise InputValueError(expected("output", "be another folder than the model's", folder, way_out))
-    if (folder / "adapter_config.json").exists():
-        way_out = (
-            "merging cannot be undone: name a new folder, or delete the adapters if you need them no more"
-        )
-        raise InputValueError(expected("output", "hold no adapters", folder, way_out))
+    return {name for name in names if name}
 
 
 def save_folded(

@@ -19,6 +19,7 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.model_card import add_calibration_section
 from hf_calib.export.saving import (
     check_overwrites_no_original,
+    loaded_from,
     remove_other_weights,
     save_folded,
     standalone_copy,
@@ -416,7 +417,7 @@ class CalibrationTrainer(Trainer):
                 output_dir is where the model was loaded from, or holds adapters, which would be lost.
             OSError: if output_dir cannot be written; it is as it was then.
         """
-        check_overwrites_no_original(self.model, output_dir)
+        check_overwrites_no_original(output_dir, loaded_from(self.model))
         self._save_calibrated_model(output_dir)
 
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:

@@ -472,11 +472,41 @@ class TestProgress:
 class TestOutput:
     def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
+        (tmp_path / "link").symlink_to("nothing")
         for folder, message in (
             (tmp_path / "file" / "sub", "got the file"),
+            (tmp_path / "link", "got .*, a link to nothing"),
+            (tmp_path / ("x" * 300), "File name too long"),
             (Path("/proc/none"), "be writable"),
         ):
             assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
+
+    def test_a_full_disk(self, workplace: Path, tmp_path: Path) -> None:
+        """The limit on a file's size stands for it."""
+        call("evaluate", workplace / "data.npz", "--output", tmp_path)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        code = (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+            "from hf_calib.cli import app; app()"
+        )
+        words = ["evaluate", str(workplace / "test.npz"), "--output", str(tmp_path)]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[-1] == (
+            f"hf-calib: expected output to be writable, got {tmp_path} (File too large); "
+            "make room there, or name another place"
+        )
+        assert "Traceback" not in done.stderr
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    def test_adapters_stay(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        words = ("calibrate", workplace / "model", "--data", workplace / "test.csv", "--output", tmp_path)
+        assert_refused(call(*words), "expected output to hold no adapters")
+        assert names_in(tmp_path) == {"adapter_config.json"}
 
     def test_nothing_moves_where_something_is_in_the_way(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "report.md").mkdir()

@@ -71,19 +71,20 @@ def in_a_fork(work: Callable[[], None]) -> tuple[int, str]:
 
 
 def state_of(target: Path) -> str:
-    """Which model a folder holds: the old one, the new one, none, or weights of one and the config of another."""
+    """Which model a folder holds: the old one, the new one with its tokenizer, none, or parts of both."""
     try:
         model = BertForSequenceClassification.from_pretrained(target).eval()
     except OSError:
         return "none"
     folded = (getattr(model.config, "calibration", None) or {}).get("folded", False)
+    tokenizer_files = {"tokenizer.json", "tokenizer_config.json"} & {path.name for path in target.iterdir()}
     inputs = {"input_ids": torch.arange(5, 13)[None]}
     with torch.no_grad():
         logits = model(**inputs).logits
         old, new = tiny_bert().eval()(**inputs).logits, tiny_bert(seed=1).eval()(**inputs).logits
-    if torch.allclose(logits, old, atol=1e-4) and not folded:
+    if torch.allclose(logits, old, atol=1e-4) and not folded and not tokenizer_files:
         return "old"
-    if torch.allclose(logits, new / TEMPERATURE, atol=1e-4) and folded:
+    if torch.allclose(logits, new / TEMPERATURE, atol=1e-4) and folded and len(tokenizer_files) == 2:
         return "new"
     return "mixture"
 
