@@ -19,14 +19,12 @@ except ImportError:  # Windows: concurrent writers are not kept apart there, and
     fcntl = None  # type: ignore[assignment]
 
 _SCRATCH = "_saving-hf_calib-"  # pushes to the Hub leave out what starts with "_"
-_FOR_THE_USER = {
+_FULL_DISK = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
+_FOR_THE_USER = _FULL_DISK | {
     errno.EACCES,
-    errno.EDQUOT,
     errno.EEXIST,
-    errno.EFBIG,
     errno.EISDIR,
     errno.ENAMETOOLONG,
-    errno.ENOSPC,
     errno.ENOTDIR,
     errno.EPERM,
     errno.EROFS,
@@ -175,12 +173,20 @@ def _clear_errors(output: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The Rust code of safetensors and tokenizers gives the number in words only.
-        in_words = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(in_words[1]) if in_words else getattr(error, "errno", None)
+        number = _system_error_number(error)
         if number not in _FOR_THE_USER:
-            raise
+            # The PDF writer of matplotlib fails once more while it tidies up after a full disk.
+            number = _system_error_number(error.__context__)
+            if number not in _FULL_DISK:
+                raise
         raise _not_writable(output, os.strerror(number)) from error
+
+
+def _system_error_number(error: BaseException | None) -> int:
+    """The system's number of an error, 0 if it has none."""
+    # The Rust code of safetensors and tokenizers gives it in words only.
+    in_words = re.search(r"\(os error (\d+)\)", str(error))
+    return int(in_words[1]) if in_words else getattr(error, "errno", None) or 0
 
 
 def _not_writable(output: Path, reason: object) -> InputOSError:

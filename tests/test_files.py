@@ -151,6 +151,33 @@ for whole in (whole_file, whole_folder):
         assert names_below(tmp_path) == {"whole_file", "whole_folder/a"}
         assert {(tmp_path / name).read_text() for name in names_below(tmp_path)} == {"old"}
 
+    def test_a_full_disk_under_a_figure(self, tmp_path: Path) -> None:
+        """Each writer of matplotlib fails in its own way; a file in a folder is reported as the folder."""
+        code = """
+import resource, sys
+from pathlib import Path
+from matplotlib.figure import Figure
+from hf_calib._files import whole_folder
+from hf_calib.plots import save_figure
+figure = Figure()
+figure.subplots().plot([1, 2, 3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for ending in ("png", "pdf", "svg"):
+    try:
+        with whole_folder(Path(sys.argv[1], ending)) as folder:
+            save_figure(figure, folder / f"a.{ending}")
+    except OSError as error:
+        print(error)
+"""
+        printed, errors = run_python(code, tmp_path).communicate()
+        assert errors == ""
+        assert printed.splitlines() == [
+            f"expected output to be writable, got {tmp_path / ending} (File too large); "
+            "make room there, or name another place"
+            for ending in ("png", "pdf", "svg")
+        ]
+        assert list(tmp_path.iterdir()) == []
+
 
 HELD = """
 import sys

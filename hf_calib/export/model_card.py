@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard
 
+from hf_calib._files import whole_file
 from hf_calib._markdown import escape
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
@@ -41,7 +42,8 @@ def add_calibration_section(
     card.data.tags = sorted({*(card.data.tags or []), *TAGS})
     before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
     card.text = f"{before}\n\n{calibration_section(record, metrics, prefix)}\n"
-    card.save(folder / "README.md")
+    with whole_file(folder / "README.md") as unfinished:
+        card.save(unfinished)
 
 
 def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float], prefix: str = "eval") -> str:
