@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import softmax
 
 from hf_calib._files import whole_file
-from hf_calib.losses import logits_of
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report import calibration_report
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 
 if TYPE_CHECKING:
-    from transformers import EvalPrediction
-
     from hf_calib.report import CalibrationReport
     from hf_calib.trainer.trainer import CalibrationTrainer
 
@@ -32,51 +28,48 @@ def train_and_report(
 ) -> dict[str, float]:
     """Train, report the test set before and after the temperature, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline; `results.json`, the numbers; `report/`, the
-    calibration report with its figures; for a loss with gammas, `gammas.png`.
+    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no temperature was
+    fitted; `results.json`, the numbers; `report/`, the calibration report with its figures; for a loss with
+    gammas, `gammas.png`.
+
+    Args:
+        trainer: with its datasets; the test set should be none of them.
+        test_dataset: what is reported.
+        resume: as for `Trainer.train`: a checkpoint, or True for the newest.
 
     Returns:
         The test metrics, keys `test_...`.
     """
     # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
-    warnings.filterwarnings("ignore", message="the evaluation split is also the calibration split")
+    warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
     trainer.train(resume_from_checkpoint=resume)
-    trainer.compute_metrics = kept = _KeepPredictions()
-    trainer.preprocess_logits_for_metrics = lambda outputs, labels: logits_of(outputs)
-    trainer.args.prediction_loss_only = False
-    metrics = trainer.evaluate(test_dataset, metric_key_prefix="test")
     folder = Path(str(trainer.args.output_dir))
-    if trainer.temperature is not None:
+    if trainer.temperature is None:
+        trainer.save_model(str(folder / "uncalibrated"))
+    else:
         trainer.save_calibrated_model(folder / "calibrated")
+    metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     if trainer.is_world_process_zero():
         _write_results(trainer, metrics, folder)
-        report = _report(trainer, kept)
+        report = _report(trainer)
         write_to(folder / "report", report)
         print(results_table(report, trainer.temperature))
         print(
-            "95% bootstrap intervals over the test rows; those of binned errors sit high, see report/report.md"
+            "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see "
+            "report/report.md"
         )
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return metrics
 
 
-class _KeepPredictions:
-    """A `compute_metrics` for which the Trainer gathers all logits and labels."""
-
-    logits: NDArray[Any]
-    labels: NDArray[Any]
-
-    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        self.logits, self.labels = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        return {}
-
-
-def _report(trainer: CalibrationTrainer, kept: _KeepPredictions) -> CalibrationReport:
-    logits = kept.logits.astype(np.float64)
+def _report(trainer: CalibrationTrainer) -> CalibrationReport:
+    assert trainer.last_evaluation is not None
+    logits, labels = trainer.last_evaluation.logits_and_labels()
+    logits = logits.astype(np.float64)
     temperature, model = trainer.temperature, cast(Any, trainer.model)
     return calibration_report(
         softmax(logits, axis=1),
-        kept.labels,
+        labels,
         calibrated=None if temperature is None else softmax(logits / temperature, axis=1),
         n_bins=trainer.args.n_bins,
         class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],

@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.losses import make_loss
 from hf_calib.metrics.logged import lower_is_better
+from hf_calib.trainer.callbacks import TEMPERATURE_STRATEGIES
 
+if TYPE_CHECKING:
+    ClassWeights = Sequence[float] | str | None
+else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
+    ClassWeights = list[str] | None
+
+BALANCED = "balanced"
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
-TEMPERATURE_STRATEGIES = ("end", "evaluate")
+# Lowest and highest value of whole numbers; NumPy takes no larger seed.
+WHOLE_NUMBERS = {
+    "n_bins": (1, 10_000),
+    "gamma_update_steps": (1, 10**9),
+    "gamma_update_samples": (1, 10**12),
+    "seed": (0, 2**32 - 1),
+    "data_seed": (0, 2**63 - 1),
+}
+
+_saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
 
-@dataclass
+@contextmanager
+def hub_token_left_out() -> Iterator[None]:
+    """Within it, pickled arguments have no `hub_token`: `training_args.bin` is uploaded beside the model."""
+    outer = _saved_with_a_model.set(True)
+    try:
+        yield
+    finally:
+        _saved_with_a_model.reset(outer)
+
+
+# repr=False: a repr of the dataclass would replace the one that masks the token.
+@dataclass(repr=False)
 class CalibrationTrainingArguments(TrainingArguments):
-    """Arguments of `CalibrationTrainer`: all of `TrainingArguments`, and which loss and temperature to use.
+    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the temperature.
 
     Everything is checked here, before any data is touched. From Python, from the command line (through
     `transformers.HfArgumentParser`), or from a YAML file with command-line overrides (`parse_arguments`).
@@ -46,8 +76,12 @@ class CalibrationTrainingArguments(TrainingArguments):
     loss_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Hyperparameters of the loss, as JSON: '{\"gamma\": 3.0}'."}
     )
-    class_weights: list[float] | None = field(
-        default=None, metadata={"help": "One positive weight per class, in the order of the model's labels."}
+    class_weights: ClassWeights = field(
+        default=None,
+        metadata={
+            "help": "One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c), "
+            "from the n_c labels of each class in the training split."
+        },
     )
     n_bins: int = field(default=15, metadata={"help": "Number of bins of the reported calibration errors."})
     gamma_update_steps: int | None = field(
@@ -99,11 +133,16 @@ class CalibrationTrainingArguments(TrainingArguments):
                 raise InputValueError(
                     expected(name, f"be one of {options}", repr(value), did_you_mean(value, options))
                 )
-        for name in ("n_bins", "gamma_update_steps", "gamma_update_samples"):
+        for name, (low, high) in WHOLE_NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and low <= value <= high):
                 way_out = "leave it out for the default"
-                raise InputValueError(expected(name, "be a whole number, at least 1", repr(value), way_out))
+                requirement = f"be a whole number, at least {low}, at most {high}"
+                raise InputValueError(expected(name, requirement, repr(value), way_out))
+        if not isinstance(self.gather_batch, bool):
+            got = repr(self.gather_batch)
+            raise InputTypeError(expected("gather_batch", "be True or False", got, "write it without quotes"))
         if self.gamma_update_samples is not None and self.gamma_update_steps is None:
             got = "gamma_update_steps=None"
             raise InputValueError(
@@ -113,33 +152,65 @@ class CalibrationTrainingArguments(TrainingArguments):
             got = f"label_smoothing_factor={self.label_smoothing_factor} with loss={self.loss!r}"
             way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {self.label_smoothing_factor}}} alone"
             raise InputValueError(expected("label smoothing", "go with cross entropy", got, way_out))
-        loss = self.make_loss()
-        if self.class_weights is not None:  # numbers that JSON can hold, from whatever they came in
-            self.class_weights = loss.class_weights.tolist()
+        self.class_weights = _numbers(self.class_weights)
+        self.make_loss()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `training_args.bin`, which is saved and uploaded beside the model: without the secret."""
-        return self.__dict__ | {"hub_token": None}
+        return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})
 
-    def make_loss(self, problem_type: str | None = None) -> Any:
-        """The `CalibrationLoss` that these arguments describe."""
-        name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
+    def make_loss(
+        self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
+    ) -> Any:
+        """The `CalibrationLoss` that these arguments describe.
+
+        Args:
+            problem_type: the model's; None tells the labels apart by their dtype.
+            balanced_weights: what `class_weights="balanced"` stands for; the trainer counts labels for it.
+        """
+        name = self.loss
+        kwargs = dict(self.loss_kwargs or {})  # type: ignore[arg-type]
         if self.label_smoothing_factor != 0:
             name, kwargs = "label_smoothing", {"smoothing": self.label_smoothing_factor}
-        return make_loss(name, class_weights=self.class_weights, problem_type=problem_type, **kwargs)
+        weights = balanced_weights if self.class_weights == BALANCED else self.class_weights
+        return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
+
+
+def _numbers(weights: Any) -> list[float] | str | None:
+    """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        weights = [weights]
+    weights = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+    if weights == [BALANCED]:
+        return BALANCED
+    try:
+        numbers = [float(weight) for weight in weights]
+    except (TypeError, ValueError) as error:
+        requirement = f"be numbers, or {BALANCED!r}"
+        raise InputValueError(
+            expected("class_weights", requirement, repr(weights), "one number per class, in order")
+        ) from error
+    return numbers
 
 
 def _mapping(value: Any) -> dict[str, Any] | None:
     """Read JSON from the command line."""
-    way_out = "write '{\"name\": value}'"
+    requirement, way_out = "be a mapping of hyperparameters, or JSON of one", "write '{\"name\": value}'"
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             got = f"{value!r} ({error})"
-            raise InputValueError(
-                expected("loss_kwargs", "be a mapping, or JSON of one", got, way_out)
-            ) from error
+            raise InputValueError(expected("loss_kwargs", requirement, got, way_out)) from error
     if value is not None and not isinstance(value, dict):
-        raise InputValueError(expected("loss_kwargs", "be a mapping, or JSON of one", repr(value), way_out))
+        raise InputValueError(expected("loss_kwargs", requirement, repr(value), way_out))
+    for name in value or {}:
+        if not isinstance(name, str):
+            raise InputTypeError(expected("keys of loss_kwargs", "be names", repr(name), way_out))
+        if name in ("name", "class_weights", "problem_type"):
+            options = "loss and class_weights are arguments; problem_type is in the model's config"
+            raise InputValueError(
+                expected("keys of loss_kwargs", "be hyperparameters of the loss", repr(name), options)
+            )
     return value

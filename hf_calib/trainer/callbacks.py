@@ -1,4 +1,4 @@
-"""What happens beside the optimizer steps: the gammas follow the calibration split, a temperature is fitted.
+"""Callbacks of `CalibrationTrainer`: gammas that follow the calibration split, and the temperature.
 
 `CalibrationTrainer` adds these callbacks by itself, as its arguments say. Pass one of them to it only to
 choose its settings in Python.
@@ -7,30 +7,52 @@ choose its settings in Python.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.temperature import Criterion
 
-if TYPE_CHECKING:
-    from hf_calib.trainer.trainer import CalibrationTrainer
+TEMPERATURE_STRATEGIES = ("end", "evaluate")
 
 
 class _CalibrationCallback(TrainerCallback):
     """A callback that works on the trainer; the trainer introduces itself when the callback is added."""
 
-    trainer: CalibrationTrainer | None = None
+    trainer: Any = None  # the CalibrationTrainer, which imports this module
 
-    def _attached(self) -> CalibrationTrainer:
+    def before_train_end(self, state: Any) -> None:
+        """Called at the end of the training, before any callback's `on_train_end`."""
+
+    def _attached(self) -> Any:
         if self.trainer is None:
             name = type(self).__name__
             raise RuntimeError(
                 expected(name, "be used by a CalibrationTrainer", "another trainer", "switch to it")
             )
         return self.trainer
+
+
+class EndOfTraining(TrainerCallback):
+    """First of a trainer's callbacks, so that what calibration logs at the end reaches open trackers.
+
+    MLflow, TensorBoard, Trackio and others close in their `on_train_end`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        history = state.log_history
+        summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
+        for callback in list(self.trainer.callback_handler.callbacks):
+            if isinstance(callback, _CalibrationCallback):
+                callback.before_train_end(state)
+        history.append(history.pop(summary))
+        self.trainer._summary_was_at = summary
 
 
 class AdaFocalCallback(_CalibrationCallback):
@@ -43,16 +65,31 @@ class AdaFocalCallback(_CalibrationCallback):
     is logged (`gamma_00`, ..., `calibration_gap_00`, ...: see `hf_calib.plots.gamma_dynamics`); updates every n
     steps are logged when the training loss is, and the last one in any case.
 
+    A trainer has one: the last that it is given.
+
     Args:
         every_n_steps: None, or at least 1.
         n_samples: None for all; only with `every_n_steps`.
 
+    Raises:
+        TypeError: if a number is not an integer.
+        ValueError: if a number is below 1, or `n_samples` is given alone.
+
     References:
         Ghosh et al. 2022, Algorithm 1.
+
+    Example:
+        >>> callback = AdaFocalCallback(every_n_steps=50, n_samples=2000)
+        >>> callback.every_n_steps
+        50
     """
 
     def __init__(self, *, every_n_steps: int | None = None, n_samples: int | None = None) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("n_samples", n_samples)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise InputTypeError(
+                    expected(name, "be an integer", repr(value), "leave it out for the default")
+                )
             if value is not None and value < 1:
                 raise InputValueError(expected(name, "be at least 1", value, "leave it out for the default"))
         if n_samples is not None and every_n_steps is None:
@@ -67,7 +104,7 @@ class AdaFocalCallback(_CalibrationCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, resumed = self._attached(), state.global_step > 0
-        # What is evaluated before the first step of a resumed training was followed before.
+        # An evaluation before the first step of a resumed training was followed by an update before it stopped.
         self._updating, self._last_step = True, state.global_step if resumed else -1
         if resumed and self._missed_at_epoch_end(args, state):
             trainer.update_adaptive_loss()
@@ -90,14 +127,14 @@ class AdaFocalCallback(_CalibrationCallback):
             self._attached().update_adaptive_loss()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Several evaluation sets make one evaluation; and what is evaluated after the training is not training.
+        # Several evaluation sets make one evaluation; evaluations after the training change nothing.
         if self._updating and self.every_n_steps is None and state.global_step != self._last_step:
             self._last_step = state.global_step
             trainer = self._attached()
             at_hand = trainer.evaluated_dataset is trainer.calibration_split
             trainer.update_adaptive_loss(trainer.last_evaluation if at_hand else None)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def before_train_end(self, state: Any) -> None:
         self._updating = False
         if self._unlogged:
             self._attached().log_adaptive_loss()
@@ -107,24 +144,37 @@ class AdaFocalCallback(_CalibrationCallback):
 class TemperatureScalingCallback(_CalibrationCallback):
     """Fits a temperature on the calibration split, and has it reported beside the raw probabilities.
 
-    At the end of the training, after the best model was loaded, the evaluation set (if there is one) is
-    evaluated once more, so that the log ends with every metric before and after (`eval_ece`,
+    At the end of the training, after the best model was loaded and before trackers close, the evaluation set
+    (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
     `eval_ece_calibrated`, ...). With `strategy="evaluate"` each evaluation during the training is preceded by
-    a fit too.
+    a fit too. A fit or a final evaluation that fails is warned of; the trained model is kept.
+
+    A trainer has one: the last that it is given.
 
     Args:
         criterion: "nll" (exact), "ece" or "adaptive_ece" (the papers' grid).
         strategy: "end" or "evaluate".
 
+    Raises:
+        ValueError: for another criterion or strategy.
+
     References:
         Guo et al. 2017; the papers' grid: Mukhoti et al. 2020.
+
+    Example:
+        >>> TemperatureScalingCallback(criterion="ece").scaling
+        TemperatureScaling(criterion='ece')
     """
 
     def __init__(self, *, criterion: Any = "nll", strategy: str = "end") -> None:
-        if strategy not in ("end", "evaluate"):
-            raise InputValueError(
-                expected("strategy", "be 'end' or 'evaluate'", repr(strategy), "see the docstring")
-            )
+        choices = (
+            ("criterion", criterion, get_args(Criterion)),
+            ("strategy", strategy, TEMPERATURE_STRATEGIES),
+        )
+        for name, value, options in choices:
+            if value not in options:
+                way_out = did_you_mean(value, options)
+                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
         self.scaling = TemperatureScaling(criterion=criterion)
         self.strategy = strategy
         self._last_step = -1
@@ -139,20 +189,34 @@ class TemperatureScalingCallback(_CalibrationCallback):
             self._last_step = step
             self._fit()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def before_train_end(self, state: Any) -> None:
         trainer = self._attached()
         if trainer.calibration_split is None:
             return
         self._last_step = state.global_step
         self._fit()
         if trainer.eval_dataset is not None:
-            trainer.evaluate()
+            try:
+                trainer.evaluate()
+            except Exception as error:  # whatever it is, the training is done and must not be lost
+                warnings.warn(
+                    f"The evaluation after the training failed: {_in_short(error)}. The trained model is kept, but "
+                    "its final metrics are not logged. Mend the evaluation set, and call evaluate().",
+                    stacklevel=2,
+                )
 
     def _fit(self) -> None:
-        """Fit; but a model whose logits no temperature fits (NaN) is no reason to lose a finished training."""
+        """Fit; but no failure (a model whose logits are NaN, a broken row) is a reason to lose a training."""
         trainer = self._attached()
         try:
-            trainer.fit_temperature()
-        except ValueError as error:
-            trainer.temperature = None
-            warnings.warn(f"no temperature was fitted: {error}", stacklevel=2)
+            trainer.fit_temperature(self.scaling)
+        except Exception as error:
+            warnings.warn(
+                f"No temperature was fitted: {_in_short(error)}. The trained model is kept, and its probabilities "
+                "stay as trained. Mend the cause, and call fit_temperature().",
+                stacklevel=2,
+            )
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")

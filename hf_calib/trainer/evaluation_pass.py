@@ -1,4 +1,4 @@
-"""What one pass over a data set leaves behind: calibration sums, and logits only where they are asked for."""
+"""One pass of a model over a dataset: its calibration sums, and its logits only where they are asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from hf_calib.metrics.streaming import StreamingCalibration
 
 
 class EvaluationPass:
-    """Takes the batches of a pass on this process; ends with the same numbers on every process."""
+    """Takes the batches of a pass on this process; ends with the same numbers on every process.
+
+    Args:
+        accelerator: the trainer's.
+        prefix: of the log keys, such as "eval".
+        n_bins: bins of the calibration errors.
+        temperature: if one is fitted, its metrics are computed beside the raw ones.
+        keep_logits: keep logits and labels, for a fit or a report that needs them.
+    """
 
     def __init__(
         self,
@@ -28,8 +36,11 @@ class EvaluationPass:
         temperature: float | None = None,
         keep_logits: bool = False,
     ) -> None:
-        self.accelerator, self.prefix = accelerator, prefix
-        self.n_bins, self.temperature, self.keep_logits = n_bins, temperature, keep_logits
+        self.accelerator = accelerator
+        self.prefix = prefix
+        self.n_bins = n_bins
+        self.temperature = temperature
+        self.keep_logits = keep_logits
         # Made with the first batch, which tells the problem type.
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
@@ -37,8 +48,9 @@ class EvaluationPass:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (..., C), labels (...), or float labels like the logits (multi-label)."""
-        own = self._rows_that_count(len(labels))
-        logits, labels = logits.detach()[:own], labels[:own]
+        own = self._n_not_repeated(len(labels))
+        logits = logits.detach()[:own]
+        labels = labels[:own]
         multi_label = labels.is_floating_point()
         if self.raw is None:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
@@ -51,7 +63,7 @@ class EvaluationPass:
         if self.keep_logits:
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
-            keep = (labels != -100).all(1) if multi_label else labels != -100
+            keep = (labels != -100).any(1) if multi_label else labels != -100
             self.rows.append((logits[keep].float(), labels[keep]))
 
     def finish(self) -> None:
@@ -80,7 +92,7 @@ class EvaluationPass:
         return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=False)}
 
     def labelled(self) -> StreamingCalibration:
-        """The state of the pass.
+        """The sums of the pass, which had labels.
 
         Raises:
             ValueError: if no batch had labels.
@@ -90,7 +102,9 @@ class EvaluationPass:
         return self.raw
 
     def logits_and_labels(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(N, C) float32 logits and the labels of all rows that are not ignored.
+        """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
+
+        Multi-label rows count if one of their decisions does; the others are -100.
 
         Raises:
             ValueError: if there are none.
@@ -103,7 +117,7 @@ class EvaluationPass:
     def _states(self) -> list[StreamingCalibration]:
         return [state for state in (self.raw, self.calibrated) if state is not None]
 
-    def _rows_that_count(self, size: int) -> int:
+    def _n_not_repeated(self, size: int) -> int:
         """Rows of this batch that are not repeats: the last batch is filled up to be even over processes."""
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
@@ -123,7 +137,11 @@ def _compute(state: StreamingCalibration) -> dict[str, float]:
     try:
         return state.compute()
     except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
-        warnings.warn(f"no calibration metrics for this evaluation: {error}", stacklevel=2)
+        warnings.warn(
+            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check the model's logits "
+            "and the labels.",
+            stacklevel=2,
+        )
         return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 

@@ -1,29 +1,46 @@
-"""What `CalibrationTrainer` refuses, or warns of, before a training that would fail late or mislead."""
+"""Checks before a training: what would fail late is refused, what would mislead is warned of."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.losses import AdaptiveLoss
-from hf_calib.trainer._datasets import check_calibration_split, check_labels, warn_of_double_roles
-from hf_calib.trainer.callbacks import AdaFocalCallback, TemperatureScalingCallback
+import datasets
+import numpy as np
 
-if TYPE_CHECKING:
-    from hf_calib.trainer.trainer import CalibrationTrainer
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.losses import CalibrationLoss
+from hf_calib.trainer.labels import (
+    IGNORE_INDEX,
+    first_missing,
+    generates_by_encoder_and_decoder,
+    number_of_classes,
+    read_labels,
+)
 
 
-def check_model(trainer: CalibrationTrainer) -> None:
-    """Refuse a model that is no classifier, and what does not fit the model or the loss.
+def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
+    """Refuse a model that is no classifier, and a loss that does not fit it.
+
+    Args:
+        model: without wrappers for several processes or compilation.
+        loss: the loss that it is to be trained with.
+        label_names: the trainer's.
 
     Raises:
         ValueError: saying what to change.
     """
-    if trainer.compute_loss_func is not None:
-        got, way_out = "compute_loss_func", "use transformers.Trainer for a loss of your own"
-        raise InputValueError(expected("the loss", "be named by args.loss", got, way_out))
-    n_classes, loss = _n_classes(trainer), trainer.calibration_loss
+    if len(label_names) > 1:
+        way_out = "set label_names=['labels'], or the one column that has the classes"
+        raise InputValueError(expected("label_names", "name one column", list(label_names), way_out))
+    if generates_by_encoder_and_decoder(model):
+        got = f"{type(model).__name__}, an encoder-decoder that generates"
+        way_out = "use its ...ForSequenceClassification, or transformers.Trainer"
+        raise InputValueError(
+            expected("the model", "be a classifier or a causal language model", got, way_out)
+        )
+    n_classes = number_of_classes(model)
     if n_classes == 1:
         way_out = "load the model with num_labels=2 or more"
         raise InputValueError(
@@ -33,58 +50,184 @@ def check_model(trainer: CalibrationTrainer) -> None:
     if weights is not None and n_classes is not None and len(weights) != n_classes:
         way_out = "give one weight per label of the model"
         raise InputValueError(expected("class_weights", f"have {n_classes} entries", len(weights), way_out))
-    if trainer._callback(AdaFocalCallback) is not None and not isinstance(loss, AdaptiveLoss):
-        way_out = "use loss='adafocal', or leave the callback out"
-        raise InputValueError(
-            expected("AdaFocalCallback", "go with a loss that adapts", repr(loss.name), way_out)
-        )
 
 
-def check_data(trainer: CalibrationTrainer) -> None:
-    """Check the roles and the labels of the data sets.
+def check_calibration_split(dataset: Any, n_samples: int | None) -> None:
+    """Refuse an empty calibration split, and one without a length where a subset is asked for.
+
+    Args:
+        dataset: the calibration split, or None.
+        n_samples: size of the subset that updates the gammas; None for the whole split.
 
     Raises:
-        ValueError: naming the data set, and what is wrong with it.
+        TypeError, ValueError: saying what to pass.
     """
-    adafocal, split = trainer._callback(AdaFocalCallback), trainer.calibration_split
-    if adafocal is not None and split is None:
-        got = "several evaluation sets" if isinstance(trainer.eval_dataset, dict) else "none"
-        requirement = f"be given for loss {trainer.args.loss!r}, whose gammas follow held-out predictions"
-        raise InputValueError(expected("calibration_dataset", requirement, got, "pass calibration_dataset"))
-    if adafocal is not None or trainer._callback(TemperatureScalingCallback) is not None:
-        check_calibration_split(split, None if adafocal is None else adafocal.n_samples)
-        if trainer.is_world_process_zero():
-            what = "the temperature" if adafocal is None else "the loss's gammas and the temperature"
-            warn_of_double_roles(trainer.train_dataset, split, trainer.eval_dataset, what)
-    if trainer.is_world_process_zero():
-        _warn_of_split_batches(trainer)
-    n_classes = _n_classes(trainer)
-    if n_classes is not None and trainer._problem_type != "multi_label_classification":
-        for role, dataset in _splits(trainer).items():
-            check_labels(dataset, role, n_classes, trainer.label_names[0])
+    if dataset is not None and not hasattr(dataset, "__len__"):
+        if n_samples is not None:
+            got, way_out = type(dataset).__name__, "leave gamma_update_samples out"
+            raise InputTypeError(expected("calibration_dataset", "have a length", got, way_out))
+    elif dataset is not None and len(dataset) == 0:
+        way_out = "hold some examples out, or leave calibration_dataset out"
+        raise InputValueError(expected("the calibration split", "have examples", "none", way_out))
 
 
-def _splits(trainer: CalibrationTrainer) -> dict[str, Any]:
-    evaluation = trainer.eval_dataset
-    sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
-    return {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset, **sets}
+def check_rows(splits: Mapping[str, Any], label_key: str, inputs: Iterable[str]) -> None:
+    """Refuse rows without labels or inputs, where this can be told without a pass.
+
+    Args:
+        splits: the datasets by role; a `datasets.Dataset` and a list of rows are looked at, others are not.
+        label_key: the column of the labels.
+        inputs: names of the columns that the model takes.
+
+    Raises:
+        ValueError: naming the split and the row.
+    """
+    for role, dataset in splits.items():
+        found = read_labels(dataset, label_key)
+        if found is not None and len(found.missing):
+            got = f"None in row {found.missing[0]} ({len(found.missing)} such rows)"
+            way_out = "label these rows, drop them, or give -100 to ignore them"
+            raise InputValueError(
+                expected(f"labels of the {role} split", "be given in every row", got, way_out)
+            )
+        columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else []
+        for name in sorted(set(inputs) & set(columns)):
+            row = first_missing(dataset, name)
+            if row is not None:
+                requirement, got = f"have a value for {name!r} in every row", f"None in row {row}"
+                raise InputValueError(
+                    expected(f"the {role} split", requirement, got, "drop these rows, or fill them in")
+                )
 
 
-def _n_classes(trainer: CalibrationTrainer) -> int | None:
-    return getattr(trainer._config, "num_labels", None)
+def check_label_kinds(kinds: Mapping[str, bool | None], multi_label: bool | None) -> None:
+    """Refuse a split whose labels are of another kind than the problem.
+
+    Args:
+        kinds: by role, whether the labels are one float per class; None where this is not known.
+        multi_label: what the problem is; None if it is not known.
+
+    Raises:
+        ValueError: naming the split.
+    """
+    for role, kind in kinds.items():
+        if multi_label is False and kind:
+            requirement, got = "be class indices, for a single-label model", "one float per class"
+            way_out = "convert them, or set the model's problem_type to 'multi_label_classification'"
+        elif multi_label and kind is False:
+            requirement, got = "be one float per class, for a multi-label model", "integers"
+            way_out = "convert them, or set the model's problem_type to 'single_label_classification'"
+        else:
+            continue
+        raise InputValueError(expected(f"labels of the {role} split", requirement, got, way_out))
 
 
-def _warn_of_split_batches(trainer: CalibrationTrainer) -> None:
-    """A mean over the batch does not care how it is cut; a penalty that couples its examples does."""
-    args, loss = trainer.args, trainer.calibration_loss
-    rows = args.train_batch_size * (args.world_size if args.gather_batch else 1)
-    whole = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+def check_label_values(
+    splits: Mapping[str, Any], label_key: str, *, multi_label: bool | None, n_classes: int | None
+) -> None:
+    """Refuse labels out of range, where this can be told without a pass.
+
+    Args:
+        splits: as for `check_rows`.
+        label_key: the column of the labels.
+        multi_label: what the problem is; None if it is not known.
+        n_classes: C, or None.
+
+    Raises:
+        ValueError: naming the split, the label and its row.
+    """
+    for role, dataset in splits.items():
+        found = read_labels(dataset, label_key)
+        if found is None or found.values.dtype.kind not in "iuf":
+            continue
+        values = found.values
+        if multi_label:
+            # Training and evaluation take soft targets; a temperature and gammas are fitted to hard ones.
+            hard = role == "calibration"
+            fits = np.isin(values, (0, 1)) if hard else (values >= 0) & (values <= 1)
+            requirement = "be 0 or 1" if hard else "be in [0, 1]"
+            way_out = "give 0 or 1 per class, or -100 to ignore a decision"
+        elif values.dtype.kind in "iu" and n_classes is not None:
+            fits = (values >= 0) & (values < n_classes)
+            requirement = f"be in [0, {n_classes})"
+            way_out = "set num_labels when the model is loaded, or relabel"
+        else:
+            continue
+        wrong = ~fits & (values != IGNORE_INDEX)
+        if wrong.any():
+            rows = found.rows[wrong]
+            got = f"{values[wrong][0]} in row {rows[0]} ({len(np.unique(rows))} such rows)"
+            raise InputValueError(expected(f"labels of the {role} split", requirement, got, way_out))
+
+
+def warn_of_double_roles(train: Any, calibration: Any, evaluation: Any, what: str) -> None:
+    """Warn once if a split plays two roles.
+
+    Args:
+        train: the training split, or None; the others alike.
+        calibration: the split that `what` follows.
+        evaluation: the split that is reported, or a dict of several.
+        what: what is fitted to the calibration split.
+    """
+    reported = list(evaluation.values()) if isinstance(evaluation, dict) else [evaluation]
+    message = None
+    if calibration is not None and calibration is train:
+        message = (
+            f"The training split is also the calibration split. {what} will follow a model that has seen these "
+            "examples, and come out over-confident. Hold some examples out as calibration_dataset."
+        )
+    elif calibration is not None and any(calibration is split for split in reported):
+        message = (
+            f"The evaluation split is also the calibration split. {what} will follow the examples that are "
+            "reported, so the reported calibration is optimistic. Pass a separate calibration_dataset."
+        )
+    elif train is not None and any(train is split for split in reported):
+        message = (
+            "The training split is also the evaluation split. What is reported is for examples that the model "
+            "has seen, and is optimistic. Hold some examples out as eval_dataset."
+        )
+    if message is not None:
+        warnings.warn(message, stacklevel=4)
+
+
+def warn_of_no_temperature(evaluation: Any) -> None:
+    """Warn that nothing tells which split to fit the temperature on.
+
+    Args:
+        evaluation: None, or a dict of several evaluation sets.
+    """
+    found = "several evaluation sets" if isinstance(evaluation, dict) else "no evaluation set either"
+    warnings.warn(
+        f"There is no calibration_dataset, and {found}. No temperature will be fitted, so the probabilities stay "
+        "as trained. Pass calibration_dataset, or set temperature_criterion='none'.",
+        stacklevel=4,
+    )
+
+
+def warn_of_split_batches(
+    loss: CalibrationLoss, *, micro_batch: int, processes: int, accumulation: int, gather: bool
+) -> None:
+    """Warn of a penalty over the batch that will see only a part of it.
+
+    A mean over the batch does not care how it is cut; a penalty that couples its examples does.
+
+    Args:
+        loss: the training loss.
+        micro_batch: rows of a process in one forward.
+        processes: how many there are.
+        accumulation: micro-batches per optimizer step.
+        gather: whether the penalty is computed over all processes.
+    """
+    rows = micro_batch * (processes if gather else 1)
+    whole = micro_batch * processes * accumulation
     if loss.couples_batch and rows < whole:
-        way_out = "use larger micro-batches"
-        if args.world_size > 1 and not args.gather_batch:
-            way_out = "set gather_batch=True to take those of all processes together, or " + way_out
+        way_out = "Use larger micro-batches."
+        if processes > 1 and not gather:
+            way_out = (
+                "Set gather_batch=True to take those of all processes together, or use larger micro-batches."
+            )
         warnings.warn(
-            f"the penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {rows} "
-            f"of the {whole} examples of an optimizer step: results depend on how it is cut; {way_out}",
+            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {rows} "
+            f"of the {whole} examples of an optimizer step. Results depend on how the batch is cut. {way_out}",
             stacklevel=4,
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor
 from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
@@ -25,13 +26,29 @@ from hf_calib.export.saving import (
     standalone_copy,
 )
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
-from hf_calib.trainer._datasets import random_subset
-from hf_calib.trainer.arguments import CalibrationTrainingArguments
-from hf_calib.trainer.callbacks import AdaFocalCallback, TemperatureScalingCallback, _CalibrationCallback
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.trainer import preflight
+from hf_calib.trainer.arguments import BALANCED, CalibrationTrainingArguments, hub_token_left_out
+from hf_calib.trainer.callbacks import (
+    AdaFocalCallback,
+    EndOfTraining,
+    TemperatureScalingCallback,
+    _CalibrationCallback,
+)
 from hf_calib.trainer.checkpoint import last_complete_checkpoint, load_loss_state, save_loss_state
 from hf_calib.trainer.evaluation_pass import EvaluationPass
-from hf_calib.trainer.preflight import check_data, check_model
+from hf_calib.trainer.labels import (
+    IGNORE_INDEX,
+    aligned_labels,
+    balanced_class_weights,
+    check_decisions,
+    collated_labels,
+    number_of_classes,
+    predicts_next_token,
+)
 from hf_calib.trainer.random_state import random_state_left_as_found
+
+logger = logging.getLogger(__name__)
 
 _Callback = TypeVar("_Callback", bound=_CalibrationCallback)
 
@@ -39,7 +56,7 @@ _Callback = TypeVar("_Callback", bound=_CalibrationCallback)
 class CalibrationTrainer(Trainer):
     """A `Trainer` that trains with a calibration loss and reports how calibrated the model is.
 
-    It takes the arguments of `Trainer`, and a data set more. What it adds:
+    It takes the arguments of `Trainer`, plus `calibration_dataset`. What it adds:
 
     * the loss that `args.loss` names, computed in float32 from the logits and the labels, which the model
       never sees; the loss of an optimizer step is the mean over the whole global batch, however it is cut into
@@ -52,14 +69,35 @@ class CalibrationTrainer(Trainer):
     * `save_calibrated_model`: a directory that a plain `transformers.pipeline` serves calibrated.
 
     Args:
-        model: a classifier whose output has `logits`: sequence, token or image classification, multi-label.
+        model: a classifier whose output has `logits`: sequence, token or image classification, multi-label;
+            or a causal language model.
         args: `CalibrationTrainingArguments`.
         calibration_dataset: held-out examples for the gammas and the temperature, like `eval_dataset`; used
             for nothing else. None uses the evaluation set for both, with a warning.
-        **kwargs: the other arguments of `Trainer`.
+        **kwargs: the other arguments of `Trainer`. Of several `AdaFocalCallback` or
+            `TemperatureScalingCallback` in `callbacks`, the last of each counts.
 
     Raises:
+        TypeError: if args are not `CalibrationTrainingArguments`.
         ValueError: for arguments that do not fit together; before any training.
+
+    Notes:
+        `save_model` and the checkpoints hold the model as trained, as with `Trainer`: its probabilities are
+        not divided by the temperature. What is to be served is written by `save_calibrated_model`, or by
+        `push_to_hub`.
+
+        Whether the problem is multi-label is decided once: by the model's `problem_type`, else by the labels of
+        the training split. All splits are held to it.
+
+        A causal language model's logits at position t are compared with the label at t + 1, as in
+        transformers, in the loss, the metrics and the temperature alike. Encoder-decoders that generate are
+        refused.
+
+        On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored, so
+        the loss is that of one process; only a dataset without a length (a stream) may count some twice.
+
+        A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
+        accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
 
     Example:
         Two lines of a Trainer script change:
@@ -95,31 +133,44 @@ class CalibrationTrainer(Trainer):
         self.last_evaluation: EvaluationPass | None = None
         self.evaluated_dataset: Any = None
         self._pass: EvaluationPass | None = None
+        self._keep_logits = False
         self._held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
-        self._probe: dict[str, Any] | None = None
+        self._example_batch: dict[str, Any] | None = None
+        self._decided_problem_type: str | None = None
         self._pushing = False
+        self._said_not_folded = False
+        self._summary_was_at: int | None = None
         super().__init__(model, args, *positional, **kwargs)
+        if self.compute_loss_func is not None:
+            got, way_out = "compute_loss_func", "use transformers.Trainer for a loss of your own"
+            raise InputValueError(expected("the loss", "be named by args.loss", got, way_out))
         # The labels are ours to use, whether or not the model's forward takes them too.
         self.label_names = self.label_names or ["labels"]
+        # Not to be guessed from the model's signature: compute_loss says how its loss is scaled.
+        self.model_accepts_loss_kwargs = False
         self._make_loss()
-        # The loss is a sum over the number of rows in the whole global batch (get_batch_samples), times the
-        # number of processes, over which DDP averages the gradients. Both flags say: do not divide again.
-        # transformers < 5.19 reads only the first.
-        self.model_accepts_loss_kwargs = True
-        self.loss_is_scaled_for_ga = True
         self._add_calibration_callbacks()
-        check_model(self)
+        self._check_model()
 
     # ---- Set-up ----
 
     def _make_loss(self) -> None:
-        self.calibration_loss = self.args.make_loss(self._problem_type).to(self.args.device)
+        balanced = None
+        if self.args.class_weights == BALANCED:
+            balanced = balanced_class_weights(
+                self.train_dataset,
+                self._label_key,
+                n_classes=number_of_classes(self._unwrapped),
+                multi_label=bool(self._has_label_per_class(self.train_dataset, "training")),
+            )
+        loss = self.args.make_loss(self._problem_type, balanced_weights=balanced)
+        self.calibration_loss = loss.to(self.args.device)
         if self.args.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
 
     @property
     def calibration_split(self) -> Any:
-        """The data set for gammas and temperature: `calibration_dataset`, else one evaluation set, else None."""
+        """The dataset for gammas and temperature: `calibration_dataset`, else one evaluation set, else None."""
         if self.calibration_dataset is not None:
             return self.calibration_dataset
         return None if isinstance(self.eval_dataset, dict) else self.eval_dataset
@@ -133,15 +184,26 @@ class CalibrationTrainer(Trainer):
         return str(self.label_names[0])
 
     @property
+    def _unwrapped(self) -> Any:
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @property
     def _config(self) -> Any:
         """The model's config; None for a network that has none of the usual kind."""
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        config = getattr(model, "config", None)
+        config = getattr(self._unwrapped, "config", None)
         return config if isinstance(config, PreTrainedConfig) else None
 
     @property
     def _problem_type(self) -> str | None:
-        return getattr(self._config, "problem_type", None)
+        return getattr(self._config, "problem_type", None) or self._decided_problem_type
+
+    def _decide_problem_type(self, multi_label: bool) -> None:
+        self._decided_problem_type = f"{'multi' if multi_label else 'single'}_label_classification"
+        self.calibration_loss.multi_label = multi_label
+        if multi_label:
+            self.calibration_loss.check_multi_label()
+            if self._config is not None:  # pipelines read it, and would apply a softmax
+                self._config.problem_type = self._decided_problem_type
 
     def _add_calibration_callbacks(self) -> None:
         args, adaptive = self.args, isinstance(self.calibration_loss, AdaptiveLoss)
@@ -151,25 +213,91 @@ class CalibrationTrainer(Trainer):
         if self._callback(TemperatureScalingCallback) is None and args.temperature_criterion != "none":
             criterion, strategy = args.temperature_criterion, args.temperature_strategy
             self.add_callback(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
-        for callback in self.callback_handler.callbacks:
-            self._introduce(callback)
+        self._arrange_callbacks()
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback as `Trainer` does; one of this package replaces an earlier one of its class."""
-        kind = callback if isinstance(callback, type) else type(callback)
-        if issubclass(kind, _CalibrationCallback):
-            self.remove_callback(kind)
         super().add_callback(callback)
-        self._introduce(self.callback_handler.callbacks[-1])
-        # The temperature is fitted last of all: its evaluation is no occasion to update gammas.
-        self.callback_handler.callbacks.sort(key=lambda c: isinstance(c, TemperatureScalingCallback))
+        self._arrange_callbacks()
 
-    def _introduce(self, callback: TrainerCallback) -> None:
-        if isinstance(callback, _CalibrationCallback):
-            callback.trainer = self
+    def _arrange_callbacks(self) -> None:
+        """Keep the last of each kind of ours; the temperature comes after the gammas."""
+        callbacks = self.callback_handler.callbacks
+        for kind in (AdaFocalCallback, TemperatureScalingCallback):
+            for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
+                callbacks.remove(earlier)
+        for callback in callbacks:
+            if isinstance(callback, _CalibrationCallback):
+                callback.trainer = self
+        callbacks.sort(key=lambda callback: isinstance(callback, TemperatureScalingCallback))
+        if not isinstance(callbacks[0], EndOfTraining):
+            callbacks.insert(0, EndOfTraining(self))
 
     def _callback(self, kind: type[_Callback]) -> _Callback | None:
         return next((c for c in self.callback_handler.callbacks if isinstance(c, kind)), None)
+
+    # ---- Checks before a training ----
+
+    def _check_model(self) -> None:
+        loss = self.calibration_loss
+        preflight.check_model(self._unwrapped, loss, self.label_names)
+        if self._callback(AdaFocalCallback) is not None and not isinstance(loss, AdaptiveLoss):
+            way_out = "use loss='adafocal', or leave the callback out"
+            raise InputValueError(
+                expected("AdaFocalCallback", "go with a loss that adapts", repr(loss.name), way_out)
+            )
+
+    def _check_data(self) -> None:
+        adafocal, split = self._callback(AdaFocalCallback), self.calibration_split
+        temperature = self._callback(TemperatureScalingCallback)
+        if adafocal is not None and split is None:
+            got = "several evaluation sets" if isinstance(self.eval_dataset, dict) else "none"
+            requirement = f"be given for loss {self.args.loss!r}, whose gammas follow held-out predictions"
+            raise InputValueError(
+                expected("calibration_dataset", requirement, got, "pass calibration_dataset")
+            )
+        if adafocal is not None or temperature is not None:
+            preflight.check_calibration_split(split, None if adafocal is None else adafocal.n_samples)
+        self._check_labels()
+        if not self.is_world_process_zero():
+            return
+        if split is None and temperature is not None:
+            preflight.warn_of_no_temperature(self.eval_dataset)
+        elif adafocal is not None or temperature is not None:
+            what = "The temperature" if adafocal is None else "The loss's gammas and the temperature"
+            preflight.warn_of_double_roles(self.train_dataset, split, self.eval_dataset, what)
+        preflight.warn_of_split_batches(
+            self.calibration_loss,
+            micro_batch=self.args.train_batch_size,
+            processes=self.args.world_size,
+            accumulation=self.args.gradient_accumulation_steps,
+            gather=self.args.gather_batch,
+        )
+
+    def _check_labels(self) -> None:
+        """Decide the problem type, by the training split where the model does not say, and hold all splits to it."""
+        evaluation = self.eval_dataset
+        sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
+        splits = {"training": self.train_dataset, "calibration": self.calibration_dataset, **sets}
+        self._set_signature_columns_if_needed()
+        inputs: set[str] = set(self._signature_columns or ()) - {self._label_key, "label", "label_ids"}
+        preflight.check_rows(splits, self._label_key, inputs)
+        kinds = {role: self._has_label_per_class(dataset, role) for role, dataset in splits.items()}
+        if self._problem_type is None:
+            decided = next((kind for kind in kinds.values() if kind is not None), None)
+            if decided is not None:
+                self._decide_problem_type(decided)
+        multi_label = self.calibration_loss.multi_label
+        preflight.check_label_kinds(kinds, multi_label)
+        n_classes = number_of_classes(self._unwrapped)
+        preflight.check_label_values(splits, self._label_key, multi_label=multi_label, n_classes=n_classes)
+
+    def _has_label_per_class(self, dataset: Any, role: str) -> bool | None:
+        collator = self._get_collator_with_removed_columns(self.data_collator, role)
+        labels = collated_labels(dataset, role, collator, self._label_key)
+        if labels is None or (labels.is_floating_point() and labels.dim() != 2):
+            return None
+        return labels.is_floating_point()
 
     # ---- Training ----
 
@@ -183,10 +311,10 @@ class CalibrationTrainer(Trainer):
                 end. The table of an adaptive loss is restored with it.
 
         Raises:
-            ValueError: for labels out of range, an adaptive loss without held-out data, a checkpoint whose
-                table is missing or corrupt.
+            ValueError: for labels out of range or missing, an adaptive loss without held-out data, a checkpoint
+                whose table is missing or corrupt.
         """
-        check_data(self)
+        self._check_data()
         if self.model_init is not None:  # a new model starts with a new table
             self._make_loss()
         if resume_from_checkpoint is True:
@@ -194,9 +322,8 @@ class CalibrationTrainer(Trainer):
         if resume_from_checkpoint and isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, str(resume_from_checkpoint))
         # Further training undoes an earlier calibration.
-        self.temperature = self.last_evaluation = None
-        if hasattr(self._config, "calibration"):
-            del self._config.calibration
+        self._forget_temperature()
+        self.last_evaluation = None
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_batch_samples(
@@ -204,11 +331,35 @@ class CalibrationTrainer(Trainer):
     ) -> tuple[Any, Any]:
         """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        key = self._label_key
-        counts = [self.calibration_loss.normalizer(b[key].to(device)).float() for b in batches if key in b]
-        if not counts:
+        if type(self).compute_loss is CalibrationTrainer.compute_loss and batches:
+            self._ignore_repeated_rows(batches[-1])
+        labels = [batch[self._label_key].to(device) for batch in batches if self._label_key in batch]
+        if not labels:
             return batches, None
+        counts = [self.calibration_loss.normalizer(self._aligned(each)).float() for each in labels]
         return batches, self.accelerator.reduce(torch.stack(counts).sum(), "sum").clamp_min(1e-12)
+
+    def _ignore_repeated_rows(self, batch: Any) -> None:
+        """Take the rows out that accelerate adds from the start of the epoch, so that processes have equal batches."""
+        shards = getattr(self.callback_handler.train_dataloader, "batch_sampler", None)
+        is_last = self.accelerator.gradient_state.end_of_dataloader
+        if not (is_last and isinstance(shards, BatchSamplerShard) and self._label_key in batch):
+            return
+        labels = batch[self._label_key]
+        rows_left = len(shards.batch_sampler.sampler) % (len(labels) * shards.num_processes)
+        if rows_left and shards.even_batches and not shards.drop_last:
+            own = min(max(rows_left - shards.process_index * len(labels), 0), len(labels))
+            labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
+            labels[own:] = IGNORE_INDEX
+            batch[self._label_key] = labels
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One micro-batch. Whether its loss is scaled for accumulation, compute_loss says anew each time."""
+        stated = (self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs)
+        try:
+            return super().training_step(*args, **kwargs)
+        finally:
+            self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = stated
 
     def compute_loss(
         self,
@@ -217,43 +368,66 @@ class CalibrationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | float | None = None,
     ) -> Any:
-        """The calibration loss; the model is called without labels, so it does not compute its own."""
+        """The calibration loss; the model is called without labels, so it does not compute its own.
+
+        The loss is a sum over the rows of this micro-batch, divided by the number of rows in the whole global
+        batch (`get_batch_samples`), times the number of processes, over which DDP averages the gradients.
+        Without `num_items_in_batch` it is the mean over this micro-batch.
+        """
         key = self._label_key
         if inputs.get(key) is None:
-            way_out = "check the data set's label column and the data collator"
+            way_out = "check the dataset's label column and the data collator"
             raise InputValueError(expected("the batch", f"have {key!r}", f"only {sorted(inputs)}", way_out))
         outputs = model(**{name: value for name, value in inputs.items() if name != key})
+        labels = self._aligned(inputs[key])
+        if self.calibration_loss.multi_label is None:
+            self._decide_problem_type(labels.is_floating_point())
+        if self.calibration_loss.multi_label and labels.is_floating_point():
+            check_decisions(labels)
         if not model.training:
             num_items_in_batch = None  # an evaluation batch stands for itself
-        loss = self.calibration_loss(outputs, inputs[key], num_items_in_batch=num_items_in_batch)
+        loss = self.calibration_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
-        config = self._config if inputs[key].is_floating_point() else None
-        if config is not None and config.problem_type is None:  # pipelines read it, and would apply a softmax
-            config.problem_type = "multi_label_classification"
+            # Not to be divided by the accumulation steps; transformers < 5.19 reads the second only.
+            self.loss_is_scaled_for_ga = True
+            self.model_accepts_loss_kwargs = True
         if isinstance(outputs, tuple):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs)
         elif isinstance(outputs, Tensor):
             outputs = (loss, outputs)
         return (loss, outputs) if return_outputs else loss
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self._pushing and output_dir is None:  # push_to_hub saves what it uploads
-            self._save_calibrated_model(self._output_dir)
-            return
-        super().save_model(output_dir, _internal_call)
-        if isinstance(self.calibration_loss, AdaptiveLoss) and self.args.should_save:
-            save_loss_state(self.calibration_loss, output_dir or self._output_dir)
+    def _aligned(self, labels: Tensor) -> Tensor:
+        return aligned_labels(labels, next_token=predicts_next_token(self._unwrapped))
 
     # ---- Evaluation ----
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results."""
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        *,
+        keep_logits: bool = False,
+    ) -> dict[str, float]:
+        """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results.
+
+        Args:
+            eval_dataset: as for `Trainer`; the others too.
+            ignore_keys: entries of the model's output that are no predictions.
+            metric_key_prefix: of the log keys.
+            keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`.
+        """
         callback = self._callback(TemperatureScalingCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         self.evaluated_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        return super().evaluate(eval_dataset, *args, **kwargs)
+        self._keep_logits, outer = keep_logits or self._keep_logits, self._keep_logits
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self._keep_logits = outer
 
     def evaluation_loop(
         self,
@@ -264,9 +438,13 @@ class CalibrationTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         current = EvaluationPass(
-            self.accelerator, metric_key_prefix, n_bins=self.args.n_bins, temperature=self.temperature
+            self.accelerator,
+            metric_key_prefix,
+            n_bins=self.args.n_bins,
+            temperature=self.temperature,
+            keep_logits=self._keep_logits,
         )
-        with self._listening(current):
+        with self._recording(current):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
@@ -278,7 +456,7 @@ class CalibrationTrainer(Trainer):
         return output._replace(metrics=metrics)
 
     @contextmanager
-    def _listening(self, current: EvaluationPass) -> Iterator[None]:
+    def _recording(self, current: EvaluationPass) -> Iterator[None]:
         self._pass, outer = current, self._pass
         try:
             yield
@@ -294,10 +472,10 @@ class CalibrationTrainer(Trainer):
     ) -> tuple[Any, Any, Any]:
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
         if self._pass is not None and logits is not None and isinstance(labels, Tensor):
-            self._pass.add(logits_of(logits), labels)
-            if self._pass.keep_logits and self._probe is None:
+            self._pass.add(logits_of(logits), self._aligned(labels))
+            if self._pass.keep_logits and self._example_batch is None:
                 rows = {k: v for k, v in inputs.items() if k != self._label_key and isinstance(v, Tensor)}
-                self._probe = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
+                self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
         return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
 
     # ---- Calibration ----
@@ -316,7 +494,7 @@ class CalibrationTrainer(Trainer):
             [DefaultFlowCallback()], model, self.processing_class, self.optimizer, self.lr_scheduler
         )
         try:
-            with random_state_left_as_found(), self._listening(current):
+            with random_state_left_as_found(), self._recording(current):
                 self.callback_handler = quiet
                 super().evaluation_loop(self._held_out_loader(n_samples), "Calibration", True)
         finally:
@@ -331,7 +509,12 @@ class CalibrationTrainer(Trainer):
         split = self.calibration_split
         made_for, loader = self._held_out_loaders.get(n_samples, (None, None))
         if made_for is not split:
-            dataset = split if n_samples is None else random_subset(split, n_samples, self.args.seed)
+            dataset = split
+            if n_samples is not None and n_samples < len(split):  # the same random examples each time
+                generator = torch.Generator().manual_seed(self.args.seed)
+                rows = torch.randperm(len(split), generator=generator)[:n_samples].tolist()
+                by_index = hasattr(split, "select")
+                dataset = split.select(rows) if by_index else torch.utils.data.Subset(split, rows)
             # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
             loader = self.get_test_dataloader(dataset)
             self._held_out_loaders[n_samples] = (split, loader)
@@ -365,42 +548,83 @@ class CalibrationTrainer(Trainer):
         self.log(self.calibration_loss.log_values())
         self.control.should_log = due  # the training loss may still have to be logged
 
-    def fit_temperature(self) -> float:
+    def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
         """Fit the temperature on the calibration split, and record it in the model's config.
 
         From then on evaluations report the metrics with it too. The model's weights stay as they are:
-        `save_calibrated_model` folds the temperature into what it saves.
+        `save_calibrated_model` folds the temperature into what it saves. A fit that fails leaves no temperature.
+
+        Args:
+            scaling: what fits it; None takes the `TemperatureScalingCallback`'s, or the negative log-likelihood.
 
         Returns:
             T > 0; logits / T are calibrated.
 
         Raises:
-            ValueError: if there is no calibration split.
+            ValueError: if there is no calibration split, or its logits or labels cannot be fitted.
         """
         if self.calibration_split is None:
             way_out = "pass calibration_dataset to the trainer"
             raise InputValueError(
                 expected("calibration_dataset", "be given to fit a temperature", "none", way_out)
             )
-        callback = self._callback(TemperatureScalingCallback) or TemperatureScalingCallback()
+        self._forget_temperature()
+        if scaling is None:
+            scaling = (self._callback(TemperatureScalingCallback) or TemperatureScalingCallback()).scaling
         logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
-        scaling = callback.scaling.set_params(multi_label=labels.ndim == 2)
-        self.temperature = float(scaling.fit(logits, labels).temperature_)
-        config = self._config
-        if config is not None:
-            config.calibration = {
+        n_examples, multi_label = len(labels), labels.ndim == 2
+        if multi_label:
+            decided = labels != IGNORE_INDEX
+            if not decided.all():  # each decision is an example of its own, so one column will do
+                logits, labels = logits[decided][:, None], labels[decided][:, None]
+        scaling.set_params(multi_label=multi_label).fit(logits, labels)
+        self.temperature = float(scaling.temperature_)
+        if self._config is not None:
+            weights = self.calibration_loss.class_weights
+            self._config.calibration = {
                 "method": "temperature",
                 "temperature": self.temperature,
                 "criterion": scaling.criterion,
                 "split": "calibration" if self.calibration_dataset is not None else "evaluation",
-                "n_examples": len(labels),
+                "n_examples": n_examples,
                 "loss": self.calibration_loss.name,
                 "loss_kwargs": self.calibration_loss.hyperparameters,
+                **({} if weights is None else {"class_weights": weights.tolist()}),
                 "folded": False,
             }
         return self.temperature
 
+    def _forget_temperature(self) -> None:
+        self.temperature = None
+        if hasattr(self._config, "calibration"):
+            del self._config.calibration
+
     # ---- Saving ----
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as trained, as `Trainer.save_model` does: the temperature is not folded in.
+
+        What is to be served is written by `save_calibrated_model`.
+        """
+        if self._pushing and output_dir is None:  # push_to_hub saves what it uploads
+            self._save_calibrated_model(self._output_dir)
+            return
+        if self.temperature is not None and not _internal_call and not self._said_not_folded:
+            self._said_not_folded = True
+            if self.is_world_process_zero():
+                logger.warning(
+                    "save_model writes the model as trained, without its temperature %.4f: a pipeline that loads it "
+                    "is not calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
+                    self.temperature,
+                )
+        with hub_token_left_out():
+            super().save_model(output_dir, _internal_call)
+        if isinstance(self.calibration_loss, AdaptiveLoss) and self.args.should_save:
+            save_loss_state(self.calibration_loss, output_dir or self._output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with hub_token_left_out():
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save a copy of the model with the temperature folded into its head.
@@ -434,27 +658,60 @@ class CalibrationTrainer(Trainer):
                 standalone_copy(model, state_dict),
                 self.temperature,
                 output_dir,
-                batch=self._probe,
+                batch=self._example_batch,
                 processing_class=self.processing_class or getattr(self.data_collator, "tokenizer", None),
             )
         self.accelerator.wait_for_everyone()
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Push as `Trainer.push_to_hub` does, but the calibrated model, once a temperature is fitted."""
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Push as `Trainer.push_to_hub` does, but the calibrated model, once a temperature is fitted.
+
+        Args:
+            commit_message: of the commit.
+            blocking: wait until all is uploaded.
+            token: with write access; None takes `args.hub_token`.
+            revision: the branch; None takes `args.hub_revision`.
+            private: make a new repository private; None takes `args.hub_private_repo`.
+            **kwargs: for `create_model_card`.
+        """
+        if private is not None:
+            kwargs["private"] = private
         self._pushing = self.temperature is not None
         try:
-            pushed = super().push_to_hub(*args, **kwargs)
+            pushed = super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
         finally:
             self._pushing = False
         if self.temperature is not None and self.is_world_process_zero():
-            given = signature(Trainer.push_to_hub).bind(self, *args, **kwargs).arguments
-            token, revision = (given.get(k) or getattr(self.args, f"hub_{k}") for k in ("token", "revision"))
-            remove_other_weights(str(self.hub_model_id), self._output_dir, token=token, revision=revision)
+            remove_other_weights(
+                str(self.hub_model_id),
+                self._output_dir,
+                token=token or self.args.hub_token,
+                revision=revision or self.args.hub_revision,
+            )
         return pushed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the Trainer's model card, with a section on calibration once a temperature is fitted."""
-        super().create_model_card(*args, **kwargs)
+        history = self.state.log_history
+        if self._summary_was_at is not None:
+            # The stock card makes a table of the evaluations before the summary, and expects them to have the same
+            # metrics; the final one has those with the temperature too.
+            for_card = list(history)
+            summary = next(i for i, entry in enumerate(for_card) if "train_runtime" in entry)
+            for_card.insert(self._summary_was_at, for_card.pop(summary))
+            self.state.log_history = for_card
+        try:
+            super().create_model_card(*args, **kwargs)
+        finally:
+            self.state.log_history = history
         record = getattr(self._config, "calibration", None)
         if self.temperature is not None and record is not None and self.is_world_process_zero():
             add_calibration_section(Path(self._output_dir), record, self.last_evaluation)

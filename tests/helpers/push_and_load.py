@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import HfApi
 from transformers import AutoModelForSequenceClassification
 
-from tests.helpers.tiny import tiny_bert
+from tests.helpers.tiny import last_evaluation, tiny_bert
 from tests.helpers.trained import lora, trained
 
 # Weights that are on the Hub before a push to a branch; only the branch's are stale then.
@@ -57,8 +57,8 @@ def push(
         "temperature": trainer.temperature,
         "bit_equal": torch.equal(ours, theirs),
         "off_by": float((theirs - plain / trainer.temperature).abs().max()),
-        "ece": trainer.state.log_history[-1]["eval_ece"],
-        "ece_calibrated": trainer.state.log_history[-1]["eval_ece_calibrated"],
+        "ece": last_evaluation(trainer)["eval_ece"],
+        "ece_calibrated": last_evaluation(trainer)["eval_ece_calibrated"],
     }
 
 

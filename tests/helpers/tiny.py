@@ -128,6 +128,11 @@ def logged(trainer: Any, key: str) -> list[float]:
     return [entry[key] for entry in trainer.state.log_history if key in entry]
 
 
+def last_evaluation(trainer: Any) -> dict[str, float]:
+    """What the log says of the last evaluation."""
+    return [entry for entry in trainer.state.log_history if "eval_ece" in entry][-1]
+
+
 def weights(model: Any) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import Trainer
 
+from hf_calib import CalibrationTrainer
 from tests.helpers.runs import (
     CASES,
     CLASS_WEIGHTS,
@@ -87,3 +89,65 @@ def test_label_smoothing_factor_is_the_loss_of_that_name(tmp_path: Path) -> None
         trainer.train()
     assert_same(weights(by_factor.model), weights(by_name.model))
     assert logged(by_factor, "loss") != logged(plain, "loss")
+
+
+class OwnLoss(CalibrationTrainer):
+    """The mean over the micro-batch, as transformers' documentation shows it."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
+
+
+class NormalisedLoss(CalibrationTrainer):
+    """A sum over the micro-batch, normalised over the whole batch; it says so."""
+
+    loss_is_scaled_for_ga = True
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        total = F.cross_entropy(outputs.logits, labels, reduction="sum")
+        loss = total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+class ExtendedLoss(CalibrationTrainer):
+    """Ours, watched."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+class ExtendedMean(CalibrationTrainer):
+    """Ours as a mean over the micro-batch, since the count is not passed on."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        return super().compute_loss(model, inputs, return_outputs)
+
+
+@pytest.mark.parametrize("kind", [CalibrationTrainer, OwnLoss, NormalisedLoss, ExtendedLoss, ExtendedMean])
+def test_a_loss_of_ones_own_is_a_mean_over_the_step(kind: type[CalibrationTrainer], tmp_path: Path) -> None:
+    if kind is NormalisedLoss and not hasattr(Trainer, "loss_is_scaled_for_ga"):
+        pytest.skip("the flag came with transformers 5.19")
+    runs = []
+    for micro, steps in ((8, 1), (2, 4)):
+        made = make_trainer("cross_entropy", tmp_path, micro, steps)
+        trainer = kind(made.model, made.args, train_dataset=made.train_dataset)
+        trainer.train()
+        runs.append(trainer)
+    whole, cut = runs
+    stock = make_trainer("cross_entropy", tmp_path, 8, 1)
+    stock.train()
+    for trainer in runs:
+        assert logged(trainer, "loss") == pytest.approx(logged(stock, "loss"), rel=LOGGED)
+        assert differences(weights(trainer.model), weights(stock.model))[0] < TOLERANCE
+    assert logged(cut, "grad_norm") == pytest.approx(logged(whole, "grad_norm"), rel=TOLERANCE)

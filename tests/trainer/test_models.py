@@ -21,6 +21,7 @@ from tests.helpers.tiny import (
     N_LABELS,
     arguments,
     assert_same,
+    last_evaluation,
     logged,
     sequences,
     tagged,
@@ -41,7 +42,7 @@ from tests.helpers.trained import (
 
 
 def assert_calibrated(trainer: CalibrationTrainer) -> None:
-    last = trainer.state.log_history[-1]
+    last = last_evaluation(trainer)
     assert all(np.isfinite(logged(trainer, "loss")))
     for name in NAMES:
         assert np.isfinite(last[f"eval_{name}"])
@@ -196,7 +197,7 @@ def test_real_sentences_with_a_tag_per_word(shared_data: Path, tmp_path: Path) -
     )
     trainer.train()
     assert_calibrated(trainer)
-    last = trainer.state.log_history[-1]
+    last = last_evaluation(trainer)
     assert last["eval_nll_calibrated"] < last["eval_nll"]
     trainer.save_calibrated_model(tmp_path / "model")
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 from hf_calib import CalibrationTrainer
 from tests.helpers.evaluations import assert_reports, one_shot
-from tests.helpers.tiny import arguments, differences, logged, weights
+from tests.helpers.tiny import arguments, differences, last_evaluation, logged, weights
 
 LABELS = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -75,7 +75,7 @@ def test_from_training_to_serving(minilm: str, news: DatasetDict, tmp_path: Path
     trainer = make_trainer(minilm, news, tmp_path / "out", 96, per_device_train_batch_size=8, **settings)
     trainer.train()
     assert len(logged(trainer, "gamma_00")) == 2
-    last = trainer.state.log_history[-1]
+    last = last_evaluation(trainer)
     assert last["eval_accuracy"] > 0.5
     assert last["eval_nll_calibrated"] < last["eval_nll"]
     found = trainer.predict(news["evaluation"])

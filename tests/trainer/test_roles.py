@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from datasets import Dataset, IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
+from hf_calib.trainer.preflight import check_label_values
 from tests.helpers.tiny import (
     N_LABELS,
     arguments,
@@ -50,15 +52,22 @@ def trainer_of(roles: str, folder: Path, **settings: Any) -> CalibrationTrainer:
     [
         ("abc", []),
         ("ab-", []),
-        ("a--", []),
-        ("a-b", ["the evaluation split is also the calibration split: the temperature will follow"]),
-        ("abb", ["the evaluation split is also the calibration split: the temperature will follow"]),
-        ("aac", ["the training split is also the calibration split: the temperature will follow a model"]),
-        ("aaa", ["the training split is also the calibration split: the temperature will follow a model"]),
-        ("a-a", ["the training split is also the calibration split: the temperature will follow a model"]),
-        ("aba", ["the training split is also the evaluation split: what is reported"]),
-        ("ab*", ["the evaluation split is also the calibration split"]),
-        ("aa*", ["the training split is also the calibration split"]),
+        (
+            "a--",
+            ["There is no calibration_dataset, and no evaluation set either. No temperature will be fitted"],
+        ),
+        (
+            "a-*",
+            ["There is no calibration_dataset, and several evaluation sets. No temperature will be fitted"],
+        ),
+        ("a-b", ["The evaluation split is also the calibration split. The temperature will follow"]),
+        ("abb", ["The evaluation split is also the calibration split. The temperature will follow"]),
+        ("aac", ["The training split is also the calibration split. The temperature will follow a model"]),
+        ("aaa", ["The training split is also the calibration split. The temperature will follow a model"]),
+        ("a-a", ["The training split is also the calibration split. The temperature will follow a model"]),
+        ("aba", ["The training split is also the evaluation split. What is reported"]),
+        ("ab*", ["The evaluation split is also the calibration split"]),
+        ("aa*", ["The training split is also the calibration split"]),
     ],
 )
 def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str], tmp_path: Path) -> None:
@@ -66,12 +75,12 @@ def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str]
     assert len(found) == len(wanted)
     for message, start in zip(found, wanted, strict=True):
         assert message.startswith(start)
-        assert "hold some examples out" in message or "pass a separate calibration_dataset" in message
+        assert re.search("Hold some examples out|Pass (a separate )?calibration_dataset", message)
 
 
 def test_the_warning_names_what_follows_the_split(tmp_path: Path) -> None:
     (found,) = warned(trainer_of("a-b", tmp_path, loss="adafocal").train)
-    assert "the loss's gammas and the temperature will follow" in found
+    assert "The loss's gammas and the temperature will follow" in found
     assert warned(trainer_of("a-b", tmp_path, **NO_TEMPERATURE).train) == []
 
 
@@ -141,22 +150,22 @@ def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [None, 1], [[0.0, 1.0], [1.0, 0.0]], [-100, 3]])
-def test_labels_that_are_no_class_indices_are_left_to_the_collator(labels: list[Any], tmp_path: Path) -> None:
-    from hf_calib.trainer._datasets import check_labels
-
-    check_labels(Dataset.from_dict({"label": labels}), "training", N_LABELS, "labels")
-    check_labels([{"label": label} for label in labels], "training", N_LABELS, "labels")
-    check_labels(None, "training", N_LABELS, "labels")
+def check(labels: Any, *, key: str = "labels", **facts: Any) -> None:
+    check_label_values({"training": labels}, key, **{"multi_label": False, "n_classes": N_LABELS, **facts})
 
 
-def test_the_data_sets_own_label_column_is_the_one_checked(tmp_path: Path) -> None:
-    from hf_calib.trainer._datasets import check_labels
+@pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [-100, 3], [[1, -100], [2, 3]], [[0.0], [2.0]]])
+def test_labels_that_may_fit_are_left_to_the_collator(labels: list[Any]) -> None:
+    check(Dataset.from_dict({"label": labels}))
+    check([{"label": label} for label in labels])
+    check(None)
 
+
+def test_the_datasets_own_label_column_is_the_one_checked() -> None:
     columns = Dataset.from_dict({"label": [99], "labels": [1], "target": [7]})
-    check_labels(columns, "training", N_LABELS, "labels")
+    check(columns)
     with pytest.raises(ValueError, match="got 7 in row 0"):
-        check_labels(columns, "training", N_LABELS, "target")
+        check(columns, key="target")
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
@@ -168,14 +177,16 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def test_labels_of_other_data_sets_are_refused_when_they_come(tmp_path: Path) -> None:
-    trainer = CalibrationTrainer(tiny_bert(), arguments(tmp_path), train_dataset=Rows())
+    trainer = CalibrationTrainer(tiny_bert(), arguments(tmp_path, **NO_TEMPERATURE), train_dataset=Rows())
     with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
         trainer.train()
 
 
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
     trainer = CalibrationTrainer(
-        tiny_bert(), arguments(tmp_path), train_dataset=sequences(tiny_bert(), 8).remove_columns("label")
+        tiny_bert(),
+        arguments(tmp_path, **NO_TEMPERATURE),
+        train_dataset=sequences(tiny_bert(), 8).remove_columns("label"),
     )
     with pytest.raises(
         ValueError, match=r"expected the batch to have 'labels', got only .*input_ids.*collator"
@@ -217,7 +228,7 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
 def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> None:
     (found,) = warned(trainer_of("abc", tmp_path, loss="mmce", gradient_accumulation_steps=2).train)
     assert found.startswith(
-        "the penalty of loss 'mmce' depends on the batch, and is computed on micro-batches of 4 of the 8"
+        "The penalty of loss 'mmce' depends on the batch, and is computed on micro-batches of 4 of the 8"
     )
     assert warned(trainer_of("abc", tmp_path, loss="mmce").train) == []
     assert warned(trainer_of("abc", tmp_path, loss="focal", gradient_accumulation_steps=2).train) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import HfArgumentParser
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib.losses import LOSSES
-from tests.helpers.tiny import arguments
+from tests.helpers.tiny import arguments, tiny_trainer
 
 
 def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
@@ -54,15 +55,18 @@ def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
         ({"loss": "focal", "loss_kwargs": {"gamma": "3"}}, "got '3'"),
         (
             {"loss": "focal", "loss_kwargs": [3.0]},
-            r"loss_kwargs to be a mapping, or JSON of one, got \[3.0\]",
+            r"loss_kwargs to be a mapping of hyperparameters, or JSON of one, got \[3.0\]",
         ),
         ({"loss": "focal", "loss_kwargs": "gamma=3"}, "got 'gamma=3' .*write '{\"name\": value}'"),
-        ({"loss": "focal", "loss_kwargs": "[3]"}, "to be a mapping, or JSON of one"),
+        ({"loss": "focal", "loss_kwargs": "[3]"}, "to be a mapping of hyperparameters, or JSON of one"),
         ({"class_weights": [1.0, 0.0]}, "class_weights to be .* positive numbers"),
         ({"class_weights": [1.0, float("nan")]}, "class_weights to be .* positive numbers"),
-        ({"n_bins": 0}, "n_bins to be a whole number, at least 1, got 0"),
-        ({"n_bins": 2.5}, "n_bins to be a whole number, at least 1, got 2.5"),
-        ({"gamma_update_steps": 0}, "gamma_update_steps to be a whole number, at least 1, got 0"),
+        ({"n_bins": 0}, "n_bins to be a whole number, at least 1, at most \\d+, got 0"),
+        ({"n_bins": 2.5}, "n_bins to be a whole number, at least 1, at most 10000, got 2.5"),
+        (
+            {"gamma_update_steps": 0},
+            "gamma_update_steps to be a whole number, at least 1, at most \\d+, got 0",
+        ),
         ({"gamma_update_samples": 10}, "gamma_update_samples to go with gamma_update_steps"),
         ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
         ({"temperature_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
@@ -134,10 +138,77 @@ def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bo
     assert arguments(tmp_path, metric_for_best_model=metric, greater_is_better=True).greater_is_better is True
 
 
-def test_they_are_saved_without_the_token(tmp_path: Path) -> None:
+def test_the_token_is_not_shown(tmp_path: Path) -> None:
     args = arguments(tmp_path, hub_token="hf_secret", loss="focal")
-    torch.save(args, tmp_path / "training_args.bin")
-    assert b"hf_secret" not in (tmp_path / "training_args.bin").read_bytes()
-    assert "hf_secret" not in args.to_json_string()
-    again = pickle.loads(pickle.dumps(args))
-    assert (again.loss, again.hub_token, args.hub_token) == ("focal", None, "hf_secret")
+    for text in (repr(args), str(args), f"{args}", args.to_json_string()):
+        assert "hf_secret" not in text
+    assert "hub_token=<HUB_TOKEN>" in repr(args)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))],
+    ids=["copy", "deep", "pickle"],
+)
+def test_a_copy_for_another_process_keeps_the_token(again: Any, tmp_path: Path) -> None:
+    copied = again(arguments(tmp_path, hub_token="hf_secret", loss="focal"))
+    assert (copied.loss, copied.hub_token) == ("focal", "hf_secret")
+
+
+def test_arguments_saved_with_a_model_have_no_token(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, hub_token="hf_secret", save_strategy="epoch")
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    for folder in ("checkpoint-4", "saved"):
+        path = tmp_path / folder / "training_args.bin"
+        assert b"hf_secret" not in path.read_bytes()
+        loaded = torch.load(path, weights_only=False)
+        assert (loaded.hub_token, loaded.num_train_epochs) == (None, 1)
+    assert trainer.args.hub_token == "hf_secret"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"n_bins": True}, ValueError, "n_bins to be a whole number, .*got True"),
+        (
+            {"n_bins": 10**9},
+            ValueError,
+            "n_bins to be a whole number, at least 1, at most 10000, got 1000000000",
+        ),
+        ({"gamma_update_steps": 2.0}, ValueError, "gamma_update_steps to be a whole number, .*got 2.0"),
+        ({"gather_batch": "no"}, TypeError, "gather_batch to be True or False, got 'no'"),
+        ({"seed": 2**40}, ValueError, "seed to be a whole number, at least 0, at most 4294967295, got"),
+        ({"seed": -1}, ValueError, "seed to be a whole number"),
+        ({"data_seed": 2**70}, ValueError, "data_seed to be a whole number"),
+        (
+            {"class_weights": "even"},
+            ValueError,
+            r"class_weights to be numbers, or 'balanced', got \['even'\]",
+        ),
+        ({"class_weights": [[1.0, 2.0]]}, ValueError, "class_weights to be numbers"),
+        ({"loss_kwargs": {1: 2.0}}, TypeError, "keys of loss_kwargs to be names, got 1"),
+        (
+            {"loss_kwargs": {"name": "focal"}},
+            ValueError,
+            "keys of loss_kwargs to be hyperparameters of the loss",
+        ),
+        (
+            {"loss_kwargs": {"class_weights": [1.0]}},
+            ValueError,
+            "got 'class_weights'; loss and class_weights are",
+        ),
+    ],
+)
+def test_values_of_another_type_or_size_are_refused(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        arguments(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("words", [["0.5", "2"], ["balanced"]])
+def test_class_weights_are_numbers_or_balanced_on_the_command_line(words: list[str], tmp_path: Path) -> None:
+    line = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none", "--class_weights", *words]
+    (args,) = HfArgumentParser(CalibrationTrainingArguments).parse_args_into_dataclasses(line)
+    assert args.class_weights == ("balanced" if words == ["balanced"] else [0.5, 2.0])

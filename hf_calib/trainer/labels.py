@@ -1,0 +1,185 @@
+"""Labels of the trainer's datasets: reading them without loading rows, and what they say about the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_calib._errors import InputValueError, expected, few
+from hf_calib.trainer.random_state import random_state_left_as_found
+
+IGNORE_INDEX = -100
+
+
+class Labels(NamedTuple):
+    """The labels of a split, flattened."""
+
+    values: NDArray[Any]
+    rows: NDArray[np.int64]  # the row of each value
+    missing: NDArray[np.int64]  # rows where a label is None
+
+
+def read_labels(dataset: Any, label_key: str) -> Labels | None:
+    """Read the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    if isinstance(dataset, datasets.Dataset):
+        column = _label_name(dataset.column_names, label_key)
+        return None if column is None else _labels_of_column(dataset, column)
+    if isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
+        name = _label_name(dataset[0], label_key)
+        return None if name is None else _labels_of_rows([row.get(name) for row in dataset])
+    return None
+
+
+def collated_labels(
+    dataset: Any, role: str, collator: Callable[[list[Any]], Any], label_key: str
+) -> Tensor | None:
+    """The first labels as the model's batches will have them; None where this cannot be told.
+
+    Collators convert: `default_data_collator` makes floats of a list of integers in a column `label`.
+
+    Raises:
+        ValueError: if the first rows cannot be made a batch.
+    """
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
+        return None
+    with random_state_left_as_found():  # reading a row may augment it
+        try:
+            batch = collator([dataset[row] for row in range(min(2, len(dataset)))])
+        except Exception as error:
+            got, way_out = f"{type(error).__name__}: {error}", "check its rows and the data collator"
+            raise InputValueError(
+                expected(f"the first rows of the {role} split", "be made a batch", got, way_out)
+            ) from error
+    labels = batch.get(label_key)
+    return labels if isinstance(labels, Tensor) else None
+
+
+def balanced_class_weights(
+    dataset: Any, label_key: str, *, n_classes: int | None, multi_label: bool
+) -> list[float]:
+    """Weights N / (C n_c), which give every class the same share of the loss.
+
+    Raises:
+        ValueError: if the labels cannot be read, are multi-label, or lack a class.
+    """
+    found = read_labels(dataset, label_key)
+    way_out = "give one number per class"
+    if multi_label or found is None or found.values.dtype.kind not in "iu":
+        requirement = "be given as numbers where the training split has no column of class indices"
+        raise InputValueError(expected("class_weights", requirement, "'balanced'", way_out))
+    counted = found.values[found.values >= 0]
+    counts = np.bincount(counted, minlength=n_classes or 0)
+    if n_classes is not None and len(counts) > n_classes:
+        got = f"label {len(counts) - 1} in the training split"
+        requirement = f"be 'balanced' over labels in [0, {n_classes})"
+        raise InputValueError(expected("class_weights", requirement, got, "relabel, or set num_labels"))
+    absent = np.flatnonzero(counts == 0)
+    if len(absent) or len(counts) == 0:
+        got = f"no examples of class {few(absent.tolist())}" if len(absent) else "no labels"
+        requirement = "be 'balanced' over classes that the training split has"
+        raise InputValueError(expected("class_weights", requirement, got, way_out))
+    return (len(counted) / (len(counts) * counts)).tolist()
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model is a decoder-only language model: its logits at position t are for token t + 1."""
+    model = _without_adapters(model)
+    return _generates(model) and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def generates_by_encoder_and_decoder(model: Any) -> bool:
+    """Whether the model is a sequence-to-sequence generator (not a classifier on top of one)."""
+    model = _without_adapters(model)
+    return _generates(model) and bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def number_of_classes(model: Any) -> int | None:
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say."""
+    model = _without_adapters(model)
+    if _generates(model):
+        return getattr(model.config.get_text_config(), "vocab_size", None)
+    return getattr(getattr(model, "config", None), "num_labels", None)
+
+
+def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
+    """The labels, each at the position of the logits that it belongs to.
+
+    Args:
+        labels: (N,), (N, 1), (N, L), or float (N, C).
+        next_token: shift by one position, as transformers does for causal language models; the last position
+            is then ignored.
+
+    >>> import torch
+    >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
+    tensor([[   6,    7, -100]])
+    >>> aligned_labels(torch.tensor([[5], [6]]), next_token=False)
+    tensor([5, 6])
+    """
+    if next_token and labels.dim() > 1:
+        return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    return labels.squeeze(1) if one_column else labels
+
+
+def check_decisions(labels: Tensor) -> None:
+    """Refuse multi-label targets outside [0, 1].
+
+    Raises:
+        ValueError: naming a value.
+    """
+    wrong = ~((labels >= 0) & (labels <= 1)) & (labels != IGNORE_INDEX)  # NaN compares as neither
+    if bool(wrong.any()):
+        got, way_out = labels[wrong][0].item(), "give 0 or 1 per class, or -100 to ignore a decision"
+        raise InputValueError(expected("multi-label labels", "be in [0, 1]", got, way_out))
+
+
+def _label_name(names: Iterable[str], label_key: str) -> str | None:
+    """The name that the collator would take, as `default_data_collator` renames `label` and `label_ids`."""
+    return next((name for name in (label_key, "label", "label_ids") if name in names), None)
+
+
+def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
+    """Of a column of numbers, or of lists of them (one per token or class)."""
+    values = dataset.with_format("arrow")[column][:].combine_chunks()
+    rows = np.arange(len(values))
+    missing = []
+    while True:
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        missing.append(rows[absent])
+        if not hasattr(values, "value_parent_indices"):
+            break
+        rows = rows[values.value_parent_indices().to_numpy()]
+        values = values.flatten()
+    flat = values.drop_null().to_numpy(zero_copy_only=False)
+    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
+
+
+def _labels_of_rows(labels: list[Any]) -> Labels:
+    arrays = [np.asarray(label if label is not None else []) for label in labels]
+    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
+    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
+    present = [array for array, label in zip(arrays, labels, strict=True) if label is not None]
+    flat = np.concatenate([array.ravel() for array in present]) if present else np.empty(0)
+    return Labels(flat, rows, missing)
+
+
+def _without_adapters(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _generates(model: Any) -> bool:
+    return hasattr(model, "can_generate") and bool(model.can_generate())
+
+
+def first_missing(dataset: Any, column: str) -> int | None:
+    """The first row of a `datasets.Dataset` without a value in the column, if others have one."""
+    if dataset.data.column(column).null_count == 0:
+        return None
+    absent = dataset.with_format("arrow")[column][:].is_null().to_numpy()
+    return int(np.argmax(absent)) if absent.any() and not absent.all() else None

@@ -1,0 +1,186 @@
+"""The problem type is decided once, before the training, and every split is held to it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_calib import CalibrationTrainer
+from hf_calib.scaling import TemperatureScaling
+from tests.helpers.tiny import (
+    N_LABELS,
+    TRUE_TEMPERATURE,
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tiny_bert,
+    weights,
+)
+
+
+def one_hot(rows: Dataset) -> Dataset:
+    hot = [np.eye(N_LABELS)[label].tolist() for label in rows["label"]]
+    return rows.remove_columns("label").add_column("label", hot)
+
+
+def trainer_of(model: Any, folder: Path, **sets: Any) -> CalibrationTrainer:
+    return CalibrationTrainer(model, arguments(folder), **sets)
+
+
+def as_rows(kind: str, rows: Dataset) -> Any:
+    if kind == "torch":
+        return rows.rename_column("label", "labels").with_format("torch")
+    return rows if kind == "dataset" else rows.to_list()
+
+
+@pytest.mark.parametrize("kind", ["dataset", "torch", "rows"])
+@pytest.mark.parametrize("split", ["calibration", "evaluation"])
+def test_one_hot_labels_in_one_split_are_refused(kind: str, split: str, tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets = {
+        "train_dataset": sequences(model, 8),
+        "calibration_dataset": sequences(model, 20, seed=2),
+        "eval_dataset": sequences(model, 20, seed=3),
+    }
+    key = "calibration_dataset" if split == "calibration" else "eval_dataset"
+    sets[key] = as_rows(kind, one_hot(sets[key]))
+    before = weights(model)
+    message = (
+        f"labels of the {split} split to be class indices, for a single-label model, got one float per class"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer_of(model, tmp_path, **sets).train()
+    assert model.config.problem_type is None
+    assert_same(weights(model), before)
+
+
+def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None:
+    model = tiny_bert()
+    trainer = trainer_of(model, tmp_path, eval_dataset=sequences(model, 8))
+    trainer.evaluate()
+    with pytest.raises(ValueError, match=r"expected labels to have shape \(8,\)"):
+        trainer.evaluate(one_hot(sequences(model, 8)))
+    assert model.config.problem_type is None
+
+
+def test_integers_that_the_collator_makes_floats_are_decisions(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = one_hot(sequences(model, 20)).map(lambda row: {"label": [int(each) for each in row["label"]]})
+    trainer = trainer_of(model, tmp_path, train_dataset=rows.select(range(8)), calibration_dataset=rows)
+    trainer.train()
+    assert model.config.problem_type == "multi_label_classification"
+    assert trainer.temperature is not None
+
+
+def test_class_indices_in_a_split_of_a_multi_label_model_are_refused(tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets = {"train_dataset": one_hot(sequences(model, 8)), "calibration_dataset": sequences(model, 8)}
+    with pytest.raises(ValueError, match="labels of the calibration split to be one float per class"):
+        trainer_of(model, tmp_path, **sets).train()
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.5, -1.0])
+@pytest.mark.parametrize("kind", ["dataset", "rows", "another"])
+def test_decisions_outside_0_and_1_are_refused(value: float, kind: str, tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    rows = sequences(model, 8).to_list()
+    rows[3]["label"][1] = value
+    sets = {
+        "dataset": Dataset.from_list(rows),
+        "rows": rows,
+        "another": torch.utils.data.Subset(rows, range(8)),
+    }
+    args = arguments(tmp_path, temperature_criterion="none")
+    trainer = CalibrationTrainer(model, args, train_dataset=sets[kind])
+    where = "labels of the training split" if kind != "another" else "multi-label labels"
+    with pytest.raises(ValueError, match=rf"{where} to be in \[0, 1\], got {value}"):
+        trainer.train()
+
+
+def test_soft_decisions_train_but_do_not_calibrate(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    rows = sequences(model, 8).to_list()
+    rows[3]["label"][1] = 0.5
+    trainer_of(model, tmp_path, train_dataset=rows, calibration_dataset=sequences(model, 20)).train()
+    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=rows)
+    with pytest.raises(ValueError, match=r"labels of the calibration split to be 0 or 1, got 0\.5 in row 3"):
+        trainer.train()
+
+
+def test_an_ignored_decision_does_not_drop_its_row_from_the_fit(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    rows = sequences(model, 60, seed=2).to_list()
+    for number, row in enumerate(rows):
+        row["label"][number % N_LABELS] = -100.0  # one in each row
+    rows[0]["label"] = [-100.0] * N_LABELS
+    trainer = trainer_of(model, tmp_path, calibration_dataset=Dataset.from_list(rows))
+    trainer.fit_temperature()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([row["input_ids"] for row in rows])).logits.numpy()
+    labels = np.array([row["label"] for row in rows])
+    decided = labels != -100
+    scaling = TemperatureScaling(multi_label=True)
+    wanted = scaling.fit(logits[decided][:, None], labels[decided][:, None]).temperature_
+    assert trainer.temperature == pytest.approx(wanted, rel=1e-5)
+    assert abs(wanted - TRUE_TEMPERATURE) < 1  # or the test would show nothing
+    assert model.config.calibration["n_examples"] == 59
+
+
+def test_labels_in_a_column_of_one_are_those_without_it(tmp_path: Path) -> None:
+    ends = []
+    for wrapped in (False, True):
+        model = tiny_bert()
+        sets = [sequences(model, n, seed=n) for n in (16, 40, 24)]
+        if wrapped:
+            sets = [rows.map(lambda row: {"labels": [row["label"]]}, remove_columns="label") for rows in sets]
+        trainer = trainer_of(
+            model, tmp_path, train_dataset=sets[0], calibration_dataset=sets[1], eval_dataset=sets[2]
+        )
+        trainer.train()
+        ends.append((weights(model), trainer.temperature, logged(trainer, "eval_nll_calibrated")))
+    assert_same(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+
+
+def test_two_label_columns_are_refused(tmp_path: Path) -> None:
+    model = tiny_bert()
+    args = arguments(tmp_path, label_names=["labels", "next_labels"])
+    with pytest.raises(ValueError, match=r"expected label_names to name one column, got .*next_labels"):
+        CalibrationTrainer(model, args, train_dataset=sequences(model, 8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"), [("dataset", "label"), ("dataset", "input_ids"), ("rows", "label")]
+)
+def test_rows_without_a_value_are_found_before_the_training(kind: str, column: str, tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 20, seed=2).to_list()
+    rows[7][column] = rows[9][column] = None
+    calibration = Dataset.from_list(rows).select(range(2, 20)) if kind == "dataset" else rows[2:]
+    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=calibration)
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"the calibration split to (be given|have a value).*None in row 5"):
+        trainer.train()
+    assert_same(weights(model), before)
+
+
+def test_a_column_without_any_value_is_left_to_the_collator(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 8).add_column("token_type_ids", [None] * 8)
+    trainer_of(model, tmp_path, train_dataset=rows, calibration_dataset=sequences(model, 20)).train()
+
+
+def test_rows_that_make_no_batch_are_found_before_the_training(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 20, seed=2).to_list()
+    rows[1]["input_ids"] = rows[1]["input_ids"][:3]
+    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=rows)
+    with pytest.raises(ValueError, match="the first rows of the calibration split to be made a batch, got"):
+        trainer.train()
