@@ -82,9 +82,7 @@ def trained(name: str, n_classes: int) -> Loss:
     loss = make_loss(name)
     if isinstance(loss, AdaptiveLoss):
         confidences = torch.linspace(0.01, 0.99, 99)
-        loss.observe(
-            confidences, torch.arange(99) % 2, class_gaps=torch.full((n_classes,), 0.1), progress=0.5
-        )
+        loss.update(confidences, torch.arange(99) % 2, class_gaps=torch.full((n_classes,), 0.1), progress=0.5)
     return loss
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +12,14 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.losses._gammas import AdaFocalRule, BinStatistics, CalFocalRule
-from hf_calib.losses._module import CalibrationLoss
-from hf_calib.losses.statistics.direct import IGNORE_INDEX, Statistics
+from hf_calib.losses._calibration_loss import CalibrationLoss
+from hf_calib.losses.gammas import BinStatistics, GammaRule
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.losses.statistics.dispatch import RowStatistics
+
+# The buffer whose length, the number of classes, is known only from the first update on.
+SIZED_BY_UPDATE = "class_gaps"
+ROUNDING = 1e-9
 
 
 class AdaptiveLoss(CalibrationLoss):
@@ -28,8 +35,27 @@ class AdaptiveLoss(CalibrationLoss):
         self.register_load_state_dict_post_hook(lambda module, _: module._copies.clear())
 
     @abstractmethod
+    def update(
+        self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
+    ) -> None:
+        """Fit the table to held-out predictions, which must not be those that are reported.
+
+        Args:
+            confidences: (N,) top-label probabilities in [0, 1].
+            correct: (N,) whether the predicted class was right, bool or 0/1.
+            class_gaps: (C,) calibration error of each class. `ece_ce` needs it, the others leave it.
+            progress: share of the training that is done, in [0, 1]. `ece_ce` needs it, the others leave it.
+
+        Raises:
+            ValueError: for an empty set, lengths that differ, NaN, values outside their range, or what the
+                loss needs and was not given. The table is then as it was.
+        """
+
     def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
-        """Update the table from all that a pass over held-out data tells; each loss takes what it needs."""
+        """Former name of `update`, until 0.4."""
+        message = "AdaptiveLoss.observe is now AdaptiveLoss.update and will be gone in 0.4. Call update."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        self.update(confidences, correct, class_gaps=class_gaps, progress=progress)
 
     @abstractmethod
     def log_values(self) -> dict[str, float]:
@@ -49,6 +75,36 @@ class AdaptiveLoss(CalibrationLoss):
             self._copies[key] = self.get_buffer(name).to(tensor)
         return self._copies[key]
 
+    @abstractmethod
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        """Between what the entries of each buffer lie, in any table of this loss."""
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        for name, (low, high) in self._limits().items():
+            if (saved := state_dict.get(prefix + name)) is not None:
+                self._check_entries(name, saved, low, high)
+        sized = state_dict.get(prefix + SIZED_BY_UPDATE)
+        if SIZED_BY_UPDATE in self._buffers and sized is not None:
+            setattr(self, SIZED_BY_UPDATE, torch.zeros_like(sized, dtype=torch.float64))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _check_entries(self, name: str, saved: Tensor, low: float, high: float) -> None:
+        """Refuse what no update of this loss can have written."""
+        way_out = f"load the table of a loss {self.name!r} with {self.hyperparameters}"
+        own_shape = self.get_buffer(name).shape
+        if saved.shape != own_shape and not (name == SIZED_BY_UPDATE and saved.dim() == 1):
+            requirement = f"have shape {tuple(own_shape)}"
+            raise InputValueError(
+                expected(f"{name} of the saved table", requirement, tuple(saved.shape), way_out)
+            )
+        fits = (saved >= low - ROUNDING) & (saved <= high + ROUNDING)  # false for NaN
+        if name == "accuracies":
+            fits |= saved.isnan()  # of an empty bin
+        if not bool(fits.all()):
+            requirement = f"be in [{low:g}, {high:g}]"
+            got = f"{saved[~fits].tolist()[0]} among them"
+            raise InputValueError(expected(f"{name} of the saved table", requirement, got, way_out))
+
     def _set(self, **values: Tensor) -> None:
         for name, value in values.items():
             setattr(self, name, value.to("cpu", torch.float64))
@@ -62,7 +118,7 @@ class GammaTableLoss(AdaptiveLoss):
     confidence minus accuracy, and `accuracies` (M,), NaN before there is one.
     """
 
-    def __init__(self, *args: Any, rule: AdaFocalRule | CalFocalRule, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, rule: GammaRule, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rule = rule
         m = rule.n_bins
@@ -76,24 +132,19 @@ class GammaTableLoss(AdaptiveLoss):
         self.register_buffer("accuracies", torch.full((m,), torch.nan, dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, confidences: Any, correct: Any) -> None:
-        """Fit bins and gammas to held-out predictions, which must not be those that are reported.
-
-        Args:
-            confidences: (N,) top-label probabilities in [0, 1].
-            correct: (N,) whether the predicted class was right, bool or 0/1.
-
-        Raises:
-            ValueError: for an empty set, lengths that differ, NaN, or values outside [0, 1].
+    def update(
+        self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
+    ) -> None:
+        """Fit bins and gammas to held-out predictions; see `AdaptiveLoss.update`.
 
         Example:
-            >>> from hf_calib.losses import make_loss
-            >>> loss = make_loss("adafocal", n_bins=2)
+            >>> from hf_calib.losses import adafocal
+            >>> loss = adafocal(n_bins=2)
             >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
             >>> loss.gammas.tolist()  # over-confident in both bins: both gammas grow
             [1.28..., 2.45...]
         """
-        held_out = as_predictions(confidences, correct)
+        held_out = _checked_predictions(confidences, correct)
         bins = BinStatistics.of(*held_out, self.rule.n_bins)
         self._set(
             edges=bins.edges,
@@ -102,19 +153,16 @@ class GammaTableLoss(AdaptiveLoss):
             accuracies=bins.accuracies,
         )
 
-    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
-        self.update(confidences, correct)
+    def gamma(self, p: Tensor, labels: Tensor | None = None) -> Tensor:
+        bins = torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
+        return self.rule.of_examples(p, bins, self._like("gammas", p), self._like("accuracies", p))
 
     def log_values(self) -> dict[str, float]:
-        return numbered("gamma", self.gammas) | numbered("calibration_gap", self.gaps)
+        return _numbered("gamma", self.gammas) | _numbered("calibration_gap", self.gaps)
 
-    def _gamma(self, stats: Statistics) -> Tensor:
-        p = stats.p.detach()
-        index = torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
-        if not (isinstance(self.rule, CalFocalRule) and self.rule.per_sample):
-            return self._like("gammas", p)[index]
-        gap = p - self._like("accuracies", p)[index]
-        return torch.exp(self.rule.update_rate * gap.nan_to_num(0.0))  # no accuracy yet: gamma 1
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        limits = (self.rule.gamma_min, self.rule.gamma_max)
+        return {"edges": (0.0, 1.0), "gammas": limits, "gaps": (-1.0, 1.0), "accuracies": (0.0, 1.0)}
 
 
 class EceCrossEntropy(AdaptiveLoss):
@@ -138,18 +186,18 @@ class EceCrossEntropy(AdaptiveLoss):
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
-        """Take the gaps from held-out predictions.
+    def update(
+        self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
+    ) -> None:
+        """Take the gaps from held-out predictions; see `AdaptiveLoss.update`.
 
-        Args:
-            confidences: (N,) top-label probabilities in [0, 1].
-            correct: (N,) whether the predicted class was right, bool or 0/1.
-            class_gaps: (C,) calibration error of each class.
-            progress: share of the training that is done, in [0, 1]; 0 means plain cross entropy.
-
-        Raises:
-            ValueError: as for the other losses with a table, and for progress outside [0, 1].
+        A progress of 0 means plain cross entropy, of 1 the weights of the gaps alone.
         """
+        if class_gaps is None or progress is None:
+            got = f"class_gaps={class_gaps}, progress={progress}"
+            raise InputValueError(
+                expected("class_gaps and progress", f"be given to {self.name}", got, "pass both")
+            )
         if not 0 <= progress <= 1:
             raise InputValueError(
                 expected("progress", "be in [0, 1]", progress, "pass epochs done / epochs in all")
@@ -158,7 +206,7 @@ class EceCrossEntropy(AdaptiveLoss):
         if class_gaps.dim() != 1 or len(class_gaps) == 0 or not bool(class_gaps.isfinite().all()):
             got = class_gaps.tolist()
             raise InputValueError(expected("class_gaps", "be (C,) finite numbers", got, "pass one per class"))
-        confidences, correct = as_predictions(confidences, correct)
+        confidences, correct = _checked_predictions(confidences, correct)
         n_bins = len(self.bin_gaps)
         index = (torch.searchsorted(torch.linspace(0, 1, n_bins + 1).double(), confidences) - 1).clamp_min(0)
         totals = torch.zeros(2, n_bins, dtype=torch.float64)
@@ -171,25 +219,31 @@ class EceCrossEntropy(AdaptiveLoss):
             progress=torch.tensor(float(progress), dtype=torch.float64),
         )
 
-    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
-        self.update(confidences, correct, class_gaps=class_gaps, progress=progress)
-
     def log_values(self) -> dict[str, float]:
-        return numbered("calibration_gap", self.bin_gaps)
+        return _numbered("calibration_gap", self.bin_gaps)
+
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        gaps = (-1.0, 1.0)
+        return {
+            "bin_gaps": gaps,
+            "mass_gaps": gaps,
+            "class_gaps": (-sys.float_info.max, sys.float_info.max),
+            "progress": (0.0, 1.0),
+        }
 
     def _rows(
         self, logits: Tensor, labels: Tensor, multi_label: bool
-    ) -> tuple[Tensor, Statistics, Tensor | None]:
+    ) -> tuple[Tensor, RowStatistics, Tensor | None]:
         if len(self.class_gaps) not in (0, logits.shape[-1]):
             got, way_out = len(self.class_gaps), "update the loss with the gaps of this model's classes"
             raise InputValueError(
                 expected("class_gaps", f"have one entry for each of {logits.shape[-1]} classes", got, way_out)
             )
-        loss, stats, weights = super()._rows(logits, labels, multi_label)
-        return loss * self._gap_weights(stats.p.detach(), labels.reshape(-1)), stats, weights
+        return super()._rows(logits, labels, multi_label)
 
-    def _gap_weights(self, p: Tensor, labels: Tensor) -> Tensor:
-        if len(self.class_gaps) == 0:
+    def gamma(self, p: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The weight itself: what the table says of examples with these labels, all of one batch."""
+        if labels is None or len(self.class_gaps) == 0:
             return torch.ones_like(p)
         valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
@@ -203,15 +257,8 @@ class EceCrossEntropy(AdaptiveLoss):
         progress = self._like("progress", p)
         return 1 - progress + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        # The number of classes is known only from the first update on.
-        saved = state_dict.get(prefix + "class_gaps")
-        if saved is not None:
-            self.class_gaps = torch.zeros(saved.shape, dtype=torch.float64)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
-
-def numbered(name: str, values: Tensor) -> dict[str, float]:
+def _numbered(name: str, values: Tensor) -> dict[str, float]:
     """Log keys `name_00`, `name_01`, ... for the values."""
     return {f"{name}_{i:02d}": value for i, value in enumerate(values.tolist())}
 
@@ -220,7 +267,7 @@ def _on_cpu(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
 
 
-def as_predictions(confidences: Any, correct: Any) -> tuple[Tensor, Tensor]:
+def _checked_predictions(confidences: Any, correct: Any) -> tuple[Tensor, Tensor]:
     """Check held-out predictions; return both as (N,) float64 on the CPU."""
     confidences, correct = _on_cpu(confidences), _on_cpu(correct)
     if confidences.dim() != 1 or confidences.shape != correct.shape or len(confidences) == 0:

@@ -1,112 +1,169 @@
-"""What a loss's hyperparameters may be: default, type and range, checked before any training."""
+"""Hyperparameters of the losses: name, type and default from a constructor's signature, range from its annotation.
+
+Each is checked before any training. `Annotated[float, number(at_least=0)]` declares a range; `Literal[...]` and
+`bool` say theirs by themselves.
+"""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from torch import Tensor
+
+from hf_calib._errors import InputValueError, expected
+
+ClassWeights = Sequence[float] | Tensor | None
+ProblemType = Literal["single_label_classification", "multi_label_classification"] | None
+# What every constructor takes beside the hyperparameters of its loss.
+SHARED_ARGUMENTS = ("class_weights", "problem_type")
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a value may be: in words, and as a function that returns it in its own type or raises."""
+
+    requirement: str
+    parse: Callable[[Any], Any]  # raises TypeError or ValueError
 
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """A default, and a function that returns the value in its own type or raises TypeError or ValueError."""
+    """A hyperparameter of a loss.
+
+    Attributes:
+        default: its default.
+        requirement: its type and range in words: "be a finite number and >= 0".
+        parse: a function that returns a value in its own type, or raises TypeError or ValueError.
+    """
 
     default: Any
     requirement: str
     parse: Callable[[Any], Any]
 
 
-def real(
-    default: float, low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf
-) -> Hyperparameter:
-    """A finite number in [low, high], and greater than `above`."""
-    bounds = [f">= {low:g}"] * (low > -math.inf) + [f"> {above:g}"] * (above > -math.inf)
-    bounds += [f"<= {high:g}"] * (high < math.inf)
+def number(*, at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf) -> Range:
+    """A finite number within these bounds."""
+    bounds = [f">= {at_least:g}"] * (at_least > -math.inf) + [f"> {above:g}"] * (above > -math.inf)
+    bounds += [f"<= {at_most:g}"] * (at_most < math.inf)
 
     def parse(value: Any) -> float:
         if isinstance(value, bool | str):
             raise TypeError
-        number = float(value)
-        if not (math.isfinite(number) and low <= number <= high and number > above):
+        parsed = float(value)
+        if not (math.isfinite(parsed) and at_least <= parsed <= at_most and parsed > above):
             raise ValueError
-        return number
+        return parsed
 
-    return Hyperparameter(default, " and ".join(["be a finite number", *bounds]), parse)
+    return Range(" and ".join(["be a finite number", *bounds]), parse)
 
 
-def whole(default: int, low: int) -> Hyperparameter:
-    """A whole number, at least `low`."""
+def whole_number(*, at_least: int) -> Range:
+    """An integer, at least this."""
 
     def parse(value: Any) -> int:
-        if isinstance(value, bool) or operator.index(value) < low:
+        if isinstance(value, bool) or operator.index(value) < at_least:
             raise ValueError
         return operator.index(value)
 
-    return Hyperparameter(default, f"be a whole number >= {low}", parse)
+    return Range(f"be a whole number >= {at_least}", parse)
 
 
-def choice(*options: str) -> Hyperparameter:
-    """One of the options; the first is the default."""
+def numbers(*, at_least: float, at_most: float = math.inf, rising: bool = False) -> Range:
+    """A non-empty sequence of numbers within these bounds, strictly rising if asked."""
+    each = number(at_least=at_least, at_most=at_most)
 
+    def parse(value: Any) -> tuple[float, ...]:
+        if isinstance(value, str):
+            raise TypeError
+        parsed = tuple(each.parse(entry) for entry in value)
+        if not parsed or (rising and any(a >= b for a, b in itertools.pairwise(parsed))):
+            raise ValueError
+        return parsed
+
+    order = " in strictly rising order" if rising else ""
+    return Range(f"be numbers in [{at_least:g}, {at_most:g}]{order}", parse)
+
+
+# The annotations that several constructors share.
+NonNegative = Annotated[float, number(at_least=0)]
+Positive = Annotated[float, number(above=0)]
+AtLeastOne = Annotated[float, number(at_least=1)]
+NumberOfBins = Annotated[int, whole_number(at_least=1)]
+
+
+def _one_of(options: tuple[str, ...]) -> Range:
     def parse(value: Any) -> str:
         if value not in options:
             raise ValueError
         return str(value)
 
-    return Hyperparameter(options[0], f"be one of {', '.join(map(repr, options))}", parse)
+    return Range(f"be one of {', '.join(map(repr, options))}", parse)
 
 
-def flag(default: bool) -> Hyperparameter:
-    """True or False."""
-
-    def parse(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError
-        return value
-
-    return Hyperparameter(default, "be True or False", parse)
+def _true_or_false(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
-def reals(
-    default: tuple[float, ...], low: float, high: float = math.inf, *, rising: bool = False
-) -> Hyperparameter:
-    """A non-empty sequence of numbers in [low, high], strictly rising if asked."""
-    item = real(0.0, low, high)
-
-    def parse(value: Any) -> tuple[float, ...]:
-        if isinstance(value, str):
-            raise TypeError
-        numbers = tuple(item.parse(number) for number in value)
-        if not numbers or (rising and any(a >= b for a, b in itertools.pairwise(numbers))):
-            raise ValueError
-        return numbers
-
-    order = " in strictly rising order" if rising else ""
-    return Hyperparameter(default, f"be numbers in [{low:g}, {high:g}]{order}", parse)
+def _range_of(annotation: Any) -> Range:
+    if annotation is bool:
+        return Range("be True or False", _true_or_false)
+    if get_origin(annotation) is Literal:
+        return _one_of(get_args(annotation))
+    (declared,) = annotation.__metadata__
+    return declared
 
 
-def checked(loss: str, known: Mapping[str, Hyperparameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All hyperparameters of a loss: the given values, checked, and the defaults of the rest."""
-    own = ", ".join(f"{name}={h.default!r}" for name, h in known.items()) or "none"
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"expected the hyperparameters of loss {loss!r}, got {name!r}; "
-                f"it has: {own}" + (f" ({did_you_mean(name, known)})" if known else "")
-            )
+@cache
+def hyperparameters_of(constructor: Callable[..., Any]) -> Mapping[str, Hyperparameter]:
+    """The hyperparameters that a loss's constructor declares, in its order."""
+    annotations = get_type_hints(constructor, include_extras=True)
+    found = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name not in SHARED_ARGUMENTS:
+            declared = _range_of(annotations[name])
+            found[name] = Hyperparameter(parameter.default, declared.requirement, declared.parse)
+    return found
+
+
+def in_words(constructor: Callable[..., Any]) -> str:
+    """Names and defaults of a loss's hyperparameters, for messages."""
+    known = hyperparameters_of(constructor)
+    return ", ".join(f"{name}={h.default!r}" for name, h in known.items()) or "none"
+
+
+def checked(constructor: Callable[..., Any], **given: Any) -> dict[str, Any]:
+    """The hyperparameters that a constructor was given, each within its range and in its own type."""
     values = {}
-    for name, hyperparameter in known.items():
-        value = given.get(name, hyperparameter.default)
+    for name, hyperparameter in hyperparameters_of(constructor).items():
         try:
-            values[name] = hyperparameter.parse(value)
+            values[name] = hyperparameter.parse(given[name])
         except (TypeError, ValueError) as error:
-            message = expected(
-                f"{name} of loss {loss!r}", hyperparameter.requirement, repr(value), f"it has: {own}"
-            )
-            raise InputValueError(message) from error
+            raise InputValueError(
+                expected(
+                    f"{name} of loss {constructor.__name__!r}",
+                    hyperparameter.requirement,
+                    repr(given[name]),
+                    f"it has: {in_words(constructor)}",
+                )
+            ) from error
     return values
+
+
+def warn_caller(message: str) -> None:
+    """Warn where this package was called, whether a constructor was called there or `make_loss`."""
+    package = __name__.rpartition(".")[0]
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(package):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -126,105 +126,74 @@ class InverseLink(LogitScaling):
 LogPosterior = Callable[[link.ProbabilityBlock], FloatArray]
 
 
-def _modulated(loss: CalibrationLoss, **options: Any) -> LogPosterior:
-    gamma = _gamma(loss)
-    return lambda predictions: link.modulated(predictions, gamma(predictions.p), **options)
+def _log_posterior(loss: CalibrationLoss) -> LogPosterior | None:
+    """The map from predictions to log eta that belongs to the loss's formula; None where there is none."""
+    # Here, because they import torch.
+    from hf_calib.losses import penalties, weights
+
+    formula = loss.formula
+    detached = formula.detach
+    if formula.batch_penalties:
+        return None
+    match formula.weight, formula.penalties:
+        case (None, ()):
+            return lambda predictions: predictions.log_p
+        case (None, ((_, penalties.SquaredDistance()),)) if formula.scale == 0:
+            return lambda predictions: predictions.log_p
+        case (None, ((smoothing, penalties.UniformCrossEntropy()),)):
+            if smoothing == 1:
+                way_out = "with 1 the loss does not depend on the label"
+                raise InputValueError(expected("smoothing", "be below 1", smoothing, way_out))
+            return lambda predictions: link.label_smoothing(predictions, smoothing)
+        case (None, ((weight, penalties.NegativeEntropy()),)):
+            return lambda predictions: link.entropy_regularized(predictions, weight)
+        case (weights.FocalWeight(), ()):
+            return lambda predictions: link.modulated(
+                predictions, _gamma(loss, predictions), detached=detached
+            )
+        case (weights.DualFocalWeight(rival), ()):
+            return lambda predictions: link.modulated(
+                predictions, _gamma(loss, predictions), rival=rival, detached=detached
+            )
+        case (weights.BrierNormWeight(norm), ()):
+            return lambda predictions: link.brier_norm(
+                predictions, _gamma(loss, predictions), norm, detached=detached
+            )
+        case (weights.FocalWeight(), ((weight, penalties.SquaredDistance()),)) if not detached:
+            return lambda predictions: link.focal_calibration(
+                predictions, _gamma(loss, predictions), weight, "l2"
+            )
+        case (weights.FocalWeight(), ((weight, penalties.AbsoluteDistance()),)) if not detached:
+            return lambda predictions: link.focal_calibration(
+                predictions, _gamma(loss, predictions), weight, "l1"
+            )
+    return None
 
 
-def _detached(loss: CalibrationLoss) -> LogPosterior:
-    return _modulated(loss, detached=True)
+def _gamma(loss: CalibrationLoss, predictions: link.ProbabilityBlock) -> Any:
+    """Gamma at each p: one number, or (B, C) where it depends on p; negative for the inverse focal loss."""
+    import torch
 
-
-def _dual(loss: CalibrationLoss) -> LogPosterior:
-    rival, detached = loss.hyperparameters.get("rival", "next"), loss.name.endswith("_gra")
-    return _modulated(loss, rival=rival, detached=detached)
-
-
-def _bsce(loss: CalibrationLoss) -> LogPosterior:
-    detached = loss.name.endswith("_gra")
-    return lambda predictions: link.brier_norm(predictions, **loss.hyperparameters, detached=detached)
-
-
-def _unchanged(loss: CalibrationLoss) -> LogPosterior:
-    return lambda predictions: predictions.log_p
-
-
-def _smoothing(loss: CalibrationLoss) -> LogPosterior:
-    smoothing = loss.hyperparameters["smoothing"]
-    if smoothing == 1:
-        way_out = "with 1 the loss does not depend on the label"
-        raise InputValueError(expected("smoothing", "be below 1", smoothing, way_out))
-    return lambda predictions: link.label_smoothing(predictions, smoothing)
-
-
-def _entropy(loss: CalibrationLoss) -> LogPosterior:
-    return lambda predictions: link.entropy_regularized(predictions, **loss.hyperparameters)
-
-
-def _focal_calibration(loss: CalibrationLoss) -> LogPosterior:
-    return lambda predictions: link.focal_calibration(predictions, **loss.hyperparameters)
-
-
-_LINKS: dict[str, Callable[[CalibrationLoss], LogPosterior]] = {
-    "ada_dual_focal": _dual,
-    "adafocal": _modulated,
-    "brier": _unchanged,
-    "bsce": _bsce,
-    "bsce_gra": _bsce,
-    "calfocal": _modulated,
-    "cross_entropy": _unchanged,
-    "dual_focal": _dual,
-    "dual_focal_gra": _dual,
-    "entropy_regularized": _entropy,
-    "flsd": _modulated,
-    "flsd_gra": _detached,
-    "focal": _modulated,
-    "focal_calibration": _focal_calibration,
-    "focal_gra": _detached,
-    "inverse_focal": _modulated,
-    "label_smoothing": _smoothing,
-}
-
-
-def _gamma(loss: CalibrationLoss) -> Callable[[FloatArray], link.Gamma]:
-    """Return gamma as a function of p, negative for the inverse focal loss."""
-    given = loss.hyperparameters
-    if loss.name.startswith("flsd"):
-        steps = np.array(given["gammas"])
-        return lambda p: steps[np.searchsorted(given["thresholds"], p, side="right")]
-    if hasattr(loss, "gammas"):
-        return _gamma_of_table(loss)
-    gamma = -given["gamma"] if loss.name == "inverse_focal" else given["gamma"]
-    return lambda p: gamma
-
-
-def _gamma_of_table(loss: Any) -> Callable[[FloatArray], FloatArray]:
-    inner, gammas, accuracies = (table.numpy() for table in (loss.edges[1:-1], loss.gammas, loss.accuracies))
-
-    def gamma(p: FloatArray) -> FloatArray:
-        bins = np.searchsorted(inner, p, side="right")
-        if not loss.hyperparameters.get("per_sample", False):
-            return gammas[bins]
-        gap = np.nan_to_num(p - accuracies[bins], nan=0.0)  # no accuracy yet: gamma 1
-        return np.exp(loss.hyperparameters["update_rate"] * gap)
-
-    return gamma
+    gamma = loss.gamma(torch.from_numpy(predictions.p))
+    return gamma.numpy() if isinstance(gamma, torch.Tensor) else gamma
 
 
 def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, FloatArray | None]:
     """Return the loss's map from predictions to log eta, and its log class weights (C,); or say why not."""
-    from hf_calib.losses import CalibrationLoss  # here, because it imports torch
+    from hf_calib.losses import LOSSES, CalibrationLoss  # here, because it imports torch
 
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
         raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
-    if loss.name not in _LINKS:
-        way_out = f"use a loss among {', '.join(_LINKS)}, or fit TemperatureScaling"
+    log_posterior = _log_posterior(loss)
+    if log_posterior is None:
+        able = (name for name, entry in LOSSES.items() if _log_posterior(entry.constructor()) is not None)
+        way_out = f"use a loss among {', '.join(able)}, or fit TemperatureScaling"
         raise InputValueError(expected("loss", "have an inverse link", repr(loss.name), way_out))
     if loss.multi_label:
         way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
         raise InputValueError(expected("loss", "be single-label", "a multi-label loss", way_out))
-    return _LINKS[loss.name](loss), _log_class_weights(loss, n_classes)
+    return log_posterior, _log_class_weights(loss, n_classes)
 
 
 def _log_class_weights(loss: CalibrationLoss, n_classes: int) -> FloatArray | None:

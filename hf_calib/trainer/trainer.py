@@ -537,7 +537,7 @@ class CalibrationTrainer(Trainer):
         assert isinstance(loss, AdaptiveLoss)
         state = (held_out or self.held_out_pass(n_samples=n_samples)).labelled()
         progress = self.state.global_step / max(self.state.max_steps, 1)
-        loss.observe(state.confidences, state.correct, class_gaps=state.class_gaps, progress=progress)
+        loss.update(state.confidences, state.correct, class_gaps=state.class_gaps, progress=progress)
         if log:
             self.log_adaptive_loss()
 

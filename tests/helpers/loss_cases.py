@@ -86,7 +86,7 @@ def make_variant(variant: Variant, n_classes: int, **kwargs: Any) -> Calibration
     if isinstance(loss, AdaptiveLoss):
         class_gaps = torch.linspace(0.05, 0.4, n_classes)
         for progress in (0.3, 0.6):
-            loss.observe(confidences, correct, class_gaps=class_gaps, progress=progress)
+            loss.update(confidences, correct, class_gaps=class_gaps, progress=progress)
     return loss
 
 

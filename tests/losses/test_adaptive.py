@@ -62,7 +62,7 @@ class TestState:
         value = loss(logits, labels)
         twin = copy.deepcopy(loss)
         assert twin(logits, labels) == value
-        twin.observe([0.3, 0.9], [1, 0], class_gaps=[0.9] * 5, progress=1.0)
+        twin.update([0.3, 0.9], [1, 0], class_gaps=[0.9] * 5, progress=1.0)
         assert twin(logits, labels) != value
         assert loss(logits, labels) == value
 
@@ -81,8 +81,54 @@ class TestState:
         assert_close(loss(logits.float(), labels).double(), value, rtol=1e-5, atol=1e-6)
 
     def test_another_number_of_bins_is_refused(self, name: str) -> None:
-        with pytest.raises(RuntimeError, match="size mismatch"):
-            make_loss(name, n_bins=10).load_state_dict(updated(name).state_dict())
+        loss = make_loss(name, n_bins=10)
+        first = min(TABLES[name] & {"edges", "bin_gaps"})
+        message = (
+            f"expected {first} of the saved table to have shape .*1[01],., got .1[56],.; load the table of a"
+        )
+        with pytest.raises(ValueError, match=message):
+            loss.load_state_dict(updated(name).state_dict())
+        assert loss(*random_batch(20, 5)).isfinite()
+
+    def test_entries_that_no_update_writes_are_refused(self, name: str) -> None:
+        """And the table that the loss has is left as it was, whichever entry is wrong."""
+        loss = make_loss(name)
+        before = {key: value.clone() for key, value in loss.state_dict().items()}
+        for key in sorted(TABLES[name]):
+            for value in (torch.nan, -torch.inf):
+                if key == "accuracies" and value != -torch.inf:
+                    continue  # an empty bin has none
+                state = updated(name).state_dict()
+                state[key].view(-1)[-1] = value
+                with pytest.raises(ValueError, match=rf"expected {key} of the saved table to be in \["):
+                    loss.load_state_dict(state)
+                assert_close(dict(loss.state_dict()), before, rtol=0, atol=0, equal_nan=True)
+
+    def test_gammas_beyond_the_limits_of_the_loss_are_refused(self, name: str) -> None:
+        if name not in GAMMA_TABLES:
+            return
+        state = updated(name).state_dict()
+        state["gammas"][3] = -2.5
+        with pytest.raises(
+            ValueError, match=r"expected gammas of the saved table to be in \[.*, got -2.5 among"
+        ):
+            make_loss(name).load_state_dict(state)
+
+    def test_another_number_of_classes_can_be_loaded(self, name: str) -> None:
+        """The number of classes is no hyperparameter: it is known from the first update on."""
+        loss = make_loss(name)
+        loss.load_state_dict(updated(name).state_dict())
+        before = make_variant((name, {}), 7).state_dict()
+        loss.load_state_dict(before)
+        assert_close(dict(loss.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
+
+    def test_the_former_name_of_update(self, name: str) -> None:
+        loss, same = make_loss(name), make_loss(name)
+        held_out = {"class_gaps": [0.1] * 5, "progress": 0.5}
+        loss.update([0.3, 0.6, 0.9], [0, 1, 0], **held_out)
+        with pytest.warns(DeprecationWarning, match="Call update"):
+            same.observe([0.3, 0.6, 0.9], [0, 1, 0], **held_out)
+        assert_close(dict(same.state_dict()), dict(loss.state_dict()), rtol=0, atol=0, equal_nan=True)
 
     def test_a_missing_entry_is_refused(self, name: str) -> None:
         state = updated(name).state_dict()
@@ -94,7 +140,7 @@ class TestState:
         loss = updated(name)
         before = {key: value.clone() for key, value in loss.state_dict().items()}
         with pytest.raises(ValueError, match="expected confidences to be in"):
-            loss.observe([0.5, 1.5], [0, 1], class_gaps=[0.1] * 5, progress=1.0)
+            loss.update([0.5, 1.5], [0, 1], class_gaps=[0.1] * 5, progress=1.0)
         assert_close(dict(loss.state_dict()), before, rtol=0, atol=0, equal_nan=True)
 
     def test_values_to_log(self, name: str) -> None:
@@ -125,7 +171,7 @@ BAD_PREDICTIONS = {
 def test_predictions_that_do_not_fit(name: str, case: tuple[Any, Any, str]) -> None:
     confidences, correct, message = case
     with pytest.raises(ValueError, match=message):
-        make_loss(name).observe(confidences, correct, class_gaps=[0.1] * 5, progress=0.5)
+        make_loss(name).update(confidences, correct, class_gaps=[0.1] * 5, progress=0.5)
 
 
 @pytest.mark.parametrize("name", GAMMA_TABLES)
@@ -183,7 +229,47 @@ def test_gammas_stay_within_their_limits() -> None:
     assert loss.gammas.tolist() == [-1.5]
 
 
+class TestCalFocalOfEachExample:
+    """Where a bin has no held-out prediction there is no accuracy, and gamma is 1."""
+
+    def test_before_its_first_update(self) -> None:
+        loss = make_loss("calfocal", per_sample=True)
+        logits, labels = random_batch(40, 5)
+        want = make_loss("focal", gamma=1.0)(logits, labels, reduction="none")
+        assert_close(loss(logits, labels, reduction="none"), want)
+        assert loss.gamma(torch.linspace(0, 1, 101)).tolist() == [1.0] * 101
+
+    def test_in_empty_bins(self) -> None:
+        loss = make_loss("calfocal", n_bins=4, update_rate=2, per_sample=True)
+        loss.update([0.5] * 9 + [0.75] * 3, [1] * 9 + [0] * 3)
+        # The edges are 0.5, 0.5, 0.5, 0.75, 0.75: only the third bin has predictions, all of them wrong.
+        assert loss.accuracies.isnan().tolist() == [True, True, False, True]
+        p = torch.tensor([0.0, 0.49, 0.5, 0.6, 0.74, 0.75, 1.0], dtype=torch.float64)
+        gamma = loss.gamma(p)
+        assert gamma[[0, 1, 5, 6]].tolist() == [1.0] * 4
+        assert_close(gamma[2:5], torch.exp(2 * p[2:5]))
+
+
 class TestEceCrossEntropy:
+    def test_edges_of_the_bins(self) -> None:
+        """Held-out bins are (low, high], and 0 is in the first; in training [low, high), and 1 is in none."""
+        loss = make_loss("ece_ce", n_bins=4)
+        confidences, correct = [0.0, 0.25, 0.5, 0.5, 0.75, 1.0], [1, 0, 0, 1, 1, 1]
+        loss.update(confidences, correct, class_gaps=[0.0, 0.0], progress=1.0)
+        assert loss.bin_gaps.tolist() == [(0.25 - 1) / 2, 0.0, 0.75 - 1, 0.0]
+        loss.update([0.1, 0.3, 0.6, 0.9], [1, 1, 1, 1], class_gaps=[0.0, 0.0], progress=1.0)
+        p = torch.tensor([0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 0.9999, 1.0], dtype=torch.float64)
+        labels = torch.zeros(8, dtype=torch.long)
+        by_mass = loss.mass_gaps.abs()[[0, 0, 1, 1, 2, 2, 3, 3]]
+        by_width = 3 * loss.gamma(p, labels) - by_mass
+        assert_close(by_width, torch.tensor([0.9, 0.9, 0.7, 0.7, 0.4, 0.1, 0.1, 0.0], dtype=torch.float64))
+
+    def test_class_gaps_and_progress_are_needed(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"class_gaps and progress to be given to ece_ce, got class_gaps=N"
+        ):
+            make_loss("ece_ce").update([0.5, 0.9], [1, 0])
+
     def update(self, **changes: Any) -> AdaptiveLoss:
         loss = make_loss("ece_ce")
         loss.update([0.5, 0.9], [1, 0], **({"class_gaps": [0.1, 0.2, 0.3], "progress": 0.5} | changes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,6 +127,17 @@ def test_class_weights_give_a_weighted_mean(variant: Variant) -> None:
     else:
         per_example = loss(logits, labels, reduction="none")
         assert_close(weighted(logits, labels, reduction="none"), weights * per_example, **EXACT)
+
+
+@pytest.mark.parametrize("weight", [1e-6, 0.02, 0.2])
+def test_a_mean_with_class_weights_that_sum_below_1(variant: Variant, weight: float) -> None:
+    """One factor for all classes takes nothing from the mean, however small it is."""
+    loss = make_variant(variant, 5)
+    weighted = make_variant(variant, 5, class_weights=[weight] * 5)
+    logits, labels = random_batch(4, 5)
+    labels[2] = -100
+    want = value_and_gradient(loss, logits, labels)
+    assert_close(value_and_gradient(weighted, logits, labels), want, rtol=1e-6, atol=1e-12)
 
 
 def test_token_level_logits_are_rows(loss: CalibrationLoss) -> None:
@@ -296,7 +309,9 @@ class TestWhatDoesNotFit:
         with pytest.raises(ValueError, match=r"expected reduction to be one of .*, got 'average'"):
             make_loss("focal")(*random_batch(4, 5), reduction="average")
 
-    @pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 1.0], [1.0, float("nan")], [[1.0, 2.0]], 3.0])
+    @pytest.mark.parametrize(
+        "weights", [[1.0, -1.0], [0.0, 1.0], [1.0, float("nan")], [[1.0, 2.0]], 3.0, "balanced"]
+    )
     def test_class_weights(self, weights: object) -> None:
         with pytest.raises(ValueError, match=r"expected class_weights to be \(C,\) finite positive numbers"):
             make_loss("focal", class_weights=weights)
@@ -396,11 +411,12 @@ class TestNamesAndHyperparameters:
     def test_a_warning_where_inverse_focal_turns_against_the_label(
         self, name: str, hyperparameters: dict[str, float]
     ) -> None:
-        with pytest.warns(
-            UserWarning, match=r"to be at most 3.59, got 4.0; beyond it the gradient"
-        ) as caught:
-            make_loss(name, **hyperparameters)
-        assert caught[0].filename == __file__
+        for make in (partial(make_loss, name), LOSSES[name].constructor):
+            with pytest.warns(
+                UserWarning, match=r"^The inverse focal gamma is 4.0, above 3.59. .* Use 3.59 or less"
+            ) as caught:
+                make(**hyperparameters)
+            assert caught[0].filename == __file__
 
     def test_hyperparameters_are_shown(self) -> None:
         assert repr(make_loss("dual_focal", gamma=2)).endswith("('dual_focal', gamma=2.0, rival='next')")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_calib.losses import CalibrationLoss, make_loss
-from hf_calib.losses.statistics.direct import NOTHING
-from hf_calib.losses.statistics.dispatch import softmax_statistics
+from hf_calib.losses.statistics.dispatch import read_by, row_statistics
 from tests.helpers.loss_cases import PATHS, take_path, value_and_gradient
 from tests.helpers.places import GOLDEN
 
@@ -150,12 +149,12 @@ def test_adafocal_over_six_updates(name: str, golden: Path, path: str) -> None:
     file = dict(np.load(golden / f"adafocal_{name}.npz"))
     loss = adafocal(file)
     logits, labels = torch.from_numpy(file["train_logits"]), torch.from_numpy(file["train_labels"])
-    stats = softmax_statistics(logits, labels, NOTHING)
+    p = row_statistics(logits, labels, read_by()).p
     for t in range(7):
         np.testing.assert_allclose(loss.edges[1:], file["edges_upper"][t], **EXACT)
         np.testing.assert_allclose(loss.edges[:-1], file["edges_lower"][t], **EXACT)
         np.testing.assert_allclose(loss.gammas, file["gamma"][t], **EXACT)
-        np.testing.assert_allclose(loss._gamma(stats), file["train_gamma_per_sample"][t], **EXACT)
+        np.testing.assert_allclose(loss.gamma(p), file["train_gamma_per_sample"][t], **EXACT)
         value, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
         np.testing.assert_allclose(value, file["train_loss_sum"][t], **EXACT)
         np.testing.assert_allclose(gradient, file["train_grad_of_sum"][t], **EXACT)

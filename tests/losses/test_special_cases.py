@@ -203,6 +203,24 @@ def test_brier_of_an_impossible_label(path: str) -> None:
     assert_close(gradient, torch.zeros(1, 3), rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("p", [2.0, 3.0, 16.0])
+@pytest.mark.parametrize("scale", [300.0, 1e-3])
+def test_logit_norm_does_not_overflow(p: float, scale: float, path: str) -> None:
+    """300^16 is beyond float32, and 1e-3^16 below it; the norm is neither."""
+    logits, labels = random_batch(12, 5)
+    logits = (scale * logits / logits.abs().max()).float()
+    penalty = make_loss("logit_norm", norm_weight=1.0, p=p)
+    value, gradient = value_and_gradient(penalty, logits, labels, reduction="none")
+
+    def formula(z: Tensor, y: Tensor) -> Tensor:
+        norm = z.abs().pow(p).sum(1).pow(1 / p)
+        return F.cross_entropy(z, y, reduction="none") + norm
+
+    want_value, want_gradient = value_and_gradient(formula, logits.double(), labels)
+    assert_close(value.double(), want_value, rtol=1e-5, atol=1e-6)
+    assert_close(gradient.double(), want_gradient, rtol=1e-4, atol=1e-5)
+
+
 class TestPenaltiesOnTheBatch:
     """Against loops over pairs of examples, from the papers' formulas."""
 
@@ -256,6 +274,19 @@ class TestPenaltiesOnTheBatch:
             gaps.append(abs((kernel * c[others]).sum() / kernel.sum() - r[i]))
         ours = self.penalty("kde_ece", logits, labels, kde_weight=1)
         assert_close(ours, torch.stack(gaps).mean(), **EXACT)
+
+    @pytest.mark.parametrize("confidence", [0.5, 3.0, 40.0])
+    def test_kde_ece_of_an_example_alone(self, confidence: float, path: str) -> None:
+        """There is no other to estimate the accuracy from: what is left is cross entropy."""
+        logits = torch.tensor([[confidence, 0.0, -1.0]], dtype=torch.float64)
+        for label in (0, 1):
+            ours = value_and_gradient(make_loss("kde_ece"), logits, torch.tensor([label]))
+            want = value_and_gradient(make_loss("cross_entropy"), logits, torch.tensor([label]))
+            assert_close(ours, want, **EXACT)
+        # With others that are ignored it stands alone, too.
+        several, labels = logits.repeat(3, 1), torch.tensor([1, -100, -100])
+        ours = value_and_gradient(make_loss("kde_ece"), several, labels)
+        assert_close(ours, value_and_gradient(make_loss("cross_entropy"), several, labels), **EXACT)
 
     def test_soft_bins_grow_hard(self, path: str) -> None:
         """With cold bins, sb_ece is the L2 calibration error of equal-width bins."""

@@ -5,47 +5,51 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.losses._gammas import GammaSource, StepGamma
-from hf_calib.losses._penalties import BatchPenalty, Penalty, TopLabels
-from hf_calib.losses._weights import Weight
-from hf_calib.losses.statistics.direct import (
-    IGNORE_INDEX,
-    NOTHING,
-    Statistics,
-    Wanted,
-    sigmoid_statistics,
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib.losses._hyperparameters import ClassWeights
+from hf_calib.losses.gammas import CONSTANT_0, Gamma, GammaSchedule
+from hf_calib.losses.penalties import BatchPenalty, Penalty
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
+from hf_calib.losses.statistics.dispatch import (
+    RowStatistics,
+    multi_label_statistics,
+    read_by,
+    row_statistics,
 )
-from hf_calib.losses.statistics.dispatch import softmax_statistics
+from hf_calib.losses.weights import Weight
 
 REDUCTIONS = ("mean", "sum", "none")
+PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
 # (N,) vectors of this process -> those of all processes, differentiable; and how many processes there are.
 Gather = Callable[[list[Tensor]], tuple[list[Tensor], int]]
 
 
 @dataclass(frozen=True)
-class Parts:
+class Formula:
     """What a loss is made of: `scale * weight * CE + sum(coefficient * penalty)`."""
 
     scale: float = 1.0
     weight: Weight | None = None  # None: 1
-    gamma: GammaSource = 0.0
+    gamma: GammaSchedule = CONSTANT_0
     detach: bool = False  # the weight scales the gradient only (the `_gra` losses)
     penalties: tuple[tuple[float, Penalty], ...] = ()
     batch_penalties: tuple[tuple[float, BatchPenalty], ...] = ()
+    multi_label: bool = False  # whether the formula has a meaning for a sigmoid per label, too
 
     @property
-    def wanted(self) -> Wanted:
+    def reads(self) -> tuple[Statistic, ...]:
         """All statistics that the parts read."""
-        wanted = [p.wanted for _, p in self.penalties] + [p.wanted for _, p in self.batch_penalties]
-        return reduce(operator.or_, wanted, NOTHING if self.weight is None else self.weight.wanted)
+        parts: list[Weight | Penalty | BatchPenalty] = [] if self.weight is None else [self.weight]
+        parts += [penalty for _, penalty in self.penalties]
+        parts += [penalty for _, penalty in self.batch_penalties]
+        return read_by(*(part.reads for part in parts))
 
 
 class CalibrationLoss(nn.Module):
@@ -65,24 +69,30 @@ class CalibrationLoss(nn.Module):
         self,
         name: str,
         hyperparameters: Mapping[str, Any],
-        parts: Parts,
+        formula: Formula,
         *,
-        class_weights: Tensor | None = None,
-        multi_label: bool | None = None,
+        class_weights: ClassWeights = None,
+        problem_type: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.hyperparameters = dict(hyperparameters)
-        self.parts = parts
-        self.wanted = parts.wanted
-        self.multi_label = multi_label
+        self.formula = formula
+        self.multi_label = _is_multi_label(problem_type)
         self.gather: Gather | None = None
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", class_weights, persistent=False)
+        self.register_buffer("class_weights", _checked_class_weights(class_weights), persistent=False)
+        self._reads = formula.reads
+        if self.multi_label:
+            self._check_multi_label()
 
     @property
     def couples_batch(self) -> bool:
-        return bool(self.parts.batch_penalties)
+        return bool(self.formula.batch_penalties)
+
+    def gamma(self, p: Tensor, labels: Tensor | None = None) -> Gamma:
+        """The weight's gamma for examples whose label has probability p (N,); negative for the inverse focal."""
+        return self.formula.gamma(p)
 
     def extra_repr(self) -> str:
         return ", ".join([repr(self.name), *(f"{k}={v!r}" for k, v in self.hyperparameters.items())])
@@ -178,14 +188,13 @@ class CalibrationLoss(nn.Module):
                 expected("labels", f"be {kind}", labels.dtype, "convert them, or set problem_type")
             )
         if multi_label:
-            self.check_multi_label()
+            self._check_multi_label()
         return multi_label
 
-    def check_multi_label(self) -> None:
-        """Raise ValueError if this loss has no multi-label counterpart."""
-        from hf_calib.losses import LOSSES
+    def _check_multi_label(self) -> None:
+        if not self.formula.multi_label:
+            from hf_calib.losses.table import LOSSES  # here, because the table imports the losses
 
-        if not LOSSES[self.name].multi_label:
             able = ", ".join(sorted(name for name, entry in LOSSES.items() if entry.multi_label))
             raise InputValueError(
                 expected(
@@ -198,44 +207,41 @@ class CalibrationLoss(nn.Module):
 
     def _rows(
         self, logits: Tensor, labels: Tensor, multi_label: bool
-    ) -> tuple[Tensor, Statistics, Tensor | None]:
+    ) -> tuple[Tensor, RowStatistics, Tensor | None]:
         """Loss per row, with the class weights applied; the statistics; the weight of each row."""
         n_classes = logits.shape[-1]
         self._check_class_weights(n_classes)
         if multi_label:
-            stats, share = sigmoid_statistics(logits, labels, self.wanted)
-            loss = (self._per_example(stats) * share).view(2, -1).sum(0)
+            stats, share = multi_label_statistics(logits, labels, self._reads)
+            loss = (self._per_example(stats, labels) * share).view(2, -1).sum(0)
         else:
             labels = labels.flatten()
             try:
-                stats = softmax_statistics(logits.flatten(0, -2), labels, self.wanted)
+                stats = row_statistics(logits.flatten(0, -2), labels, self._reads)
             except (IndexError, RuntimeError) as error:
                 _explain_label_error(labels, n_classes, error)
                 raise
-            loss = self._per_example(stats)
+            loss = self._per_example(stats, labels)
         if self.class_weights is None:
             return loss, stats, None
         weights = self._row_weights(labels).to(loss).flatten()
         return loss * weights, stats, weights
 
-    def _per_example(self, stats: Statistics) -> Tensor:
-        parts = self.parts
+    def _per_example(self, stats: RowStatistics, labels: Tensor) -> Tensor:
+        formula = self.formula
         loss = stats.cross_entropy
-        if parts.weight is not None:
-            weight = parts.weight.value(stats, self._gamma(stats))
-            loss = loss * (weight.detach() if parts.detach else weight)
-        terms = [(parts.scale, loss)] + [(c, penalty.value(stats)) for c, penalty in parts.penalties]
+        if formula.weight is not None:
+            gamma = self.gamma(stats.p, labels)
+            weight = formula.weight.value(stats, gamma)
+            loss = loss * (weight.detach() if formula.detach else weight)
+        terms = [(formula.scale, loss)] + [(c, penalty.value(stats)) for c, penalty in formula.penalties]
         # A term with coefficient 0 is left out, because 0 * infinity is NaN.
         return reduce(operator.add, [value if c == 1 else c * value for c, value in terms if c])
-
-    def _gamma(self, stats: Statistics) -> float | Tensor:
-        gamma = self.parts.gamma
-        return gamma(stats.p) if isinstance(gamma, StepGamma) else gamma  # type: ignore[return-value]
 
     def _reduce(
         self,
         loss: Tensor,
-        stats: Statistics,
+        stats: RowStatistics,
         weights: Tensor | None,
         labels: Tensor,
         reduction: str,
@@ -246,7 +252,7 @@ class CalibrationLoss(nn.Module):
             return total
         # Of the loss's dtype: dividing by an integer tensor would convert it, and again in the backward.
         rows = ((labels != IGNORE_INDEX).count_nonzero() if weights is None else weights.sum()).to(total)
-        for coefficient, penalty in self.parts.batch_penalties:
+        for coefficient, penalty in self.formula.batch_penalties:
             value, share = self._batch_penalty(penalty, stats, labels, rows)
             total = total + coefficient * value * share
         if num_items_in_batch is not None:
@@ -256,22 +262,17 @@ class CalibrationLoss(nn.Module):
         return total / (rows.clamp_min(1) if weights is None else rows.where(rows > 0, 1))
 
     def _batch_penalty(
-        self, penalty: BatchPenalty, stats: Statistics, labels: Tensor, rows: Tensor
+        self, penalty: BatchPenalty, stats: RowStatistics, labels: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The penalty, and how many rows it stands for: it is a mean, and is added to a sum."""
-        assert stats.log_max is not None
-        assert stats.correct is not None
-        valid = (labels.reshape(-1) != IGNORE_INDEX).to(stats.cross_entropy)
-        batch = TopLabels(stats.log_max, stats.correct.to(stats.cross_entropy), stats.soft_rank, valid)
+        counts = (labels.reshape(-1) != IGNORE_INDEX).to(stats.cross_entropy)
         if self.gather is None:
-            return penalty.value(batch), rows
-        present = [f.name for f in fields(batch) if getattr(batch, f.name) is not None]
-        own_rows = rows.expand_as(valid) / max(len(valid), 1)
-        (*gathered, all_rows), processes = self.gather(
-            [*(getattr(batch, name) for name in present), own_rows]
-        )
-        everyone = replace(batch, **dict(zip(present, gathered, strict=True)))
-        return penalty.value(everyone), all_rows.sum() / processes
+            return penalty.value(stats, counts), rows
+        own_rows = rows.expand_as(counts) / max(len(counts), 1)
+        vectors = [*(stats[statistic] for statistic in penalty.reads), counts, own_rows]
+        (*gathered, all_counts, all_rows), processes = self.gather(vectors)
+        everyone = RowStatistics(dict(zip(penalty.reads, gathered, strict=True)))
+        return penalty.value(everyone, all_counts), all_rows.sum() / processes
 
     def _check_class_weights(self, n_classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != n_classes:
@@ -303,6 +304,34 @@ def logits_of(outputs: Any) -> Tensor:
             )
         )
     return logits
+
+
+def _is_multi_label(problem_type: str | None) -> bool | None:
+    """Whether the problem is multi-label; None: as the labels' dtype says."""
+    if problem_type not in PROBLEM_TYPES:
+        known = [kind for kind in PROBLEM_TYPES if kind]
+        way_out = (
+            "calibration is about classifiers"
+            if problem_type == "regression"
+            else did_you_mean(problem_type, known)
+        )
+        raise InputValueError(expected("problem_type", f"be one of {known}", repr(problem_type), way_out))
+    return PROBLEM_TYPES[problem_type]
+
+
+def _checked_class_weights(weights: ClassWeights) -> Tensor | None:
+    if weights is None:
+        return None
+    try:
+        tensor = torch.as_tensor(weights, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError):
+        tensor = torch.zeros(())
+    if tensor.dim() != 1 or not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+        got = weights.tolist() if isinstance(weights, Tensor) else repr(weights)
+        raise InputValueError(
+            expected("class_weights", "be (C,) finite positive numbers", got, "one per class, in order")
+        )
+    return tensor
 
 
 def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:

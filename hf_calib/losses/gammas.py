@@ -1,16 +1,39 @@
-"""Where a focal weight takes its gamma from: a step function of p_y, or a table over confidence bins.
+"""Where a weight takes its gamma from: a constant, a step function of p_y, or a table over confidence bins.
 
-A constant gamma is a plain float. A table is updated from held-out predictions; the rules here say how, and
-`GammaTableLoss` keeps the table.
+The first two are schedules, which a loss's formula holds. A table is updated from held-out predictions; the rules
+here say how, and `GammaTableLoss` keeps the table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from hf_calib.losses._hyperparameters import warn_caller
+
+# Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
+MAX_INVERSE_GAMMA = 3.59
+
+Gamma = float | Tensor  # one for all examples, or (N,)
+GammaSchedule = Callable[[Tensor], Gamma]  # of p_y (N,), detached
+
+
+@dataclass(frozen=True)
+class ConstantGamma:
+    """The same gamma for every example."""
+
+    gamma: float
+
+    def __call__(self, p: Tensor) -> float:
+        return self.gamma
+
+
+CONSTANT_0 = ConstantGamma(0.0)
 
 
 @dataclass(frozen=True)
@@ -21,7 +44,6 @@ class StepGamma:
     gammas: tuple[float, ...]
 
     def __call__(self, p: Tensor) -> Tensor:
-        p = p.detach()
         gamma = torch.full_like(p, self.gammas[-1])
         for threshold, value in reversed(list(zip(self.thresholds, self.gammas, strict=False))):
             gamma = gamma.masked_fill(p < threshold, value)
@@ -75,12 +97,17 @@ class AdaFocalRule:
     switch: float
 
     def updated(self, gammas: Tensor, bins: BinStatistics) -> Tensor:
+        """(M,) gammas after held-out predictions."""
         focal = gammas > 0
         grown = gammas * torch.exp(torch.where(focal, 1.0, -1.0) * self.update_rate * bins.gaps)
         # A gamma near 0 stands for cross entropy; it goes over to the other loss. At exactly 0 the paper's
         # Algorithm 1 takes the focal branch and switches; its code, which does not, would stay focal.
         crossed = torch.full_like(gammas, self.switch).copysign(-gammas).where(gammas != 0, -self.switch)
         return torch.where(grown.abs() < self.switch, crossed, grown).clamp(self.gamma_min, self.gamma_max)
+
+    def of_examples(self, p: Tensor, bins: Tensor, gammas: Tensor, accuracies: Tensor) -> Tensor:
+        """(N,) gammas of examples with true-class probability p in these bins of the table."""
+        return gammas[bins]
 
 
 @dataclass(frozen=True)
@@ -90,11 +117,29 @@ class CalFocalRule:
     n_bins: int
     update_rate: float
     per_sample: bool
-    gamma_init: float = 1.0
+    gamma_init: ClassVar[float] = 1.0
+    gamma_min: ClassVar[float] = 0.0
+    gamma_max: ClassVar[float] = math.inf
 
     def updated(self, gammas: Tensor, bins: BinStatistics) -> Tensor:
+        """(M,) gammas after held-out predictions."""
         return torch.exp(self.update_rate * bins.gaps)
+
+    def of_examples(self, p: Tensor, bins: Tensor, gammas: Tensor, accuracies: Tensor) -> Tensor:
+        """(N,) gammas of examples with true-class probability p in these bins of the table."""
+        if not self.per_sample:
+            return gammas[bins]
+        gaps = (p - accuracies[bins]).nan_to_num(0.0)  # no accuracy yet: gamma 1
+        return torch.exp(self.update_rate * gaps)
 
 
 GammaRule = AdaFocalRule | CalFocalRule
-GammaSource = float | Callable[[Tensor], Tensor] | GammaRule
+
+
+def warn_of_inverse_gamma(gamma: float) -> None:
+    """Warn of an inverse focal gamma that pushes some labels down."""
+    if gamma > MAX_INVERSE_GAMMA:
+        warn_caller(
+            f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient pushes "
+            f"labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less."
+        )

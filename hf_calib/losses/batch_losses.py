@@ -1,0 +1,182 @@
+"""Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE.
+
+The trainer computes these penalties on the micro-batch, or with `gather_batch=True` on those of all processes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
+from hf_calib.losses._hyperparameters import (
+    ClassWeights,
+    NonNegative,
+    NumberOfBins,
+    Positive,
+    ProblemType,
+    checked,
+)
+from hf_calib.losses.penalties import (
+    BatchPenalty,
+    DifferentiableEce,
+    KernelDensityEce,
+    PlainMmce,
+    SoftBinnedEce,
+    WeightedMmce,
+)
+
+
+def mmce(
+    *,
+    mmce_weight: NonNegative = 2.0,
+    variant: Literal["weighted", "plain"] = "weighted",
+    authors_code: bool = False,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    """MMCE: cross entropy plus the maximum mean calibration error of the batch.
+
+    A calibration error without bins, by a kernel on the confidences. In O(N log N) and O(N) memory, where
+    `kde_ece` needs O(N^2); `soft_ece` has bins instead.
+
+        L = CE + λ MMCE,  MMCE^2 = sum_ij (c_i - r_i)(c_j - r_j) k(r_i, r_j) / N^2,  k = exp(-|r_i - r_j| / 0.4)
+
+    with r the confidence and c = 1 where the predicted class is right.
+
+    Args:
+        mmce_weight: λ >= 0. 0 is cross entropy.
+        variant: "weighted" takes the mean over right and wrong predictions apart, so that the rarer kind counts
+            as much (0 where all are right, or all wrong); "plain" is the equation above.
+        authors_code: whether to compute it as the authors' code does (see Notes).
+        class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats. Reductions "mean" and "sum" only.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        Couples the batch. The authors' code divides the weighted form by the number of pairs once more, so that
+        a batch repeated twice has half the value, and takes no root of the plain one.
+
+    References:
+        Kumar et al. 2018, "Trainable calibration measures for neural networks from kernel mean embeddings".
+
+    Example:
+        >>> import torch
+        >>> mmce()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(2.0297)
+    """
+    own = checked(mmce, mmce_weight=mmce_weight, variant=variant, authors_code=authors_code)
+    kind = WeightedMmce if own["variant"] == "weighted" else PlainMmce
+    formula = Formula(batch_penalties=((own["mmce_weight"], kind(own["authors_code"])),))
+    return CalibrationLoss("mmce", own, formula, class_weights=class_weights, problem_type=problem_type)
+
+
+def soft_ece(
+    *,
+    ece_weight: NonNegative = 1.0,
+    n_bins: NumberOfBins = 15,
+    variant: Literal["sb_ece", "dece"] = "sb_ece",
+    bin_temperature: Positive = 0.01,
+    rank_sharpness: Positive = 100.0,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    """Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
+
+    The metric itself, made differentiable; `mmce` and `kde_ece` need no bins.
+
+        L = CE + λ (sum_b |b| / N (A_b - C_b)^2)^(1/2),  memberships softmax_b(-(r - centre_b)^2 / T)
+
+    Args:
+        ece_weight: λ >= 0. 0 is cross entropy.
+        n_bins: number M of bins, >= 1.
+        variant: "sb_ece" (the equation), or "dece": the L1 norm, memberships of a soft decision tree, and
+            correctness made soft too, by the rank of the label.
+        bin_temperature: T > 0 of the memberships (t_b in DECE). The smaller, the harder the bins.
+        rank_sharpness: t_a > 0 of DECE's soft rank; "sb_ece" does not use it.
+        class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats. Reductions "mean" and "sum" only.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        Couples the batch. DECE is computed as in the authors' code, its constant of normalisation included, but
+        without the (N, C, C) matrix. That code trains on DECE alone; here it is added to cross entropy.
+
+    References:
+        Karandikar et al. 2021, "Soft calibration objectives for neural networks" (sb_ece); Bohdal et al. 2021,
+        "Meta-calibration" (dece).
+
+    Example:
+        >>> import torch
+        >>> soft_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(1.1653)
+    """
+    own = checked(
+        soft_ece,
+        ece_weight=ece_weight,
+        n_bins=n_bins,
+        variant=variant,
+        bin_temperature=bin_temperature,
+        rank_sharpness=rank_sharpness,
+    )
+    penalty: BatchPenalty = SoftBinnedEce(own["n_bins"], own["bin_temperature"])
+    if own["variant"] == "dece":
+        penalty = DifferentiableEce(own["n_bins"], own["bin_temperature"], own["rank_sharpness"])
+    formula = Formula(batch_penalties=((own["ece_weight"], penalty),))
+    return CalibrationLoss("soft_ece", own, formula, class_weights=class_weights, problem_type=problem_type)
+
+
+def kde_ece(
+    *,
+    kde_weight: NonNegative = 0.5,
+    bandwidth: Positive = 0.1,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    """KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
+
+    The accuracy at each confidence is estimated from the other examples by a Beta kernel, without bins. It needs
+    (N, N) numbers; `mmce` does with O(N).
+
+        L = CE + λ mean_i |sum_{j != i} k(r_i; r_j) c_j / sum_{j != i} k(r_i; r_j) - r_i|
+
+    with r the confidence, c = 1 where the predicted class is right, and k the density of
+    Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i.
+
+    Args:
+        kde_weight: λ >= 0. 0 is cross entropy.
+        bandwidth: h > 0 of the kernel.
+        class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats. Reductions "mean" and "sum" only. An example that stands alone in
+        its batch has no penalty.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        Couples the batch. This is the top-label form; that of the dual focal paper's appendix F is the canonical
+        one, with a Dirichlet kernel. Confidences are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+
+    References:
+        Popordanoska et al. 2022, "A consistent and differentiable Lp canonical calibration error estimator".
+
+    Example:
+        >>> import torch
+        >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(1.0075)
+    """
+    own = checked(kde_ece, kde_weight=kde_weight, bandwidth=bandwidth)
+    formula = Formula(batch_penalties=((own["kde_weight"], KernelDensityEce(own["bandwidth"])),))
+    return CalibrationLoss("kde_ece", own, formula, class_weights=class_weights, problem_type=problem_type)

@@ -1,0 +1,234 @@
+"""Penalties beside the cross entropy: per example, (N,), or one number that couples the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_calib.losses.statistics.definitions import (
+    Correct,
+    Entropy,
+    LogConfidence,
+    LogitNorm,
+    MeanLogProb,
+    OtherPowers,
+    SoftRank,
+    Statistic,
+)
+from hf_calib.losses.statistics.dispatch import RowStatistics
+
+MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
+_EPSILON = 1e-10
+
+
+class Penalty:
+    """A penalty per example, and the statistics that it reads beside the cross entropy."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        raise NotImplementedError
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class UniformCrossEntropy(Penalty):
+    """The cross entropy to the uniform distribution, -mean_j log p_j."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (MeanLogProb(),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return -stats[MeanLogProb()]
+
+
+@dataclass(frozen=True)
+class SquaredDistance(Penalty):
+    """The Brier score, ||p - e_y||_2^2."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (OtherPowers(2.0),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return stats[OtherPowers(2.0)] + stats.one_minus_p.square()
+
+
+@dataclass(frozen=True)
+class AbsoluteDistance(Penalty):
+    """||p - e_y||_1."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (OtherPowers(1.0),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return stats[OtherPowers(1.0)] + stats.one_minus_p
+
+
+@dataclass(frozen=True)
+class NegativeEntropy(Penalty):
+    """-H(p)."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (Entropy(),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return -stats[Entropy()]
+
+
+@dataclass(frozen=True)
+class LogitNormPenalty(Penalty):
+    """||z||_p of the logits."""
+
+    p: float
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogitNorm(self.p),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return stats[LogitNorm(self.p)]
+
+
+class BatchPenalty:
+    """A penalty on the batch as a whole: its value depends on which examples stand together.
+
+    It reads the log-confidence and whether it is right, of one process or of all of them. `counts` (N,) is 1,
+    and 0 for ignored rows.
+    """
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogConfidence(), Correct())
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PlainMmce(BatchPenalty):
+    """sqrt of sum_ij (c_i - r_i)(c_j - r_j) k_ij / N^2; the authors' code leaves out the root."""
+
+    authors_code: bool
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence, order = stats[LogConfidence()].exp().sort()
+        error = (stats[Correct()][order] - confidence) * counts[order]
+        squared = _kernel_products(confidence, error[None])[0] @ error / counts.sum().clamp_min(1).square()
+        return squared if self.authors_code else (squared.clamp_min(0) + _EPSILON).sqrt()
+
+
+@dataclass(frozen=True)
+class WeightedMmce(BatchPenalty):
+    """Three means: of right-right, wrong-wrong and right-wrong pairs; 0 where all are right or all wrong."""
+
+    authors_code: bool
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence, order = stats[LogConfidence()].exp().sort()
+        right = (stats[Correct()] * counts)[order]
+        wrong = counts[order] - right
+        n_right, n_wrong = right.sum(), wrong.sum()
+        both = (n_right > 0) & (n_wrong > 0)
+        right_error, wrong_error = right * (1 - confidence), wrong * confidence
+        to_right, to_wrong = _kernel_products(confidence, torch.stack([right_error, wrong_error]))
+        squared = (
+            self._mean(right_error @ to_right, n_right * n_right)
+            + self._mean(wrong_error @ to_wrong, n_wrong * n_wrong)
+            - 2 * self._mean(right_error @ to_wrong, n_right * n_wrong)
+        )
+        # The root is taken of a positive number in any case: its gradient at 0 is infinite.
+        return (squared.clamp_min(0) + _EPSILON).sqrt().where(both, 0)
+
+    def _mean(self, total: Tensor, pairs: Tensor) -> Tensor:
+        # The authors divide the mean once more by the number of pairs: a larger batch counts for less.
+        return total / pairs.clamp_min(1) / (pairs + 1e-5 if self.authors_code else 1)
+
+
+@dataclass(frozen=True)
+class SoftBinnedEce(BatchPenalty):
+    """Karandikar et al. 2021: memberships softmax(-(r - centre)^2 / T), L2 norm over the bins."""
+
+    n_bins: int
+    bin_temperature: float
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence = stats[LogConfidence()].exp()
+        index = torch.arange(self.n_bins, device=confidence.device, dtype=confidence.dtype)
+        centres = (index + 0.5) / self.n_bins
+        members = torch.softmax(-(confidence[:, None] - centres).square() / self.bin_temperature, dim=1)
+        size, gap = _soft_gaps(members * counts[:, None], confidence, stats[Correct()])
+        return ((size * gap.square()).sum() / counts.sum().clamp_min(1) + _EPSILON).sqrt()
+
+
+@dataclass(frozen=True)
+class DifferentiableEce(BatchPenalty):
+    """Bohdal et al. 2021 (DECE): memberships of a soft decision tree, correctness from the soft rank, L1 norm."""
+
+    n_bins: int
+    bin_temperature: float
+    rank_sharpness: float
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogConfidence(), SoftRank(self.rank_sharpness))
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence = stats[LogConfidence()].exp()
+        index = torch.arange(self.n_bins, device=confidence.device, dtype=confidence.dtype)
+        offsets = -(index / self.n_bins).cumsum(0)
+        members = torch.softmax((confidence[:, None] * (index + 1) + offsets) / self.bin_temperature, dim=1)
+        # The authors' smoothing, their constant included.
+        members = (members + 1e-6) / (1 + (self.n_bins + 1) * 1e-6)
+        correct = (1 - stats[SoftRank(self.rank_sharpness)]).clamp_min(0)
+        size, gap = _soft_gaps(members * counts[:, None], confidence, correct)
+        return (size * gap.abs()).sum() / counts.sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class KernelDensityEce(BatchPenalty):
+    """Popordanoska et al. 2022, top label: mean |E[correct | r] - r|, by a leave-one-out Beta kernel."""
+
+    bandwidth: float
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence = stats[LogConfidence()].exp().clamp(1e-6, 1 - 1e-6)  # no kernel is defined at 0 and 1
+        a, b = confidence / self.bandwidth, (1 - confidence) / self.bandwidth
+        log_norm = torch.lgamma(a + 1) + torch.lgamma(b + 1) - torch.lgamma(a + b + 2)
+        log_kernel = torch.outer(confidence.log(), a) + torch.outer((1 - confidence).log(), b) - log_norm
+        log_kernel = log_kernel.masked_fill(counts == 0, -1e30)
+        log_kernel.fill_diagonal_(-torch.inf)
+        # Of an example without any other, all of whose entries are masked, the softmax says nothing.
+        alone = counts.sum() < 2
+        smoothed = torch.softmax(log_kernel.masked_fill(alone, 0), dim=1) @ stats[Correct()]
+        gap = (smoothed - confidence).abs() * counts
+        return (gap.sum() / counts.sum().clamp_min(1)).where(~alone, 0)
+
+
+def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
+    """errors (k, N) @ K for rising confidences r, K_ij = exp(-|r_i - r_j| / 0.4), without the (N, N) matrix.
+
+    On one side of its diagonal K is exp(-r_i / 0.4) exp(r_j / 0.4), on the other its inverse: the products are
+    running sums. Between examples that tie K is 1, with gradient 0.
+    """
+    fixed = confidence.detach()
+    first, end = torch.searchsorted(fixed, fixed), torch.searchsorted(fixed, fixed, right=True)
+    growth = (confidence / MMCE_KERNEL_WIDTH).exp()
+    scaled = (errors * growth, errors / growth, errors)
+    rising, falling, plain = (F.pad(vectors.cumsum(1), (1, 0)) for vectors in scaled)
+    below = rising[:, first] / growth
+    above = (falling[:, -1:] - falling[:, end]) * growth
+    return below + above + plain[:, end] - plain[:, first]
+
+
+def _soft_gaps(members: Tensor, confidence: Tensor, accuracy: Tensor) -> tuple[Tensor, Tensor]:
+    """Size of each soft bin, and its mean accuracy minus its mean confidence."""
+    size = members.sum(0)
+    return size, (members.T @ (accuracy - confidence)) / size.clamp_min(torch.finfo(size.dtype).tiny)
