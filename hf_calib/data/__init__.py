@@ -1,4 +1,4 @@
-"""Data for the recipes: loading, column choice, the three-way split, images, and the built-in default.
+"""Datasets for the recipes: loading, choice of columns, the three-way split, images, and the built-in default.
 
 The recipes go through four steps, each a plain function on a `datasets.DatasetDict`:
 

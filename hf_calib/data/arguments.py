@@ -1,4 +1,4 @@
-"""The recipes' arguments for data: what to load, and which rows and columns of it."""
+"""Data arguments of the recipes: which dataset to load, and which of its rows and columns to use."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ BUILT_IN = "docstrings"
 
 @dataclass
 class DataArguments:
-    """Where the data come from, and which rows and columns are used."""
+    """The dataset, and which of its rows and columns are used."""
 
     dataset: str | None = field(
         default=None,
-        metadata={"help": f"A data set on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."},
+        metadata={"help": f"A dataset on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."},
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub data set."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     train_file: str | None = field(
-        default=None, metadata={"help": "csv, json, jsonl (also .gz) or parquet; goes before dataset."}
+        default=None,
+        metadata={"help": "csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset."},
     )
-    calibration_file: str | None = field(default=None, metadata={"help": "Drawn from train where not given."})
-    test_file: str | None = field(
-        default=None, metadata={"help": "Reported at the end, used for nothing else."}
+    calibration_file: str | None = field(
+        default=None, metadata={"help": "Without it, rows of train are held out."}
     )
-    test_split: str = field(default="test", metadata={"help": "'validation' where test labels are withheld."})
+    test_file: str | None = field(default=None, metadata={"help": "Used for the final report only."})
+    test_split: str = field(
+        default="test", metadata={"help": "'validation' if the test labels are withheld."}
+    )
     text_column: str = field(default="text", metadata={"help": "Column of texts."})
     image_column: str = field(default="image", metadata={"help": "Column of images."})
-    label_column: str = field(default="label", metadata={"help": "Column of classes."})
-    class_names: list[str] | None = field(default=None, metadata={"help": "Names of the classes, in order."})
+    label_column: str = field(default="label", metadata={"help": "Column of labels."})
+    class_names: list[str] | None = field(
+        default=None, metadata={"help": "Class names in order of their id."}
+    )
     calibration_size: float = field(
-        default=0.1, metadata={"help": "Share of train, or (from 1 on) number of its rows, to hold out."}
+        default=0.1, metadata={"help": "Fraction of train, or from 1 on the number of its rows, to hold out."}
     )
     split_seed: int = field(
-        default=0, metadata={"help": "Seed of the splits; the same for all compared runs."}
+        default=0, metadata={"help": "Seed of the splits; keep it for all runs that are compared."}
     )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
-    max_calibration_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
-    max_test_samples: int | None = field(default=None, metadata={"help": "Use so many random rows."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
+    max_calibration_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
+    max_test_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:

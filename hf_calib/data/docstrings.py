@@ -1,4 +1,4 @@
-"""The built-in text set: which library does the first paragraph of this docstring come from?"""
+"""The built-in text dataset: which library does the first paragraph of this docstring come from?"""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _LIBRARY_NAMES = re.compile(
 def docstring_dataset(
     *, max_per_class: int = 1100, seed: int = 0, libraries: Sequence[str] = LIBRARIES
 ) -> DatasetDict:
-    """Build a hard, real text classification set from the docstrings of installed libraries.
+    """Build a hard text classification dataset of real text, the docstrings of installed libraries.
 
-    For trying things out with no network. The text is the first paragraph of a public docstring, of 40
+    For trying things out without a network. The text is the first paragraph of a public docstring, of 40
     to 400 characters, with the names of the libraries masked; the label is the library. Many paragraphs
     fit several libraries, so no classifier can be sure of all of them. The rows depend on the installed
-    versions: use a published data set for numbers that others should reproduce.
+    versions: use a published dataset for results that others should reproduce.
 
     Args:
         max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
@@ -79,7 +79,7 @@ def docstring_dataset(
                 "libraries",
                 "name at least two installed packages with docstrings",
                 f"{list(texts)} of {list(libraries)}",
-                "install another one, or load a data set with load_splits",
+                "install another one, or load a dataset with load_splits",
             )
         )
     return _three_splits(texts, seed)

@@ -1,4 +1,4 @@
-"""Images from their stored form to `pixel_values`, with Pillow and a transformers image processor."""
+"""Image transforms: from the stored form to `pixel_values`, with Pillow and a transformers image processor."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ImageTransform:
         processor: an image processor on the PIL backend, such as
             `AutoImageProcessor.from_pretrained(name, backend="pil")`; it resizes and normalises.
         crop: "pad" shifts the image by up to an eighth of its side, over black (small images, CIFAR);
-            "resized" cuts a part of 8% to 100% of the area, whose width to height is changed by up to
-            4/3 (photographs); "none" for evaluation.
+            "resized" crops 8% to 100% of the area and changes the aspect ratio by up to 4/3 (photographs);
+            "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
 
     Raises:
-        ValueError: for an unknown `crop`, and when called, for an image that cannot be read or has more
-            than 8 bits a channel.
+        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a
+            channel.
 
     Notes:
         Every image draws from torch's global generator, so that the Trainer's seed and the seeds that a
@@ -67,7 +67,7 @@ class ImageTransform:
         if "image" not in batch:
             raise InputValueError(
                 expected(
-                    "the data set",
+                    "the dataset",
                     "have the column image",
                     ", ".join(batch) or "no column",
                     "use choose_columns, and remove_unused_columns=False in the training arguments",
@@ -85,7 +85,7 @@ class ImageTransform:
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack what `ImageTransform` returned: the Trainer's `data_collator`.
+    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`.
 
     Returns:
         `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64.
@@ -112,18 +112,18 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
 
 
 def _decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
-    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` keeps them."""
+    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them."""
     try:
         image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(dict(stored))
     except OSError as error:
         raise InputValueError(
             expected("image", "be readable", _describe(stored), f"{error}; remove or replace this row")
         ) from error
-    if image.mode.startswith(("I", "F")):  # Pillow would cut these values off at 255
+    if image.mode.startswith(("I", "F")):  # Pillow would clip these values at 255
         raise InputValueError(
             expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
         )
-    if "transparency" in image.info:  # Pillow asks for this step
+    if "transparency" in image.info:  # else Pillow warns
         image = image.convert("RGBA")
     return image.convert("RGB")
 

@@ -1,4 +1,4 @@
-"""Where data come from: the Hub by name, a local folder, or one file for each split."""
+"""Data sources: the Hub, a local folder, or one file per split."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def load_splits(
 ) -> DatasetDict:
     """Load train, test and, where there is one, calibration data, with the columns as they are.
 
-    Either `source` or the files. Code that comes with a data set is never run.
+    Either `source` or the files. Code that comes with a dataset is never run.
 
     Args:
-        source: name of a data set on the Hub, or a local folder: of images (`train/CLASS/x.png`,
+        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`,
             `test/CLASS/y.png`), or of csv, json or parquet files named by split.
-        config_name: configuration of a Hub data set that has several.
+        config_name: configuration of a Hub dataset that has several.
         train_split: the split that becomes `train`.
-        calibration_split: the split that becomes `calibration`; by default `calibration`, `validation`,
-            `valid`, `val` or `dev`, whichever is there. Without one, see `split_calibration`.
-        test_split: the split that becomes `test`. Give "validation" where the labels of "test" are
+        calibration_split: the split that becomes `calibration`; by default the first of `calibration`,
+            `validation`, `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
+        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are
             withheld, as in GLUE.
         train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
-        cache_dir: where `datasets` keeps what it has read, if not in its own place.
+        cache_dir: where `datasets` keeps what it has read, if not in its own cache.
 
     Returns:
         DatasetDict of `train`, `test` and perhaps `calibration`.
 
     Raises:
-        ValueError: if neither or both ways are used, or a split or file is missing or unreadable.
+        ValueError: if neither or both are given, or a split or file is missing or unreadable.
 
     >>> load_splits(train_file="missing.csv", test_file="missing.csv")
     Traceback (most recent call last):
@@ -84,7 +84,7 @@ def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
             raise InputValueError(
                 expected(
                     f"{role}_split",
-                    f"name a split of the data set ({', '.join(loaded)})",
+                    f"name a split of the dataset ({', '.join(loaded)})",
                     repr(name),
                     f"pass {role}_split=... with one of these",
                 )

@@ -1,4 +1,4 @@
-"""The three roles of data: train, calibration, test. Every draw is reproducible from a seed."""
+"""Splits: train, calibration and test. Every draw is reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_calib._errors import InputValueError, expected
 def split_calibration(
     dataset: DatasetDict, *, size: float | int = 0.1, seed: int = 0, stratify: bool = True
 ) -> DatasetDict:
-    """Give a data set a calibration split: the one that it has, or else a part of train.
+    """Give a dataset a calibration split: the one that it has, or else a part of train.
 
     Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
 
@@ -23,7 +23,7 @@ def split_calibration(
             `calibration` split comes back as it is.
         size: a fraction of train in (0, 1), or a number of rows (int >= 1).
         seed: the same seed draws the same rows.
-        stratify: keep train's shares of the classes, to the nearest row; no class is emptied.
+        stratify: keep the class frequencies of train, to the nearest row; train keeps a row of each class.
 
     Returns:
         DatasetDict of `train`, `calibration` and `test`; the drawn rows keep their order.
@@ -91,10 +91,10 @@ def limit_samples(
 
 
 def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
-    """Warn of rows whose exact text is in train as well: a model looks better on them than it is.
+    """Warn of rows whose exact text is also in train: results on them are optimistic.
 
     Returns:
-        The number of such rows in each split but train.
+        The number of such rows in each split except train.
 
     >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
     >>> warn_shared_texts(DatasetDict({"train": rows.select([0]), "test": rows.select([1])}))
@@ -109,13 +109,14 @@ def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
     if any(shared.values()):
         counts = ", ".join(f"{count} of {len(dataset[name])} in {name}" for name, count in shared.items())
         warnings.warn(
-            f"texts that are in train as well: {counts}; their results are optimistic", stacklevel=2
+            f"Texts are also in train: {counts}. Results on these splits are optimistic. Remove those rows.",
+            stacklevel=2,
         )
     return shared
 
 
 def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw rows in the classes' shares, leaving at least one row of every class; sorted indices."""
+    """Draw rows by class frequency, leaving at least one row of every class; sorted indices."""
     classes, counts = np.unique(labels, return_counts=True)
     if not 1 <= n_rows <= len(labels) - len(classes):
         raise InputValueError(

@@ -1,4 +1,4 @@
-"""Trainings from a script: YAML arguments with command-line overrides, and one run from data to report."""
+"""Experiments: YAML arguments with command-line overrides, and one training from data to report."""
 
 from hf_calib.experiments.config_file import parse_arguments
 from hf_calib.experiments.train_and_report import train_and_report

@@ -1,4 +1,4 @@
-"""Arguments from a YAML file with command-line overrides: `--config FILE.yaml --learning_rate 3e-5`."""
+"""Arguments of a script from YAML files, with command-line overrides: `--config FILE.yaml --learning_rate 3e-5`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The papers' own networks as transformers models, known to the Auto classes once this is imported."""
+"""Networks of the papers as transformers models; importing this registers them with the Auto classes."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ class GlobalPoolingCNNConfig(PreTrainedConfig):
     Args:
         vocab_size: number of word vectors, `len(tokenizer)`.
         embedding_size: length of a word vector; that of the GloVe file where one is used.
-        hidden_size: channels of the convolutions and width of the dense layer.
+        hidden_size: channels of the convolutions, and width of the dense layer.
         num_conv_layers: convolutions, each but the last followed by a pooling of stride 1.
-        kernel_size: words that a convolution sees; odd.
-        pool_size: positions that a pooling takes the maximum of; odd.
-        dropout: share of the dense layer's outputs that is dropped in training, in [0, 1).
-        pad_token_id: the word that fills a batch up; its vector is zero.
-        initializer_range: standard deviation of word vectors that are learned from nothing.
+        kernel_size: words per convolution; odd.
+        pool_size: positions per pooling; odd.
+        dropout: dropout probability of the dense layer's outputs, in [0, 1).
+        pad_token_id: the padding token; its vector is zero.
+        initializer_range: standard deviation of the initial word vectors.
 
     Raises:
         ValueError: if a size is out of range.
@@ -78,7 +78,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         config: a `GlobalPoolingCNNConfig`, with `num_labels` or `id2label`.
 
     Notes:
-        The authors' code fills every text up to 1,000 words and lets that filling take part in the
+        The authors' code pads every text to 1,000 words, and the padding takes part in the
         maximum. Here padded positions are zero before each layer and every layer but the first reads
         outputs of a ReLU, so that they never win: a text's logits do not depend on the batch it is in.
         Texts keep their length ("same" convolutions), so that one of a single word works too.
@@ -140,7 +140,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
 
     @torch.no_grad()
     def set_word_vectors(self, vectors: torch.Tensor, *, trainable: bool = False) -> None:
-        """Take word vectors from elsewhere, such as `load_glove`; the papers do not train them further.
+        """Set pretrained word vectors, such as those of `load_glove`; the papers do not train them further.
 
         Args:
             vectors: (vocab_size, embedding_size).

@@ -1,4 +1,4 @@
-"""Whole words as tokens, and GloVe vectors for them."""
+"""Word tokenizer, and GloVe vectors for its words."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def train_word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer of the most frequent words, for the global-pooling CNN.
 
-    Texts are lower-cased and cut into runs of letters, digits and underscores; what stands between them
+    Texts are lower-cased and split into runs of letters, digits and underscores; everything between them
     is dropped. Words outside the vocabulary become `[UNK]`.
 
     Args:
         texts: the training texts, and only these.
         vocab_size: int >= 3; `[PAD]` (id 0) and `[UNK]` (id 1) count.
-        max_length: int >= 1; `truncation=True` cuts after so many words.
+        max_length: int >= 1; `truncation=True` keeps this many words.
 
     Returns:
         A tokenizer that gives `input_ids` and `attention_mask`; `save_pretrained` works as usual.
@@ -82,8 +82,8 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
         the fraction of the vocabulary, without special tokens, that was found.
 
     Raises:
-        ValueError: for a line of another length or with something else than finite numbers, and if no
-            word of the vocabulary is in the file.
+        ValueError: if a line has another length or anything but finite numbers, or no word of the
+            vocabulary is in the file.
 
     References:
         Pennington, Socher, Manning, GloVe: Global Vectors for Word Representation, 2014.

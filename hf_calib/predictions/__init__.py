@@ -1,4 +1,4 @@
-"""Predictions with their labels: files of them, and classifiers run over texts."""
+"""Predictions with their labels: from files, or from a classifier run over texts."""
 
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 

@@ -312,8 +312,9 @@ def _check_looks_like_probabilities(matrix: NDArray[np.float64]) -> None:
 
 def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int64]:
     """Labels as the numbers of the columns they name or count."""
-    from pandas.api.types import is_float_dtype, is_integer_dtype
+    import pandas
 
+    types = pandas.api.types
     missing = np.flatnonzero(labels.isna() | (labels.astype(str).str.strip() == ""))
     if len(missing):
         got = f"none in {len(missing)} rows (first in row {missing[0]})"
@@ -322,7 +323,7 @@ def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int6
         )
     number = {name: i for i, name in enumerate(names)}
     texts = labels.astype(str)
-    if is_float_dtype(labels) and not set(texts) <= set(names):
+    if types.is_float_dtype(labels) and not set(texts) <= set(names):
         parts = np.flatnonzero(labels % 1 != 0)
         if len(parts):
             got = f"{labels.iloc[parts[0]]} in row {parts[0]}"
@@ -330,7 +331,7 @@ def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int6
             raise InputTypeError(expected(f"column {column!r}", "hold class names or ids", got, way_out))
         labels = labels.astype(np.int64)  # pandas writes integers so where some were missing
         texts = labels.astype(str)
-    if is_integer_dtype(labels) and not all(name.lstrip("-").isdigit() for name in names):
+    if types.is_integer_dtype(labels) and not all(name.lstrip("-").isdigit() for name in names):
         return labels.to_numpy(dtype=np.int64)
     unknown = sorted(set(texts) - set(names))
     if unknown:

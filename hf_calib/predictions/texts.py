@@ -1,4 +1,4 @@
-"""Running a classifier, from the Hub or a folder, over labelled texts."""
+"""Predictions of a classifier, from the Hub or a folder, for labelled texts."""
 
 from __future__ import annotations
 
@@ -33,16 +33,22 @@ from hf_calib.data.splits import read_column
 from hf_calib.predictions.files import Predictions
 
 _FILES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv")
-# What broken or missing files of a model raise; RuntimeError: weights of another shape.
-_UNLOADABLE = (OSError, ValueError, KeyError, ImportError, RuntimeError, EOFError)
-_UNLOADABLE += (SafetensorError, pickle.UnpicklingError)
+# What broken or missing files of a model raise.
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    ImportError,
+    EOFError,
+    RuntimeError,  # weights of another shape
+    SafetensorError,
+    pickle.UnpicklingError,
+)
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's
 _MOST_UNKNOWN = 0.5  # of the tokens
-_TOKENIZED_ROWS_LOOKED_AT = 10_000
-
-
+_ROWS_CHECKED = 10_000
 _SAVE_ITS_TOKENIZER = "save the tokenizer that the model was trained with into the model's folder"
 
 
@@ -135,7 +141,7 @@ def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> Tex
     needed = getattr(config.get_text_config(), "vocab_size", None) or 0
     if known < _LEAST_VOCABULARY * needed:
         got = f"one of {known:,} tokens, for a model that has {needed:,}"
-        raise InputValueError(expected(f"{name}", "come with its tokenizer", got, _SAVE_ITS_TOKENIZER))
+        raise InputValueError(expected("the model", "come with its tokenizer", got, _SAVE_ITS_TOKENIZER))
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return TextClassifier(model.to(device).eval(), tokenizer, names)
@@ -225,7 +231,7 @@ class EncodedRows:
         _check_positive("batch_size", batch_size)
         classifier = self.classifier
         logits = np.empty((len(self.tokens), len(classifier.class_names)), dtype=np.float32)
-        # The longest first: a batch that does not fit in memory fails at once.
+        # Longest first: a batch that does not fit in memory fails at once.
         order = np.argsort([-len(row["input_ids"]) for row in self.tokens], kind="stable")
         size = batch_size if classifier.can_pad else 1
         for chunk in np.array_split(order, math.ceil(len(order) / size)):
@@ -262,7 +268,7 @@ def encode_rows(
 def _check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:
     """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
     tokenizer = classifier.tokenizer
-    step = math.ceil(len(tokens) / _TOKENIZED_ROWS_LOOKED_AT)
+    step = math.ceil(len(tokens) / _ROWS_CHECKED)
     ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
     needed = getattr(classifier.model.config.get_text_config(), "vocab_size", None)
     if needed is not None and ids.max() >= needed:
