@@ -40,40 +40,47 @@ def train_and_report(
     Returns:
         The test metrics, keys `test_...`.
     """
-    # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
-    warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
-    trainer.train(resume_from_checkpoint=resume)
+    with warnings.catch_warnings():
+        # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
+        warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
+        trainer.train(resume_from_checkpoint=resume)
     folder = Path(str(trainer.args.output_dir))
     if trainer.temperature is None:
-        trainer.save_model(str(folder / "uncalibrated"))
+        trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
     else:
         trainer.save_calibrated_model(folder / "calibrated")
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     if trainer.is_world_process_zero():
         _write_results(trainer, metrics, folder)
-        report = _report(trainer)
-        write_to(folder / "report", report)
-        print(results_table(report, trainer.temperature))
-        print(
-            "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see "
-            "report/report.md"
-        )
+        _write_report(trainer, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     return metrics
 
 
-def _report(trainer: CalibrationTrainer) -> CalibrationReport:
+def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
     assert trainer.last_evaluation is not None
     logits, labels = trainer.last_evaluation.logits_and_labels()
+    if not np.isfinite(logits).all():
+        warnings.warn(
+            "Some of the model's logits are NaN or infinite on the test set. There is no report on them; "
+            "results.json has the numbers. Train with a smaller learning rate, or in higher precision.",
+            stacklevel=3,
+        )
+        return
     logits = logits.astype(np.float64)
     temperature, model = trainer.temperature, cast(Any, trainer.model)
-    return calibration_report(
+    report = calibration_report(
         softmax(logits, axis=1),
         labels,
         calibrated=None if temperature is None else softmax(logits / temperature, axis=1),
         n_bins=trainer.args.n_bins,
         class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],
         name=trainer.calibration_loss.name,
+    )
+    write_to(folder / "report", report)
+    print(results_table(report, temperature))
+    print(
+        "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"
     )
 
 

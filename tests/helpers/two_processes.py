@@ -13,7 +13,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.helpers.runs import BATCH_CASES, CASES, GLOBAL_BATCH, evaluate, resume, run
+from tests.helpers.runs import (
+    BATCH_CASES,
+    CASES,
+    GLOBAL_BATCH,
+    RAGGED,
+    RAGGED_ROWS,
+    evaluate,
+    resume,
+    run,
+)
 from tests.helpers.tiny import tiny_trainer
 
 torch.set_num_threads(1)
@@ -27,6 +36,9 @@ def main(folder: Path, only: list[str]) -> None:
         results[name] = run(name, folder / "out", micro, 1)
         if name in CASES:
             results[f"{name}, accumulated"] = run(name, folder / "out", micro // 2, 2)
+    for name in () if only else RAGGED:
+        for micro in (4, 2) if name in CASES else (4,):
+            results[f"{name}, ragged, {micro}"] = run(name, folder / "out", micro, 4 // micro, n=RAGGED_ROWS)
     assert dist.get_world_size() == 2
     if not only:
         results["whole"], results["resumed"] = resume(folder / "resumed")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_calib.metrics.logged import LOGGED_METRICS
-from tests.helpers.runs import BATCH_CASES, CASES, assert_equal_runs, evaluate, run
+from tests.helpers.runs import BATCH_CASES, CASES, RAGGED, RAGGED_ROWS, assert_equal_runs, evaluate, run
 from tests.helpers.tiny import assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
 
@@ -60,6 +60,17 @@ def test_two_processes_train_as_one(name: str, results: dict[str, Any], tmp_path
     alone = run(name, tmp_path, 8, 1)
     assert_equal_runs(results[name], alone)
     assert_equal_runs(results[f"{name}, accumulated"], alone)
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_two_processes_count_each_row_once(name: str, results: dict[str, Any], tmp_path: Path) -> None:
+    """accelerate repeats rows of the epoch's start to fill the last batch of both processes."""
+    alone = run(name, tmp_path, 8, 1, n=RAGGED_ROWS)
+    assert len(alone["loss"]) == 4
+    found = [result for key, result in results.items() if key.startswith(f"{name}, ragged")]
+    assert len(found) == (2 if name in CASES else 1)
+    for together in found:
+        assert_equal_runs(together, alone)
 
 
 @pytest.mark.parametrize("name", BATCH_CASES)

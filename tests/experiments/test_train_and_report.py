@@ -1,0 +1,53 @@
+"""One training from start to report, where something goes wrong and where nothing does."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hf_calib.experiments import train_and_report
+from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
+
+
+def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="focal", learning_rate=0.0)
+    with torch.no_grad():
+        trainer.model.classifier.bias[0] = math.nan
+    with (
+        pytest.warns(UserWarning, match="No temperature was fitted"),
+        pytest.warns(UserWarning, match="has no calibration metrics"),
+        pytest.warns(UserWarning, match="There is no report on them"),
+    ):
+        metrics = train_and_report(trainer, trainer.eval_dataset)
+    assert math.isnan(metrics["test_ece"])
+    text = (tmp_path / "results.json").read_text()
+    assert "NaN" not in text
+    results = json.loads(text, parse_constant=pytest.fail)
+    assert results["metrics"]["test_ece"] is None
+    assert results["hyperparameters"] == {"gamma": 3.0}
+    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "uncalibrated")
+    assert_same(weights(saved), weights(trainer.model))
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_trainer_is_left_as_it_was(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, prediction_loss_only=True)
+    train_and_report(trainer, sequences(tiny_bert(), 30, seed=5))
+    assert trainer.compute_metrics is None
+    assert trainer.preprocess_logits_for_metrics is None
+    assert trainer.args.prediction_loss_only is True
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    for state, suffix in (("before", ""), ("after", "_calibrated")):
+        for name in ("nll", "brier", "ece"):
+            value = report[state]["metrics"][name]["value"]
+            assert value == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), name
+    assert (tmp_path / "calibrated" / "model.safetensors").is_file()
+    assert not (tmp_path / "uncalibrated").exists()
+    trainer.evaluate()
+    assert trainer.last_evaluation.rows == []  # the logits were kept on request only
