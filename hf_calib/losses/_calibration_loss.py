@@ -84,7 +84,7 @@ class CalibrationLoss(nn.Module):
         self.register_buffer("class_weights", _checked_class_weights(class_weights), persistent=False)
         self._reads = formula.reads
         if self.multi_label:
-            self._check_multi_label()
+            self.check_multi_label()
 
     @property
     def couples_batch(self) -> bool:
@@ -188,10 +188,10 @@ class CalibrationLoss(nn.Module):
                 expected("labels", f"be {kind}", labels.dtype, "convert them, or set problem_type")
             )
         if multi_label:
-            self._check_multi_label()
+            self.check_multi_label()
         return multi_label
 
-    def _check_multi_label(self) -> None:
+    def check_multi_label(self) -> None:
         if not self.formula.multi_label:
             from hf_calib.losses.table import LOSSES  # here, because the table imports the losses
 
