@@ -29,7 +29,7 @@ from hf_calib.losses.focal_losses import (
     focal_gra,
     inverse_focal,
 )
-from hf_calib.losses.table import LOSSES, LossEntry, check_hyperparameter_names, make_loss
+from hf_calib.losses.table import LOSSES, LossEntry, make_loss
 
 __all__ = [
     "LOSSES",
@@ -43,7 +43,6 @@ __all__ = [
     "bsce",
     "bsce_gra",
     "calfocal",
-    "check_hyperparameter_names",
     "cross_entropy",
     "dual_focal",
     "dual_focal_gra",

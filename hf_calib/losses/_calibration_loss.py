@@ -192,6 +192,7 @@ class CalibrationLoss(nn.Module):
         return multi_label
 
     def check_multi_label(self) -> None:
+        """Raise ValueError if this loss has no multi-label form."""
         if not self.formula.multi_label:
             from hf_calib.losses.table import LOSSES  # here, because the table imports the losses
 

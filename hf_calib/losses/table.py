@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from hf_calib.losses import (
 )
 from hf_calib.losses._calibration_loss import CalibrationLoss
 from hf_calib.losses._hyperparameters import (
-    SHARED_ARGUMENTS,
     ClassWeights,
     Hyperparameter,
     hyperparameters_of,
@@ -161,20 +160,15 @@ def make_loss(
         >>> loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.0875)
     """
-    check_hyperparameter_names(name, hyperparameters)
-    return LOSSES[name].constructor(class_weights=class_weights, problem_type=problem_type, **hyperparameters)
-
-
-def check_hyperparameter_names(loss: str, names: Iterable[object]) -> None:
-    """Raise ValueError unless `loss` is in `LOSSES`, and all names are names of its hyperparameters."""
-    if loss not in LOSSES:
-        raise InputValueError(expected("loss", "be a name in LOSSES", repr(loss), did_you_mean(loss, LOSSES)))
-    entry = LOSSES[loss]
-    for name in names:
-        if name not in entry.hyperparameters:
-            way_out = f"it has: {in_words(entry.constructor)}"
-            if name in SHARED_ARGUMENTS:
-                way_out += f"; {name} is an argument of its own, beside them"
-            elif entry.hyperparameters:
-                way_out += f" ({did_you_mean(name, entry.hyperparameters)})"
-            raise InputValueError(f"expected the hyperparameters of loss {loss!r}, got {name!r}; {way_out}")
+    if name not in LOSSES:
+        raise InputValueError(expected("loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)))
+    entry = LOSSES[name]
+    known = entry.hyperparameters
+    for given in hyperparameters:
+        if given not in known:
+            suggestion = f" ({did_you_mean(given, known)})" if known else ""
+            raise InputValueError(
+                f"expected the hyperparameters of loss {name!r}, got {given!r}; "
+                f"it has: {in_words(entry.constructor)}{suggestion}"
+            )
+    return entry.constructor(class_weights=class_weights, problem_type=problem_type, **hyperparameters)

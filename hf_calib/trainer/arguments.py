@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
-from hf_calib.losses import check_hyperparameter_names, make_loss
+from hf_calib.losses import make_loss
 from hf_calib.metrics.logged import lower_is_better
 from hf_calib.trainer.callbacks import TEMPERATURE_STRATEGIES
 
@@ -171,7 +171,6 @@ class CalibrationTrainingArguments(TrainingArguments):
         kwargs = dict(self.loss_kwargs or {})  # type: ignore[arg-type]
         if self.label_smoothing_factor != 0:
             name, kwargs = "label_smoothing", {"smoothing": self.label_smoothing_factor}
-        check_hyperparameter_names(name, kwargs)  # before Python binds them: a key may be no name at all
         weights = balanced_weights if self.class_weights == BALANCED else self.class_weights
         return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
 
