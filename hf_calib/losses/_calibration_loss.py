@@ -134,7 +134,7 @@ class CalibrationLoss(nn.Module):
             return self._reduce(loss, stats, weights, labels, reduction, num_items_in_batch)
 
     def normalizer(self, labels: Tensor) -> Tensor:
-        """What the mean divides by: the number of rows that count, or the sum of their class weights."""
+        """The divisor of the mean: the number of rows that count, or the sum of their class weights."""
         if self.class_weights is None:
             return (labels != IGNORE_INDEX).sum()
         return self._row_weights(labels).sum()

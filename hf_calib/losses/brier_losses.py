@@ -13,7 +13,7 @@ def brier(*, class_weights: ClassWeights = None, problem_type: ProblemType = Non
     """Brier score: the squared distance of the probabilities from the label.
 
     A proper loss like `cross_entropy`, but bounded: a confident error costs at most 2, so outliers and wrong
-    labels pull less, and learning is slow where the model is confidently wrong. `focal_calibration` adds it to
+    labels count for less, and learning is slow where the model is confidently wrong. `focal_calibration` adds it to
     a focal loss.
 
         L = ||p - e_y||_2^2 = sum_j (p_j - [j = y])^2

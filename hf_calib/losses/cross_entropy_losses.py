@@ -99,8 +99,8 @@ def entropy_regularized(
 ) -> CalibrationLoss:
     """Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
 
-    `label_smoothing` pulls every class towards 1 / C, this one spares classes whose probability is nearly 0
-    already. `focal` with γ = 1 is nearly the same loss: it bounds cross entropy less the entropy from below.
+    `label_smoothing` moves every class towards 1 / C, this one leaves classes alone whose probability is nearly
+    0. `focal` is an upper bound of it: with a = γ >= 1 this loss is at most the focal loss.
 
         L = -log p_y - a H(p),  H(p) = -sum_j p_j log p_j
 

@@ -1,4 +1,4 @@
-"""Where a weight takes its gamma from: a constant, a step function of p_y, or a table over confidence bins.
+"""Gammas of the weights: a constant, a step function of p_y, or a table over confidence bins.
 
 The first two are schedules, which a loss's formula holds. A table is updated from held-out predictions; the rules
 here say how, and `GammaTableLoss` keeps the table.

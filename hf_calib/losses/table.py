@@ -85,7 +85,7 @@ LOSSES: dict[str, LossEntry] = {
     "ece_ce": LossEntry(
         adaptive_losses.ece_ce,
         "CE, weighted by the held-out calibration gaps of p's bins and of the class",
-        "Lin et al. 2025 (BSCE-GRA), a baseline of section 5",
+        "Lin et al. 2025 (BSCE-GRA), 5",
     ),
     "focal_calibration": LossEntry(
         focal_losses.focal_calibration,
@@ -111,7 +111,7 @@ LOSSES: dict[str, LossEntry] = {
         "Pereyra et al. 2017; the comparison study",
     ),
     "logit_norm": LossEntry(
-        cross_entropy_losses.logit_norm, "CE + norm_weight ||z||_p", "the comparison study, Eq. 3"
+        cross_entropy_losses.logit_norm, "CE + norm_weight ||z||_p", "the comparison study, 2.3"
     ),
     "mmce": LossEntry(batch_losses.mmce, "CE + mmce_weight MMCE of the batch", "Kumar et al. 2018"),
     "soft_ece": LossEntry(

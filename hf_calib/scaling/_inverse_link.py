@@ -71,8 +71,8 @@ def modulated(
 ) -> FloatArray:
     """(1 - m)^gamma CE, or (1 + m)^|gamma| CE for a negative gamma, of the margin m = p, or p - q with a rival.
 
-    The gradient for label y, relative to the weight, is (1 + pull_y)(p - e_y) and, through the rival j,
-    pull_y q / p_y (e_j - p): what class y pulls from its rival is passed down the ranking.
+    The gradient for label y, relative to the weight, is (1 + multiplier_y)(p - e_y) and, through the rival j,
+    multiplier_y q / p_y (e_j - p): what class y takes from its rival is passed down the ranking.
     """
     p, log_p, log_rest, _ = predictions
     ranking = None if rival is None else _Ranking.of(predictions, rival)
@@ -82,10 +82,10 @@ def modulated(
     log_eta = log_p - np.abs(gamma) * log_base
     if detached:
         return log_eta
-    pull = gamma * np.exp(predictions.log_loss + log_p - log_base)
-    factor = np.maximum(1 + pull, _FLOOR)
+    multiplier = gamma * np.exp(predictions.log_loss + log_p - log_base)
+    factor = np.maximum(1 + multiplier, _FLOOR)
     log_eta -= np.log(factor)
-    return log_eta if ranking is None else log_eta + _log(ranking.received(pull / factor))
+    return log_eta if ranking is None else log_eta + _log(ranking.received(multiplier / factor))
 
 
 def brier_norm(

@@ -31,11 +31,11 @@ class InverseLink(LogitScaling):
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
 
     Args:
-        loss: the loss that the model was trained with, from `hf_calib.losses.make_loss`, with the same
-            hyperparameters; if it adapts, with the table that it had at the end.
+        loss: the loss that the model was trained with, such as `hf_calib.losses.focal(gamma=3.0)`, with the
+            same hyperparameters; if it adapts, with the table that it had at the end.
 
     Notes:
-        It mends the loss's own bias, not a model's: it assumes a network that reached the minimum of the
+        It removes the loss's own bias, not a model's: it assumes a network that reached the minimum of the
         expected loss. What is left is about what a model trained with cross entropy would have had. After a
         short fine-tuning, where a focal loss leaves a model under-confident, that is most of the way. Where a
         model has over-fitted, the loss's caution is all that holds it back, and to undo it makes matters
