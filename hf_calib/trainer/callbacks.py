@@ -51,8 +51,9 @@ class EndOfTraining(TrainerCallback):
         for callback in list(self.trainer.callback_handler.callbacks):
             if isinstance(callback, _CalibrationCallback):
                 callback.before_train_end(state)
-        history.append(history.pop(summary))
-        self.trainer._summary_was_at = summary
+        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
+            history.append(history.pop(summary))
+            self.trainer._summary_was_at = summary
 
 
 class AdaFocalCallback(_CalibrationCallback):

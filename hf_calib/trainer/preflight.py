@@ -13,10 +13,10 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss
 from hf_calib.trainer.labels import (
     IGNORE_INDEX,
+    Labels,
     first_missing,
     generates_by_encoder_and_decoder,
     number_of_classes,
-    read_labels,
 )
 
 
@@ -71,19 +71,19 @@ def check_calibration_split(dataset: Any, n_samples: int | None) -> None:
         raise InputValueError(expected("the calibration split", "have examples", "none", way_out))
 
 
-def check_rows(splits: Mapping[str, Any], label_key: str, inputs: Iterable[str]) -> None:
+def check_rows(splits: Mapping[str, Any], labels: Mapping[str, Labels | None], inputs: Iterable[str]) -> None:
     """Refuse rows without labels or inputs, where this can be told without a pass.
 
     Args:
-        splits: the datasets by role; a `datasets.Dataset` and a list of rows are looked at, others are not.
-        label_key: the column of the labels.
+        splits: the datasets by role.
+        labels: their labels by role; None where they cannot be read.
         inputs: names of the columns that the model takes.
 
     Raises:
         ValueError: naming the split and the row.
     """
     for role, dataset in splits.items():
-        found = read_labels(dataset, label_key)
+        found = labels.get(role)
         if found is not None and len(found.missing):
             got = f"None in row {found.missing[0]} ({len(found.missing)} such rows)"
             way_out = "label these rows, drop them, or give -100 to ignore them"
@@ -123,21 +123,19 @@ def check_label_kinds(kinds: Mapping[str, bool | None], multi_label: bool | None
 
 
 def check_label_values(
-    splits: Mapping[str, Any], label_key: str, *, multi_label: bool | None, n_classes: int | None
+    labels: Mapping[str, Labels | None], *, multi_label: bool | None, n_classes: int | None
 ) -> None:
     """Refuse labels out of range, where this can be told without a pass.
 
     Args:
-        splits: as for `check_rows`.
-        label_key: the column of the labels.
+        labels: by role; None where they cannot be read.
         multi_label: what the problem is; None if it is not known.
         n_classes: C, or None.
 
     Raises:
         ValueError: naming the split, the label and its row.
     """
-    for role, dataset in splits.items():
-        found = read_labels(dataset, label_key)
+    for role, found in labels.items():
         if found is None or found.values.dtype.kind not in "iuf":
             continue
         values = found.values

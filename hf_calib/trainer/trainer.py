@@ -45,6 +45,7 @@ from hf_calib.trainer.labels import (
     collated_labels,
     number_of_classes,
     predicts_next_token,
+    read_labels,
 )
 from hf_calib.trainer.random_state import random_state_left_as_found
 
@@ -111,6 +112,7 @@ class CalibrationTrainer(Trainer):
     """
 
     args: CalibrationTrainingArguments
+    loss_is_scaled_for_ga: bool | None = None  # which transformers < 5.19 does not have
 
     def __init__(
         self,
@@ -137,6 +139,7 @@ class CalibrationTrainer(Trainer):
         self._held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
         self._example_batch: dict[str, Any] | None = None
         self._decided_problem_type: str | None = None
+        self._next_token = False
         self._pushing = False
         self._said_not_folded = False
         self._summary_was_at: int | None = None
@@ -202,8 +205,6 @@ class CalibrationTrainer(Trainer):
         self.calibration_loss.multi_label = multi_label
         if multi_label:
             self.calibration_loss.check_multi_label()
-            if self._config is not None:  # pipelines read it, and would apply a softmax
-                self._config.problem_type = self._decided_problem_type
 
     def _add_calibration_callbacks(self) -> None:
         args, adaptive = self.args, isinstance(self.calibration_loss, AdaptiveLoss)
@@ -241,6 +242,7 @@ class CalibrationTrainer(Trainer):
     def _check_model(self) -> None:
         loss = self.calibration_loss
         preflight.check_model(self._unwrapped, loss, self.label_names)
+        self._next_token = predicts_next_token(self._unwrapped)
         if self._callback(AdaFocalCallback) is not None and not isinstance(loss, AdaptiveLoss):
             way_out = "use loss='adafocal', or leave the callback out"
             raise InputValueError(
@@ -281,7 +283,8 @@ class CalibrationTrainer(Trainer):
         splits = {"training": self.train_dataset, "calibration": self.calibration_dataset, **sets}
         self._set_signature_columns_if_needed()
         inputs: set[str] = set(self._signature_columns or ()) - {self._label_key, "label", "label_ids"}
-        preflight.check_rows(splits, self._label_key, inputs)
+        labels = {role: read_labels(dataset, self._label_key) for role, dataset in splits.items()}
+        preflight.check_rows(splits, labels, inputs)
         kinds = {role: self._has_label_per_class(dataset, role) for role, dataset in splits.items()}
         if self._problem_type is None:
             decided = next((kind for kind in kinds.values() if kind is not None), None)
@@ -290,7 +293,7 @@ class CalibrationTrainer(Trainer):
         multi_label = self.calibration_loss.multi_label
         preflight.check_label_kinds(kinds, multi_label)
         n_classes = number_of_classes(self._unwrapped)
-        preflight.check_label_values(splits, self._label_key, multi_label=multi_label, n_classes=n_classes)
+        preflight.check_label_values(labels, multi_label=multi_label, n_classes=n_classes)
 
     def _has_label_per_class(self, dataset: Any, role: str) -> bool | None:
         collator = self._get_collator_with_removed_columns(self.data_collator, role)
@@ -324,6 +327,7 @@ class CalibrationTrainer(Trainer):
         # Further training undoes an earlier calibration.
         self._forget_temperature()
         self.last_evaluation = None
+        self._summary_was_at = None
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_batch_samples(
@@ -384,6 +388,8 @@ class CalibrationTrainer(Trainer):
             self._decide_problem_type(labels.is_floating_point())
         if self.calibration_loss.multi_label and labels.is_floating_point():
             check_decisions(labels)
+            if self._config is not None:  # pipelines read it, and would apply a softmax
+                self._config.problem_type = "multi_label_classification"
         if not model.training:
             num_items_in_batch = None  # an evaluation batch stands for itself
         loss = self.calibration_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
@@ -399,7 +405,7 @@ class CalibrationTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _aligned(self, labels: Tensor) -> Tensor:
-        return aligned_labels(labels, next_token=predicts_next_token(self._unwrapped))
+        return aligned_labels(labels, next_token=self._next_token)
 
     # ---- Evaluation ----
 
@@ -705,8 +711,9 @@ class CalibrationTrainer(Trainer):
             # The stock card makes a table of the evaluations before the summary, and expects them to have the same
             # metrics; the final one has those with the temperature too.
             for_card = list(history)
-            summary = next(i for i, entry in enumerate(for_card) if "train_runtime" in entry)
-            for_card.insert(self._summary_was_at, for_card.pop(summary))
+            for entry in [entry for entry in history if "train_runtime" in entry]:
+                for_card.remove(entry)
+                for_card.insert(self._summary_was_at, entry)
             self.state.log_history = for_card
         try:
             super().create_model_card(*args, **kwargs)

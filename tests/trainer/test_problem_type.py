@@ -79,6 +79,15 @@ def test_integers_that_the_collator_makes_floats_are_decisions(tmp_path: Path) -
     assert trainer.temperature is not None
 
 
+def test_each_new_model_is_told_the_problem_type(tmp_path: Path) -> None:
+    rows = one_hot(sequences(tiny_bert(), 20))
+    args = arguments(tmp_path, temperature_criterion="none")
+    trainer = CalibrationTrainer(args=args, model_init=lambda: tiny_bert(), train_dataset=rows)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.model.config.problem_type == "multi_label_classification"
+
+
 def test_class_indices_in_a_split_of_a_multi_label_model_are_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     sets = {"train_dataset": one_hot(sequences(model, 8)), "calibration_dataset": sequences(model, 8)}

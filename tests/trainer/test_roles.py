@@ -13,6 +13,7 @@ from datasets import Dataset, IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
+from hf_calib.trainer.labels import read_labels
 from hf_calib.trainer.preflight import check_label_values
 from tests.helpers.tiny import (
     N_LABELS,
@@ -151,7 +152,9 @@ def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
 
 
 def check(labels: Any, *, key: str = "labels", **facts: Any) -> None:
-    check_label_values({"training": labels}, key, **{"multi_label": False, "n_classes": N_LABELS, **facts})
+    check_label_values(
+        {"training": read_labels(labels, key)}, **{"multi_label": False, "n_classes": N_LABELS, **facts}
+    )
 
 
 @pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [-100, 3], [[1, -100], [2, 3]], [[0.0], [2.0]]])
