@@ -205,12 +205,4 @@ def _mapping(value: Any) -> dict[str, Any] | None:
             raise InputValueError(expected("loss_kwargs", requirement, got, way_out)) from error
     if value is not None and not isinstance(value, dict):
         raise InputValueError(expected("loss_kwargs", requirement, repr(value), way_out))
-    for name in value or {}:
-        if not isinstance(name, str):
-            raise InputTypeError(expected("keys of loss_kwargs", "be names", repr(name), way_out))
-        if name in ("name", "class_weights", "problem_type"):
-            options = "loss and class_weights are arguments; problem_type is in the model's config"
-            raise InputValueError(
-                expected("keys of loss_kwargs", "be hyperparameters of the loss", repr(name), options)
-            )
     return value

@@ -1,4 +1,4 @@
-"""Side work during a training must not move the random streams that the training draws from."""
+"""Random streams of Python, NumPy and PyTorch, kept still for the training while side work draws from them."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ class CalibrationTrainer(Trainer):
             if self._config is not None:  # pipelines read it, and would apply a softmax
                 self._config.problem_type = "multi_label_classification"
         if not model.training:
-            num_items_in_batch = None  # an evaluation batch stands for itself
+            num_items_in_batch = None  # the loss of an evaluation batch is its own mean
         loss = self.calibration_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
@@ -457,7 +457,7 @@ class CalibrationTrainer(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
-        # A metric of that name from the user's compute_metrics goes first.
+        # A metric of that name from the user's compute_metrics takes precedence.
         metrics = current.metrics() | (output.metrics or {})
         return output._replace(metrics=metrics)
 

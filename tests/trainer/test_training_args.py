@@ -187,17 +187,6 @@ def test_arguments_saved_with_a_model_have_no_token(tmp_path: Path) -> None:
             r"class_weights to be numbers, or 'balanced', got \['even'\]",
         ),
         ({"class_weights": [[1.0, 2.0]]}, ValueError, "class_weights to be numbers"),
-        ({"loss_kwargs": {1: 2.0}}, TypeError, "keys of loss_kwargs to be names, got 1"),
-        (
-            {"loss_kwargs": {"name": "focal"}},
-            ValueError,
-            "keys of loss_kwargs to be hyperparameters of the loss",
-        ),
-        (
-            {"loss_kwargs": {"class_weights": [1.0]}},
-            ValueError,
-            "got 'class_weights'; loss and class_weights are",
-        ),
     ],
 )
 def test_values_of_another_type_or_size_are_refused(
