@@ -13,6 +13,8 @@ from hf_calib.metrics._inputs import as_array, row_chunks
 
 FloatArray = NDArray[np.float64]
 
+IGNORED_LABEL = -100  # as in torch and transformers
+
 
 def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Walk over the rows of an (N, C) array, widened to float64 block by block, never as a whole."""
@@ -60,8 +62,8 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     if labels.dtype.kind not in "iu":
         way_out = "convert them with labels.astype(int)"
         raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
-    if (labels == -100).any():
-        got = f"{np.count_nonzero(labels == -100)} labels of -100"
+    if (labels == IGNORED_LABEL).any():
+        got = f"{np.count_nonzero(labels == IGNORED_LABEL)} labels of -100"
         way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
         raise InputValueError(expected("labels", f"lie in 0..{c - 1}", got, way_out))
     if labels.min() < 0 or labels.max() >= c:
@@ -72,19 +74,28 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     return labels.astype(np.int64, copy=False)
 
 
-def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.bool_]:
-    """Check a 0/1 label for every logit."""
+def as_binary_labels(
+    labels: ArrayLike, logits: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """Check a 0/1 label for every logit; return where it is 1, and where it is known (None: everywhere)."""
     labels = as_array("labels", labels)
     if labels.shape != logits.shape:
         way_out = "multi_label=True takes a 0/1 label for every logit"
         raise InputValueError(
             expected("labels", f"have the logits' shape {logits.shape}", f"shape {labels.shape}", way_out)
         )
-    if not ((labels == 0) | (labels == 1)).all():
-        got = f"values such as {labels[(labels != 0) & (labels != 1)][0]}"
-        way_out = "drop rows that hold -100, and pass hard labels"
-        raise InputValueError(expected("labels", "be 0 or 1", got, way_out))
-    return labels == 1
+    positive = labels == 1
+    known = positive | (labels == 0)
+    if known.all():
+        return positive, None
+    others = labels[~known & (labels != IGNORED_LABEL)]
+    if len(others):
+        way_out = "pass hard labels, and -100 where a label is not known"
+        raise InputValueError(expected("labels", "be 0 or 1", f"values such as {others[0]}", way_out))
+    if not known.any():
+        way_out = "pass at least one label of 0 or 1"
+        raise InputValueError(expected("labels", "be 0 or 1", "-100 everywhere", way_out))
+    return positive, known
 
 
 def _check_finite(rows: NDArray[Any]) -> None:

@@ -27,7 +27,10 @@ _LEAST_CURVATURE = 1e-8  # relative to the largest: flatter directions are left 
 
 
 class LinearProblem:
-    """Features and labels, block by block, and how uncertain the labels are taken to be."""
+    """Features and labels, block by block, and how much the labels are smoothed: 0, or 1 / (N + 1).
+
+    `smoothing` is the share of a label's 1 that is spread evenly over all classes of its row.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class LinearProblem:
     ) -> None:
         self.logits, self.labels, self.features = logits, labels, features
         self.size, self.n_classes = logits.shape
-        self.doubt = 0.0
+        self.smoothing = 0.0
         self.unit = 1.0
         self.unit = self._unit()
 
@@ -72,23 +75,23 @@ class LinearProblem:
         if masked is not None:
             scores[masked] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
-        loss = -(1 - self.doubt) * scores[each, labels].sum()
-        doubts = self._doubts(scores, masked)
-        if self.doubt:
-            loss -= np.multiply(doubts, scores, where=doubts > 0, out=np.zeros_like(scores)).sum()
+        loss = -(1 - self.smoothing) * scores[each, labels].sum()
+        spread = self._spread(scores, masked)
+        if self.smoothing:
+            loss -= np.multiply(spread, scores, where=spread > 0, out=np.zeros_like(scores)).sum()
         np.exp(scores, out=scores)
         mass = scores.sum(axis=1, keepdims=True)
         loss += np.log(mass).sum()
         scores /= mass
-        scores[each, labels] -= 1 - self.doubt
-        scores -= doubts
+        scores[each, labels] -= 1 - self.smoothing
+        scores -= spread
         return float(loss)
 
-    def _doubts(self, scores: FloatArray, masked: NDArray[np.bool_] | None) -> FloatArray:
-        """What of a label's 1 goes to each class that is not masked."""
+    def _spread(self, scores: FloatArray, masked: NDArray[np.bool_] | None) -> FloatArray:
+        """The share of a label's 1 that smoothing gives to each class that is not masked."""
         if masked is None:
-            return np.full((1, self.n_classes), self.doubt / self.n_classes)
-        return self.doubt * ~masked / np.count_nonzero(~masked, axis=1)[:, None]
+            return np.full((1, self.n_classes), self.smoothing / self.n_classes)
+        return self.smoothing * ~masked / np.count_nonzero(~masked, axis=1)[:, None]
 
     def curvature(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Mean of p (1 - p) of each class, p = softmax(features), and the feature's moments under it."""
@@ -96,8 +99,8 @@ class LinearProblem:
         for rows, masked, labels in self:
             scores = rows.copy()
             self.residuals(scores, masked, labels)
-            scores[np.arange(len(labels)), labels] += 1 - self.doubt
-            scores += self._doubts(scores, masked)
+            scores[np.arange(len(labels)), labels] += 1 - self.smoothing
+            scores += self._spread(scores, masked)
             scores *= 1 - scores
             total += scores.sum(axis=0), (scores * rows).sum(axis=0), (scores * rows**2).sum(axis=0)
         mass = np.maximum(total[0], np.finfo(float).tiny)

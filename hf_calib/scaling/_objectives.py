@@ -140,10 +140,18 @@ class SoftmaxObjective(_Objective):
 
 
 class SigmoidObjective(_Objective):
-    """A 0/1 label for each logit, both (N, C): every logit z is an example of two classes, (z, 0)."""
+    """A 0/1 label for each logit, both (N, C): every logit z is an example of two classes, (z, 0).
 
-    def __init__(self, logits: NDArray[Any], labels: NDArray[np.bool_]) -> None:
-        self.logits, self.labels, self.size = logits, labels, labels.size
+    Where `known` (N, C) is False the label is not known, and the logit is no example.
+    """
+
+    def __init__(
+        self, logits: NDArray[Any], labels: NDArray[np.bool_], known: NDArray[np.bool_] | None = None
+    ) -> None:
+        self.logits = logits
+        self.labels = labels
+        self.known = known
+        self.size = labels.size if known is None else int(np.count_nonzero(known))
         _refuse_masked_labels(np.count_nonzero(np.isneginf(logits) & labels))
         margin = shortfall = 0.0
         for margins in self._margins():
@@ -154,7 +162,8 @@ class SigmoidObjective(_Objective):
 
     @property
     def correct(self) -> FloatArray:
-        return ((self.logits > 0) == self.labels).ravel().astype(np.float64)
+        right = (self.logits > 0) == self.labels
+        return (right.ravel() if self.known is None else right[self.known]).astype(np.float64)
 
     def nll(self, beta: float) -> Curve:
         total = np.zeros(3)
@@ -166,18 +175,26 @@ class SigmoidObjective(_Objective):
         return Curve(*(total / self.size).tolist())
 
     def confidences_at(self, betas: Sequence[float]) -> FloatArray:
-        """The larger of the two probabilities of each logit at each beta (B, N * C)."""
-        margins = np.concatenate([np.abs(block).ravel() for _, block in blocks(self.logits)])
+        """The larger of the two probabilities of each example at each beta (B, size)."""
+        margins = np.concatenate(
+            [
+                np.abs(block.ravel() if self.known is None else block[self.known[rows]])
+                for rows, block in blocks(self.logits)
+            ]
+        )
         return np.stack([expit(beta * margins) for beta in betas])
 
     def every(self, step: int) -> SigmoidObjective:
-        return SigmoidObjective(self.logits[::step], self.labels[::step])
+        known = None if self.known is None else self.known[::step]
+        return SigmoidObjective(self.logits[::step], self.labels[::step], known)
 
     def _margins(self) -> Iterator[FloatArray]:
         """Yield how far logits are on their labels' side; a masked one is right whatever beta is."""
         for rows, block in blocks(self.logits):
             np.negative(block, out=block, where=~self.labels[rows])
             allowed = np.isfinite(block)
+            if self.known is not None:
+                allowed &= self.known[rows]
             yield block if allowed.all() else block[allowed]
 
 

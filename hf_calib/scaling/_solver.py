@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hf_calib._errors import expected
 from hf_calib.scaling._objectives import Objective
 
 # Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
 # probabilities so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
+
+# The sentence of a warning that says what was done about labels that any smaller temperature fits better.
+SMOOTHED = "The labels were smoothed by 1 / (N + 1). "
 
 _SMALL_STEP = 1e-6  # relative; Newton doubles the number of right digits, so after this one 12 are right
 _MAX_STEPS = 100  # bisection alone would need about 40
@@ -27,38 +29,44 @@ class _Point(NamedTuple):
 def best_temperature(objective: Objective) -> float:
     """Return the T within `BOUNDS` at which the negative log-likelihood is least.
 
-    Where every label is ranked first that would be T = 0. The labels are then taken as 1 / (N + 1) uncertain,
-    which adds a constant to the slope in beta.
+    Where every label is ranked first that would be T = 0. The labels are then smoothed by 1 / (N + 1), which
+    adds a constant to the slope in beta.
     """
     if objective.is_no_better_than_chance:
         return BOUNDS[1]
-    doubt = -objective.drift / (objective.size + 1) if objective.is_separable else 0.0
+    smoothing_slope = -objective.drift / (objective.size + 1) if objective.is_separable else 0.0
 
     def slope_and_curvature(beta: float) -> tuple[float, float]:
         curve = objective.nll(beta)
-        return curve.slope + doubt, curve.curvature
+        return curve.slope + smoothing_slope, curve.curvature
 
     return 1 / _root(slope_and_curvature, start=_first_guess(objective))
 
 
-def undetermined(objective: Objective, temperature: float) -> str | None:
-    """Say why the data do not determine a temperature, if they don't."""
+def undetermined(objective: Objective, temperature: float, *, smoothed: bool) -> str | None:
+    """Say why the data do not determine a temperature, if they don't; `smoothed` is for separable labels."""
     if objective.is_constant:
-        way_out = "no temperature changes their probabilities, so it is set to 1"
-        return expected("logits", "differ between classes", "equal logits in every row", way_out)
-    if objective.is_separable:
-        got = f"all {objective.size} ranked first"
-        way_out = "fit on more or harder examples: these only show that a smaller temperature is better"
-        return expected("labels", "include some that the model does not rank first", got, way_out)
-    if objective.is_no_better_than_chance:
-        got = f"a mean of {0 - objective.drift:.3g} above it"
-        way_out = (
-            "check that labels number the columns of logits: as they are, uniform probabilities fit best"
+        return (
+            "The logits of each row are equal, so no temperature changes their probabilities. The temperature "
+            "was set to 1. Check the model's output."
         )
-        return expected("the labels' logits", "be above the average logit", got, way_out)
+    if objective.is_separable:
+        return (
+            f"All {objective.size} labels are ranked first, so the data do not determine a temperature: they "
+            f"only show that a smaller one is better. {SMOOTHED if smoothed else ''}Fit on more or harder "
+            "examples."
+        )
+    if objective.is_no_better_than_chance:
+        return (
+            f"The labels' logits are on average {objective.drift:.3g} below the mean logit of their rows, so "
+            "uniform probabilities fit best, and the largest temperature was taken. Check that labels number "
+            "the columns of logits."
+        )
     if any(math.isclose(temperature, bound) for bound in BOUNDS):
-        way_out = "check the scale of the logits"
-        return expected("the best temperature", f"lie within {BOUNDS}", temperature, way_out)
+        return (
+            f"The best temperature, {temperature:g}, is at the end of the range that is searched, {BOUNDS}. A "
+            "better one may lie beyond it. Check the scale of the logits."
+        )
     return None
 
 

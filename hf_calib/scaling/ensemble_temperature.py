@@ -14,7 +14,6 @@ from scipy.optimize import minimize_scalar
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import expected
 from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import as_class_labels, as_matrix, blocks
@@ -97,7 +96,7 @@ class EnsembleTemperatureScaling(BaseEstimator):
         fit_weights = _least_mse_weights if self.criterion == "mse" else _least_nll_weights
         self.weights_ = fit_weights(matrix, classes, self.temperature_)
         self.n_classes_ = matrix.shape[1]
-        problem = undetermined(objective, self.temperature_)
+        problem = undetermined(objective, self.temperature_, smoothed=self.criterion == "nll")
         if problem is None and self.criterion == "mse":
             problem = _beyond_bounds(objective, self.temperature_)
         if problem:
@@ -217,5 +216,8 @@ def _beyond_bounds(objective: SoftmaxObjective, temperature: float) -> str | Non
     low, high = MSE_BOUNDS
     if low * 1.001 < temperature < high / 1.001 and low / 10 < best_temperature(objective) < high * 10:
         return None
-    way_out = 'check the scale of the logits, or use criterion="nll", which has wider bounds'
-    return expected("the best temperature", f"lie within {MSE_BOUNDS}", f"{temperature:.4g}", way_out)
+    return (
+        f"The best temperature, {temperature:.4g}, is at the end of the range that is searched, {MSE_BOUNDS}, or "
+        'far from that of the likelihood. Check the scale of the logits, or use criterion="nll", which has '
+        "wider bounds."
+    )

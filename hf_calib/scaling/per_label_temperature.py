@@ -12,11 +12,33 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import expected
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_binary_labels, as_matrix
 from hf_calib.scaling._objectives import SigmoidObjective
-from hf_calib.scaling._solver import BOUNDS, best_temperature
+from hf_calib.scaling._solver import BOUNDS, SMOOTHED, best_temperature
+
+# Warnings, in the order in which they are given.
+_ONE_VALUE = (
+    "All examples have the same value for {labels}, so the data do not determine a temperature. The temperature "
+    "shared by all labels was taken. Fit on examples with the label and without it."
+)
+_ONLY_ZEROS = (
+    "All logits are 0 for {labels}, so no temperature changes the probabilities. The temperature shared by all "
+    "labels was taken. Check the model's output."
+)
+_SEPARATED = (
+    "All logits have the right sign for {labels}, so the data do not determine a temperature: they only show "
+    f"that a smaller one is better. {SMOOTHED}Fit on more or harder examples."
+)
+_WRONG_SIDE = (
+    "Logits are on average on the wrong side for {labels}, so probabilities of 1/2 fit best, and the largest "
+    "temperature was taken. Check that labels and logits have the same columns."
+)
+_AT_A_BOUND = (
+    f"The best temperature is at the end of the range that is searched, {BOUNDS}, for {{labels}}. A better one may "
+    "lie beyond it. Check the scale of the logits."
+)
+_PROBLEMS = (_ONE_VALUE, _ONLY_ZEROS, _SEPARATED, _WRONG_SIDE, _AT_A_BOUND)
 
 
 class PerLabelTemperatureScaling(BaseEstimator):
@@ -34,12 +56,14 @@ class PerLabelTemperatureScaling(BaseEstimator):
             kinds.
 
     Notes:
+        A label of -100 is not known: its logit is left out, and the others of its row are not.
+
         The negative log-likelihood of each label is minimised alone, as in `TemperatureScaling`. `fit` warns,
         naming the labels, where data do not determine a temperature: the label is never or always positive
         (it then takes the shared temperature), its logits have the right sign in every example (the labels
-        are then counted as 1 / (N + 1) uncertain), or they are no better than chance (probabilities are then
-        near 1/2). An offset cannot be mended by a temperature: a rare label may need `IsotonicScaling` on
-        its two-class problem.
+        are then smoothed by 1 / (N + 1)), or they are no better than chance (probabilities are then near
+        1/2). A temperature cannot correct an offset: a rare label may need `IsotonicScaling` on its two-class
+        problem.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", for one temperature.
@@ -56,7 +80,7 @@ class PerLabelTemperatureScaling(BaseEstimator):
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a label that is 0.
-            labels: (N, C) of 0 and 1.
+            labels: (N, C) of 0 and 1, and -100 where a label is not known.
 
         Returns:
             self, with `temperatures_` and `shared_temperature_`.
@@ -66,18 +90,19 @@ class PerLabelTemperatureScaling(BaseEstimator):
             ValueError: if a shape or a value is wrong.
         """
         matrix = as_matrix(logits, least_columns=1)
-        positive = as_binary_labels(labels, matrix)
-        shared = SigmoidObjective(matrix, positive)
+        positive, known = as_binary_labels(labels, matrix)
+        shared = SigmoidObjective(matrix, positive, known)
         self.shared_temperature_ = 1.0 if shared.is_constant else best_temperature(shared)
-        columns = range(matrix.shape[1])
-        found = [self._fit_label(matrix[:, [column]], positive[:, [column]]) for column in columns]
+        found = []
+        for column in range(matrix.shape[1]):
+            rows = slice(None) if known is None else known[:, column]
+            found.append(self._fit_label(matrix[rows, column, None], positive[rows, column, None]))
         self.temperatures_ = np.array([temperature for temperature, _ in found])
-        for problem, parts in _PROBLEMS.items():
+        for problem in _PROBLEMS:
             labels_with_it = np.flatnonzero([each == problem for _, each in found])
             if len(labels_with_it):
-                argument, requirement, way_out = parts
-                got = f"{problem} for {listed(labels_with_it, 'label', 'labels')}"
-                warnings.warn(expected(argument, requirement, got, way_out), UserWarning, stacklevel=2)
+                message = problem.format(labels=listed(labels_with_it, "label", "labels"))
+                warnings.warn(message, UserWarning, stacklevel=2)
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
@@ -95,44 +120,14 @@ class PerLabelTemperatureScaling(BaseEstimator):
     def _fit_label(self, logits: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[float, str | None]:
         """Return a label's temperature and, if its data do not determine it, the problem."""
         if positive.all() or not positive.any():
-            return self.shared_temperature_, "one value"
+            return self.shared_temperature_, _ONE_VALUE
         objective = SigmoidObjective(logits, positive)
         if objective.is_constant:
-            return self.shared_temperature_, "only 0"
+            return self.shared_temperature_, _ONLY_ZEROS
         temperature = best_temperature(objective)
         if objective.is_separable:
-            return temperature, "the right sign"
+            return temperature, _SEPARATED
         if objective.is_no_better_than_chance:
-            return temperature, "a mean on the wrong side"
+            return temperature, _WRONG_SIDE
         at_a_bound = any(math.isclose(temperature, bound) for bound in BOUNDS)
-        return temperature, "the bound" if at_a_bound else None
-
-
-# What `got` says: the argument, what is expected of it, the way out.
-_PROBLEMS = {
-    "one value": (
-        "each label",
-        "be 0 for some examples and 1 for others",
-        "it was given the temperature of all labels together",
-    ),
-    "only 0": (
-        "each label's logits",
-        "differ from 0",
-        "no temperature changes their probabilities, so it was given that of all labels together",
-    ),
-    "the right sign": (
-        "each label's logits",
-        "have the wrong sign in some examples",
-        "fit on more or harder examples: these only show that a smaller temperature is better",
-    ),
-    "a mean on the wrong side": (
-        "each label's logits",
-        "be on the label's side on average",
-        "check that labels and logits have the same columns: as they are, probabilities of 1/2 fit best",
-    ),
-    "the bound": (
-        "each label's best temperature",
-        f"lie within {BOUNDS}",
-        "check the scale of the logits",
-    ),
-}
+        return temperature, _AT_A_BOUND if at_a_bound else None

@@ -60,8 +60,8 @@ class TemperatureScaling(BaseEstimator):
         second (N, C) array is made.
 
         Some data do not determine T, and `fit` warns of them. Where every label is ranked first, a smaller T
-        always looks better: "nll" then counts the labels as 1 / (N + 1) uncertain, as if one more example had
-        an unknown label, so that N limits the sharpness. Where labels score no better than the average class,
+        always looks better: "nll" then smooths the labels by 1 / (N + 1), as if one more example had an
+        unknown label, so that N limits the sharpness. Where labels score no better than the average class,
         "nll" takes the upper bound, which gives uniform probabilities. Where each row's logits are equal, T
         is 1 whatever the criterion.
 
@@ -98,7 +98,8 @@ class TemperatureScaling(BaseEstimator):
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1.
+            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
+                label is not known.
 
         Returns:
             self, with `temperature_`.
@@ -117,7 +118,7 @@ class TemperatureScaling(BaseEstimator):
             self.temperature_ = best_temperature(objective)
         else:
             self.temperature_ = self._best_on(grid, objective)
-        problem = undetermined(objective, self.temperature_)
+        problem = undetermined(objective, self.temperature_, smoothed=grid is None)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=2)
         return self
@@ -148,7 +149,7 @@ class TemperatureScaling(BaseEstimator):
     def _objective(self, logits: ArrayLike, labels: ArrayLike) -> Objective:
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         if self.multi_label:
-            return SigmoidObjective(matrix, as_binary_labels(labels, matrix))
+            return SigmoidObjective(matrix, *as_binary_labels(labels, matrix))
         return SoftmaxObjective(matrix, as_class_labels(labels, matrix))
 
     def _best_on(self, grid: NDArray[np.float64], objective: Objective) -> float:

@@ -14,6 +14,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
+from hf_calib.scaling._solver import SMOOTHED
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +23,7 @@ _RUNAWAY = 100  # times the weight 1 / T of the best temperature: no class needs
 
 
 class LinearScaling(LogitScaling):
-    """What the linear scalers share: when the labels are taken as uncertain, and what is said about it."""
+    """A linear map of the logits; where the data do not determine it, the labels are smoothed."""
 
     weight_: FloatArray
     bias_: FloatArray
@@ -30,31 +31,33 @@ class LinearScaling(LogitScaling):
     def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
         problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
-        problem.doubt = 1 / (problem.size + 1) if reason else 0.0
+        problem.smoothing = 1 / (problem.size + 1) if reason else 0.0
         (weight, bias), converged = self._solve(problem)
         if not reason and (reason := self._unbounded(problem, weight, bias)):
-            problem.doubt = 1 / (problem.size + 1)
+            problem.smoothing = 1 / (problem.size + 1)
             (weight, bias), converged = self._solve(problem)
         self.weight_, self.bias_ = weight / problem.unit, bias
         if reason:
-            way_out = (
-                "labels were counted as 1 / (N + 1) uncertain: fit on more examples, or fewer parameters"
+            message = (
+                f"{reason}, so the data do not determine the parameters. {SMOOTHED}Fit on more examples, or a "
+                "scaler with fewer parameters."
             )
-            message = expected("labels", "determine every class's parameters", reason, way_out)
             warnings.warn(message, UserWarning, stacklevel=3)
         if not converged:
-            way_out = "check the scale of the logits, or raise the penalties"
-            message = expected("the fit", "converge", "a gradient that is not near 0", way_out)
+            message = (
+                "The fit did not converge: its gradient is not near 0, and the parameters may be far from the "
+                "best ones. Check the scale of the logits, or raise the penalties."
+            )
             warnings.warn(message, UserWarning, stacklevel=3)
 
     def _unbounded(self, problem: LinearProblem, weight: FloatArray, bias: FloatArray) -> str | None:
-        """Say why a fitted map is a step on the way to infinity."""
+        """Say why the parameters of a fitted map have no finite best value, if they have none."""
         if problem.is_separated_by(*self._unpenalised(weight, bias)):
-            return f"all {problem.size} ranked first by the fitted map"
+            return f"All {problem.size} labels are ranked first by the fitted map"
         own = weight if weight.ndim == 1 else weight.diagonal()
         runaway = np.flatnonzero(np.abs(own) > _RUNAWAY)
         if len(runaway):
-            return f"{listed(runaway, 'class', 'classes')} all but told from the others by that logit alone"
+            return _separated(runaway, "almost perfectly separated")
         return None
 
     def _features(self, block: FloatArray) -> FloatArray:
@@ -146,8 +149,7 @@ class VectorScaling(LinearScaling):
 
         Some data do not determine the parameters: a class is absent, a class's own logit separates it from
         all others, or the fitted map ranks every label first. Larger parameters then always look better.
-        `fit` warns, and counts each label as 1 / (N + 1) uncertain, as if one more example had an unknown
-        label.
+        `fit` warns, and smooths each label by 1 / (N + 1), as if one more example had an unknown label.
 
         A class masked by -inf in a row stays masked there. w follows the logits as they are, so unlike a
         temperature it is not blind to an offset that all logits of a row share.
@@ -239,13 +241,17 @@ def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | N
     counts = np.bincount(problem.labels, minlength=problem.n_classes)
     absent = np.flatnonzero(counts == 0)
     if len(absent):
-        return f"no example of {listed(absent, 'class', 'classes')}"
+        return f"There is no example of {listed(absent, 'class', 'classes')}"
     separated = np.flatnonzero(problem.separated_classes(free_bias=free_bias))
     if len(separated):
-        return (
-            f"{listed(separated, 'class', 'classes')} told from all others by the logit of that class alone"
-        )
+        return _separated(separated, "perfectly separated")
     return None
+
+
+def _separated(classes: NDArray[np.int64], how: str) -> str:
+    named = listed(classes, "Class", "classes")
+    verb, own = ("is", "its own logit") if len(classes) == 1 else ("are", "their own logits")
+    return f"{named} {verb} {how} from the others by {own}"
 
 
 def _check_penalty(name: str, penalty: float | None) -> None:

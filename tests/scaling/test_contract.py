@@ -57,6 +57,14 @@ KEEP_THE_PREDICTED_CLASS = {
     "TemperatureScaling",
     "TemperatureScaling-ece",
 }
+# They fit how often each class occurs; the others fit only how far to trust the logits.
+LEARN_FREQUENCIES = {
+    "DirichletScaling",
+    "HistogramBinning",
+    "IsotonicScaling",
+    "MatrixScaling",
+    "VectorScaling",
+}
 FITTED = [name for name in MAKE if name not in LABEL_FREE]
 ONE_LABEL_PER_ROW = [name for name in FITTED if name not in MULTI_LABEL]
 MAP_LOGITS = [name for name, make in MAKE.items() if hasattr(make(), "transform")]
@@ -97,7 +105,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def _let_them_warn() -> Iterator[None]:
     """What each says about data that do not determine it is tested in its own file."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, message="expected ")
+        warnings.simplefilter("ignore", UserWarning)
         yield
 
 
@@ -136,6 +144,20 @@ def test_the_table_needs_no_scikit_learn() -> None:
     assert done.stdout.split() == [str(len(scaling.SCALERS)), "False"]
 
 
+def plain(name: str, logits: np.ndarray) -> np.ndarray:
+    """The probabilities of the model itself."""
+    return expit(logits) if name in MULTI_LABEL else np.exp(log_softmax(logits, axis=1))
+
+
+def assert_order_of_classes_does_not_matter(
+    name: str, logits: np.ndarray, labels: np.ndarray, probs: np.ndarray
+) -> None:
+    order = np.random.default_rng(3).permutation(logits.shape[1])
+    moved = labels[:, order] if labels.ndim > 1 else np.argsort(order)[labels]
+    ours = MAKE[name]().fit(logits[:, order], moved).predict_proba(logits[:, order])
+    np.testing.assert_allclose(ours, probs[:, order], atol=1e-6)
+
+
 class TestScikitLearnsChecks:
     @pytest.mark.parametrize("check", PARAMETER_CHECKS)
     def test_of_parameters(self, name: str, check: str) -> None:
@@ -165,7 +187,22 @@ class TestFit:
     def test_read_only_data_will_do(self, name: str) -> None:
         logits, labels = sampled(name)
         logits.flags.writeable = labels.flags.writeable = False
-        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+        read_only = MAKE[name]().fit(logits, labels).predict_proba(logits)
+        copies = logits.copy(), labels.copy()
+        np.testing.assert_array_equal(read_only, MAKE[name]().fit(*copies).predict_proba(copies[0]))
+
+    def test_tensors(self, name: str) -> None:
+        logits, labels = sampled(name)
+        expected = MAKE[name]().fit(logits, labels).predict_proba(logits)
+        with_gradient = torch.from_numpy(logits).requires_grad_()
+        ours = MAKE[name]().fit(with_gradient, torch.from_numpy(labels)).predict_proba(with_gradient)
+        np.testing.assert_array_equal(ours, expected)
+        narrow = torch.from_numpy(logits).bfloat16()
+        ours = MAKE[name]().fit(narrow, labels).predict_proba(narrow)
+        widened = narrow.double().numpy()
+        np.testing.assert_allclose(
+            ours, MAKE[name]().fit(widened, labels).predict_proba(widened), rtol=1e-9, atol=1e-12
+        )
 
     def test_keywords(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -209,7 +246,10 @@ class TestFit:
 
     def test_fifty_rows(self, name: str) -> None:
         logits, labels = sampled(name, n=50, c=10)
-        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), (50, 10))
+        probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
+        check_probs(name, probs, (50, 10))
+        assert np.abs(probs - plain(name, logits)).max() > 0.05  # they are twice too large
+        assert_order_of_classes_does_not_matter(name, logits, labels, probs)
 
     def test_a_class_that_no_label_names(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -217,12 +257,28 @@ class TestFit:
             labels[:, 3] = 0
         else:
             logits, labels = logits[labels != 3], labels[labels != 3]
-        check_probs(name, MAKE[name]().fit(logits, labels).predict_proba(logits), logits.shape)
+        probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
+        check_probs(name, probs, logits.shape)
+        assert_order_of_classes_does_not_matter(name, logits, labels, probs)
+        if name in LEARN_FREQUENCIES:
+            assert plain(name, logits)[:, 3].mean() > 0.05
+            assert probs[:, 3].mean() < 0.01
 
     def test_saturated_logits(self, name: str) -> None:
         logits, labels = sampled(name)
-        saturated = np.where(logits > 0, 1e4, -1e4)
-        check_probs(name, MAKE[name]().fit(saturated, labels).predict_proba(saturated), logits.shape)
+        probs = []
+        for size in (1e3, 1e4):
+            saturated = np.where(logits > 0, size, -size)
+            probs.append(MAKE[name]().fit(saturated, labels).predict_proba(saturated))
+            check_probs(name, probs[-1], logits.shape)
+        np.testing.assert_allclose(probs[1], probs[0], atol=1e-4)
+        if name not in LABEL_FREE | {"TemperatureScaling-ece"}:  # whose grid ends at T = 10
+            gaps = []
+            for found in (plain(name, saturated), probs[1]):
+                right = (logits > 0) == labels if labels.ndim > 1 else found.argmax(axis=1) == labels
+                confidence = np.maximum(found, 1 - found) if labels.ndim > 1 else found.max(axis=1)
+                gaps.append(abs(confidence.mean() - right.mean()))
+            assert gaps[1] < gaps[0] / 2
 
     def test_masked_classes(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -255,8 +311,17 @@ class TestRefused:
             MAKE[name]().fit(logits[:0], labels[:0])
         with pytest.raises(TypeError, match="expected logits to hold real numbers"):
             MAKE[name]().fit(logits.astype(complex), labels)
-        with pytest.raises(TypeError, match=r"pass logits.detach\(\).float\(\).cpu\(\).numpy\(\)"):
-            MAKE[name]().fit(torch.from_numpy(logits).bfloat16(), labels)
+        with pytest.raises(TypeError, match="expected logits to be a numpy array"):
+            MAKE[name]().fit(torch.from_numpy(logits).to_sparse(), labels)
+
+    def test_masked_arrays(self, name: str) -> None:
+        logits, labels = sampled(name)
+        masked = np.zeros(logits.shape, dtype=bool)
+        masked[3] = True
+        with pytest.raises(ValueError, match="logits to have no masked values, got 4 masked of 1600"):
+            MAKE[name]().fit(np.ma.array(logits, mask=masked), labels)
+        with pytest.raises(ValueError, match="labels to have no masked values"):
+            MAKE[name]().fit(logits, np.ma.array(labels, mask=masked if labels.ndim > 1 else masked[:, 0]))
 
     @pytest.mark.parametrize("name", FITTED)
     def test_labels_that_do_not_fit(self, name: str) -> None:

@@ -281,7 +281,8 @@ class TestDataThatDoNotDetermineTheParameters:
         logits, labels = sampled(400, 4)
         logits, labels = logits[labels != 3], labels[labels != 3]
         with pytest.warns(
-            UserWarning, match="no example of class 3; labels were counted as 1 / .N . 1. uncert"
+            UserWarning,
+            match=r"There is no example of class 3, so .* The labels were smoothed by 1 / \(N \+ 1\)\. Fit",
         ):
             scaler = kind().fit(logits, labels)
         probs = scaler.predict_proba(logits)
@@ -290,18 +291,18 @@ class TestDataThatDoNotDetermineTheParameters:
         assert 0 < probs[:, 3].mean() < 0.1
         assert np.isfinite(scaler.weight_).all()
 
-    def test_the_uncertain_labels_are_the_objective(self) -> None:
+    def test_the_smoothed_labels_are_the_objective(self) -> None:
         logits, labels = sampled(400, 4)
         logits, labels = logits[labels != 3], labels[labels != 3]
         with pytest.warns(UserWarning, match="no example of class 3"):
             scaler = VectorScaling().fit(logits, labels)
-        doubt = 1 / (len(labels) + 1)
-        targets = (1 - doubt) * np.eye(4)[labels] + doubt / 4
+        smoothing = 1 / (len(labels) + 1)
+        targets = (1 - smoothing) * np.eye(4)[labels] + smoothing / 4
         residual = softmax(logits * scaler.weight_ + scaler.bias_, axis=1) - targets
         assert np.abs((residual * logits).mean(axis=0)).max() < 1e-6
         assert np.abs(residual.mean(axis=0)).max() < 1e-7
 
-    def test_masked_classes_get_none_of_the_uncertainty(self) -> None:
+    def test_masked_classes_get_none_of_the_smoothing(self) -> None:
         logits, labels = sampled(400, 4)
         masked = np.hstack([logits, np.full((400, 1), -np.inf)])
         with pytest.warns(UserWarning, match="no example of class 4"):
@@ -313,14 +314,14 @@ class TestDataThatDoNotDetermineTheParameters:
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_label_ranked_first(self, kind: type[Linear]) -> None:
         logits, _ = sampled(300, 4)
-        with pytest.warns(UserWarning, match="all 300 ranked first by the fitted map"):
+        with pytest.warns(UserWarning, match="All 300 labels are ranked first by the fitted map, so"):
             scaler = kind().fit(logits, logits.argmax(axis=1))
         assert 1 / 1000 < fitted_nll(scaler, logits, logits.argmax(axis=1)) < 0.1
         assert np.abs(scaler.transform(logits)).max() < 1e3
 
     def test_a_map_that_separates_is_found_where_the_logits_do_not(self) -> None:
         logits, _ = sampled(300, 3)
-        with pytest.warns(UserWarning, match="all 300 ranked first by the fitted map"):
+        with pytest.warns(UserWarning, match="All 300 labels are ranked first by the fitted map, so"):
             scaler = VectorScaling().fit(logits, (logits * [1.0, 2.0, 0.5] + [0.0, 1.0, -1.0]).argmax(axis=1))
         assert np.abs(scaler.transform(logits)).max() < 1e3
 
@@ -329,7 +330,9 @@ class TestDataThatDoNotDetermineTheParameters:
         rare = np.flatnonzero(labels == 2)
         logits[:, 2] = np.where(labels == 2, 5.0, -5.0) + np.random.default_rng(0).uniform(size=500)
         assert 0 < len(rare) < 500
-        with pytest.warns(UserWarning, match="class 2 told from all others by the logit of that class alone"):
+        with pytest.warns(
+            UserWarning, match="Class 2 is perfectly separated from the others by its own logit, so"
+        ):
             scaler = VectorScaling().fit(logits, labels)
         assert np.abs(scaler.transform(logits)).max() < 1e3
 
@@ -360,20 +363,20 @@ class TestDataThatDoNotDetermineTheParameters:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_warning_points_at_the_caller(self, kind: type[Linear]) -> None:
-        with pytest.warns(UserWarning, match="expected labels to determine") as caught:
+        with pytest.warns(UserWarning, match="the data do not determine the parameters") as caught:
             kind().fit(*sampled(10, 12))
         assert [warning.filename for warning in caught] == [__file__]
 
     def test_a_fit_that_does_not_converge_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hf_calib.scaling._linear._MAX_STEPS", 1)
-        with pytest.warns(UserWarning, match="expected the fit to converge"):
+        with pytest.warns(UserWarning, match="The fit did not converge"):
             VectorScaling().fit(*sampled(500, 5))
 
     def test_a_class_that_is_all_but_separated_does_not_run_away(self) -> None:
         rng = np.random.default_rng(2)
         logits = 100 * rng.normal(size=(40, 5))
         labels = (logits / 100 + 0.5 * rng.gumbel(size=logits.shape)).argmax(axis=1)
-        with pytest.warns(UserWarning, match="all but told from the others"):
+        with pytest.warns(UserWarning, match="almost perfectly separated from the others by"):
             scaler = DirichletScaling().fit(logits, labels)
         assert np.abs(scaler.weight_).max() < 1
         fresh = 100 * rng.normal(size=(2000, 5))

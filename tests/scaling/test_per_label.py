@@ -81,6 +81,51 @@ class TestEachLabel:
         assert peak < 1.5 * logits.nbytes  # float64 logits take 2
 
 
+class TestUnknownLabels:
+    def test_one_of_a_row_does_not_drop_the_others(self) -> None:
+        logits, labels = sampled()
+        labels[::3, 1] = -100
+        labels[1, :] = -100
+        ours = PerLabelTemperatureScaling().fit(logits, labels)
+        for column in range(4):
+            kept = labels[:, column] != -100
+            alone = PerLabelTemperatureScaling().fit(logits[kept][:, [column]], labels[kept][:, [column]])
+            assert ours.temperatures_[column] == alone.temperatures_[0]
+
+    def test_the_shared_temperature_leaves_out_their_logits_only(self) -> None:
+        logits, labels = sampled()
+        labels[::3, 1] = -100
+        known = labels != -100
+        as_one_column = logits[known][:, np.newaxis], labels[known][:, np.newaxis]
+        expected = TemperatureScaling(multi_label=True).fit(*as_one_column).temperature_
+        assert PerLabelTemperatureScaling().fit(logits, labels).shared_temperature_ == pytest.approx(expected)
+        for criterion in ("nll", "ece", "adaptive_ece"):
+            scaler = TemperatureScaling(criterion, multi_label=True).fit(logits, labels)
+            alone = TemperatureScaling(criterion, multi_label=True).fit(*as_one_column)
+            assert scaler.temperature_ == pytest.approx(alone.temperature_, rel=1e-12)
+
+    def test_what_stands_beside_them_makes_no_difference(self) -> None:
+        logits, labels = sampled(10_000)  # enough for the first guess from a sample of the rows
+        labels[::3, 1] = -100
+        ours = PerLabelTemperatureScaling().fit(logits, labels).temperatures_
+        logits[::3, 1] = np.tile([-np.inf, 1e4, -1e4, 0.0], 10_000)[: len(logits[::3])]
+        np.testing.assert_array_equal(PerLabelTemperatureScaling().fit(logits, labels).temperatures_, ours)
+
+    def test_a_label_that_is_never_known_takes_the_shared_temperature(self) -> None:
+        logits, labels = sampled()
+        labels[:, 2] = -100
+        with pytest.warns(UserWarning, match="the same value for label 2"):
+            scaler = PerLabelTemperatureScaling().fit(logits, labels)
+        assert scaler.temperatures_[2] == scaler.shared_temperature_
+
+    def test_no_label_at_all_is_refused(self) -> None:
+        logits, labels = sampled()
+        with pytest.raises(ValueError, match="labels to be 0 or 1, got -100 everywhere"):
+            PerLabelTemperatureScaling().fit(logits, np.full_like(labels, -100))
+        with pytest.raises(ValueError, match=r"got values such as -1; .* -100 where a label is not known"):
+            PerLabelTemperatureScaling().fit(logits, np.where(labels == 0, -1, -100))
+
+
 class TestOutputs:
     def test_probabilities(self) -> None:
         logits, labels = sampled()
@@ -113,9 +158,7 @@ class TestDataThatDoNotDetermineATemperature:
     def test_never_or_always_positive(self, value: int) -> None:
         logits, labels = sampled()
         labels[:, 1] = value
-        with pytest.warns(
-            UserWarning, match="be 0 for some examples and 1 for others, got one value for label 1"
-        ):
+        with pytest.warns(UserWarning, match="All examples have the same value for label 1, so"):
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         assert scaler.temperatures_[1] == scaler.shared_temperature_
         assert scaler.temperatures_[0] == pytest.approx(0.3, rel=0.3)
@@ -123,7 +166,7 @@ class TestDataThatDoNotDetermineATemperature:
     def test_one_warning_names_all_labels(self) -> None:
         logits, labels = sampled()
         labels[:, [0, 2]] = 0
-        with pytest.warns(UserWarning, match=r"one value for 2 labels \(0, 2\)") as caught:
+        with pytest.warns(UserWarning, match=r"the same value for 2 labels \(0, 2\)") as caught:
             PerLabelTemperatureScaling().fit(logits, labels)
         assert len(caught) == 1
         assert caught[0].filename == __file__
@@ -131,35 +174,35 @@ class TestDataThatDoNotDetermineATemperature:
     def test_always_on_the_right_side(self) -> None:
         logits, labels = sampled(40)
         labels[:, 1] = logits[:, 1] > 0
-        with pytest.warns(UserWarning, match="the right sign for label 1"):
+        with pytest.warns(UserWarning, match=r"All logits have the right sign for label 1, so .* smoothed"):
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         expected = TemperatureScaling(multi_label=True)
-        with pytest.warns(UserWarning, match="all 40 ranked first"):
+        with pytest.warns(UserWarning, match="All 40 labels are ranked first"):
             expected.fit(logits[:, [1]], labels[:, [1]])
         assert scaler.temperatures_[1] == expected.temperature_
 
     def test_no_better_than_chance(self) -> None:
         logits, labels = sampled()
         labels[:, 1] = logits[:, 1] < 0
-        with pytest.warns(UserWarning, match="a mean on the wrong side for label 1"):
+        with pytest.warns(UserWarning, match="on the wrong side for label 1"):
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         np.testing.assert_allclose(scaler.predict_proba(logits)[:, 1], 0.5, atol=1e-3)
 
     def test_only_zeros(self) -> None:
         logits, labels = sampled()
         logits[:, 1] = 0
-        with pytest.warns(UserWarning, match="differ from 0, got only 0 for label 1"):
+        with pytest.warns(UserWarning, match="All logits are 0 for label 1, so no temperature"):
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         assert scaler.temperatures_[1] == scaler.shared_temperature_
 
     def test_the_scale_is_out_of_bounds(self) -> None:
         logits, labels = sampled()
         logits[:, 1] *= 1e7
-        with pytest.warns(UserWarning, match="got the bound for label 1"):
+        with pytest.warns(UserWarning, match=r"at the end of the range .* \(1e-05, 100000.0\), for label 1"):
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         assert scaler.temperatures_[1] == pytest.approx(BOUNDS[1])
 
     def test_one_example(self) -> None:
-        with pytest.warns(UserWarning, match=r"one value for 2 labels \(0, 1\)"):
+        with pytest.warns(UserWarning, match=r"the same value for 2 labels \(0, 1\)"):
             scaler = PerLabelTemperatureScaling().fit([[2.0, -1.0]], [[1, 0]])
         assert np.isfinite(scaler.predict_proba([[2.0, -1.0]])).all()

@@ -162,7 +162,9 @@ class TestNll:
 class TestDataThatDoNotDetermineT:
     def test_every_label_first_is_limited_by_the_number_of_examples(self) -> None:
         logits = np.array([[2.0, 0.0], [0.0, 2.0]] * 10)
-        with pytest.warns(UserWarning, match="expected labels to include some .* all 20 ranked first"):
+        with pytest.warns(
+            UserWarning, match=r"All 20 labels are ranked first, .* smoothed by 1 / \(N \+ 1\)\. Fit"
+        ):
             scaler = TemperatureScaling().fit(logits, np.array([0, 1] * 10))
         # One more example with an unknown label: p = (20 + 1/2) / 21.
         assert scaler.temperature_ == pytest.approx(2 / np.log(20.5 / 0.5), rel=1e-9)
@@ -177,10 +179,10 @@ class TestDataThatDoNotDetermineT:
         assert BOUNDS[0] < many < few
 
     def test_one_example(self) -> None:
-        with pytest.warns(UserWarning, match="all 1 ranked first"):
+        with pytest.warns(UserWarning, match="All 1 labels are ranked first"):
             right = TemperatureScaling().fit([[2.0, 0.0]], [0])
         assert right.predict_proba([[2.0, 0.0]])[0, 0] == pytest.approx(0.75)
-        with pytest.warns(UserWarning, match="above the average logit"):
+        with pytest.warns(UserWarning, match="below the mean logit of their rows"):
             wrong = TemperatureScaling().fit([[2.0, 0.0]], [1])
         assert wrong.temperature_ == BOUNDS[1]
 
@@ -192,14 +194,14 @@ class TestDataThatDoNotDetermineT:
 
     @pytest.mark.parametrize("criterion", ["nll", "ece", "adaptive_ece"])
     def test_equal_logits(self, criterion: str) -> None:
-        with pytest.warns(UserWarning, match="so it is set to 1"):
+        with pytest.warns(UserWarning, match="The temperature was set to 1"):
             scaler = TemperatureScaling(criterion).fit(np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1]))
         assert scaler.temperature_ == 1.0
 
     @pytest.mark.parametrize(("factor", "bound"), [(1e-7, BOUNDS[0]), (1e7, BOUNDS[1])])
     def test_a_minimum_out_of_bounds(self, factor: float, bound: float) -> None:
         logits, labels = sampled(300, 4, 1.0)
-        with pytest.warns(UserWarning, match="lie within"):
+        with pytest.warns(UserWarning, match="at the end of the range that is searched"):
             scaler = TemperatureScaling().fit(logits * factor, labels)
         assert scaler.temperature_ == pytest.approx(bound, rel=1e-12)
 
@@ -270,7 +272,7 @@ class TestMultiLabel:
 
     def test_every_label_on_its_side(self) -> None:
         logits = np.array([[2.0, -2.0], [-2.0, 2.0]])
-        with pytest.warns(UserWarning, match="all 4 ranked first"):
+        with pytest.warns(UserWarning, match="All 4 labels are ranked first"):
             scaler = TemperatureScaling(multi_label=True).fit(logits, logits > 0)
         assert scaler.temperature_ == pytest.approx(2 / np.log(4.5 / 0.5), rel=1e-9)
 
