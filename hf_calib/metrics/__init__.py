@@ -4,7 +4,7 @@ The state that an evaluation fills batch by batch on the device is in `hf_calib.
 not imported here, because it needs torch.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_calib.metrics.bootstrap import Interval, bootstrap_interval
 from hf_calib.metrics.calibration import (
@@ -33,8 +33,12 @@ from hf_calib.metrics.smooth import smooth_calibration_error
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.sweep import ece_sweep
 
+if TYPE_CHECKING:
+    from hf_calib.report import CalibrationReport, calibration_report
+
 __all__ = [
     "BrierDecomposition",
+    "CalibrationReport",
     "ConsistencyTest",
     "Interval",
     "RiskCoverage",
@@ -43,6 +47,7 @@ __all__ = [
     "bootstrap_interval",
     "brier_decomposition",
     "brier_score",
+    "calibration_report",
     "classwise_calibration_error",
     "consistency_test",
     "ece_sweep",
@@ -61,7 +66,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The report, which draws figures too, is loaded when it is first asked for."""
+    """Load the report when it is first asked for: it is built on the metrics, and draws figures too."""
     if name in ("CalibrationReport", "calibration_report"):
         import hf_calib.report
 

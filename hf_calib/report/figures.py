@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hf_calib.plots import (
@@ -15,7 +16,7 @@ from hf_calib.plots import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_calib.report._report import CalibrationReport
+    from hf_calib.report._report import Assessment, CalibrationReport
 
 CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
@@ -25,6 +26,49 @@ CAPTIONS = {
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
+
+
+def alt_texts(report: CalibrationReport) -> dict[str, str]:
+    """What each figure shows, in numbers, for readers who cannot see it."""
+    worst = max((report.after or report.before).classes, key=lambda row: row.class_gap)
+    return {
+        "reliability": f"Reliability diagram. {_numbers(report, _of_bins)}",
+        "smooth_reliability": f"Smooth reliability diagram. {_numbers(report, _of_smooth_curve)}",
+        "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
+        "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
+        "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
+    }
+
+
+def _numbers(report: CalibrationReport, describe: Callable[[Assessment], str]) -> str:
+    if report.after is None:
+        return f"{describe(report.before)}."
+    return f"Before: {describe(report.before)}. After calibration: {describe(report.after)}."
+
+
+def _of_bins(assessment: Assessment) -> str:
+    ece = assessment.metrics["ece"].value
+    confidence = assessment.confidences.mean()
+    accuracy = assessment.correct.mean()
+    return f"ECE {ece:.4f}, mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
+
+
+def _of_smooth_curve(assessment: Assessment) -> str:
+    return f"smooth ECE {assessment.metrics['smooth_ece'].value:.4f}"
+
+
+def _of_confidences(assessment: Assessment) -> str:
+    right = assessment.correct == 1
+    groups = {"right": assessment.confidences[right], "wrong": assessment.confidences[~right]}
+    return ", ".join(
+        f"{len(group):,} {name}" + (f" with mean confidence {group.mean():.3f}" if len(group) else "")
+        for name, group in groups.items()
+    )
+
+
+def _of_ranking(assessment: Assessment) -> str:
+    area = assessment.metrics["area_under_risk_coverage"].value
+    return f"area under the curve {area:.4f}, error rate {1 - assessment.correct.mean():.3f}"
 
 
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:

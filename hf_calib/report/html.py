@@ -1,4 +1,4 @@
-"""A report as one HTML file: styles inside, figures as embedded pictures, no script, nothing to load."""
+"""A report as one HTML file: styles inside, figures as embedded images, no script, nothing to load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from hf_calib.report.figures import CAPTIONS
+from hf_calib.report.figures import CAPTIONS, alt_texts
 from hf_calib.report.text import bin_table, class_table, final_state, footnotes, metric_table, summary
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
 
 _DPI = 180
-# The colours follow the reader's light or dark mode; pictures keep their white ground in both, and on paper.
+# The colours follow the reader's light or dark mode; figures keep their white ground in both, and on paper.
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --faint: #666; --line: #d5d5d5; }
 @media (prefers-color-scheme: dark) {
@@ -32,9 +32,12 @@ p.summary, ul.notes, figcaption { color: var(--faint); font-size: .875rem; }
 ul { padding-left: 1.2rem; }
 li { margin: .3rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
+.scroll:focus-visible { outline: 2px solid var(--faint); outline-offset: 2px; }
+caption { padding-bottom: .4rem; color: var(--faint); text-align: left; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th { border-bottom-width: 2px; }
+thead th { border-bottom-width: 2px; }
+th[scope="row"] { font-weight: normal; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; white-space: normal;
   min-width: 9rem; overflow-wrap: anywhere; }
 .figures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
@@ -53,7 +56,7 @@ figcaption { margin-top: .35rem; max-width: 34rem; }
   .scroll { overflow: visible; }
   table { font-size: 8.5pt; }
   th, td { padding: .15rem .45rem; }
-  th { white-space: normal; }
+  thead th { white-space: normal; }
 }
 """
 
@@ -62,22 +65,29 @@ def to_html(report: CalibrationReport) -> str:
     """What `CalibrationReport.to_html` returns."""
     title = escape(f"Calibration of {report.name}")
     state = final_state(report)
+    level = f"{100 * report.confidence_level:g}%"
+    bins = _table("Bins, those that add most to the ECE first", *bin_table(report))
+    classes = _table("Classes, those with the largest class gap first", *class_table(report))
     parts = [
         f"<h1>{title}</h1>",
         f'<p class="summary">{escape(summary(report))}</p>',
         _section("Diagnosis", _bullets(report.diagnosis)),
-        _section("Mind", _bullets(report.warnings)) if report.warnings else "",
-        _section("Metrics", _table(*metric_table(report)), _bullets(footnotes(report), "notes")),
-        _section("Figures", _figures(report.figures())),
-        _section(f"Bins that add most to the calibration error{state}", _table(*bin_table(report))),
-        _section(f"Classes{state}", _table(*class_table(report))),
+        _section("Caveats", _bullets(report.warnings)) if report.warnings else "",
+        _section(
+            "Metrics",
+            _table(f"Metrics with their {level} bootstrap intervals", *metric_table(report)),
+            _bullets(footnotes(report), "notes"),
+        ),
+        _section("Figures", _figures(report.figures(), alt_texts(report))),
+        _section(f"Bins that add most to the calibration error{state}", bins),
+        _section(f"Classes{state}", classes),
     ]
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in parts if part)
-        + "\n</body>\n</html>\n"
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -90,24 +100,34 @@ def _bullets(sentences: Iterable[str], style: str = "") -> str:
     return f'<ul class="{style}">\n{items}\n</ul>' if style else f"<ul>\n{items}\n</ul>"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls sideways where the page is narrow, with the keyboard too."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    body = "\n".join(map(_row, rows))
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table>\n'
+        f"<caption>{escape(caption)}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
 
 
-def _figures(figures: dict[str, Figure]) -> str:
-    shown = [_figure(figure, CAPTIONS[name]) for name, figure in figures.items()]
+def _row(cells: Sequence[str]) -> str:
+    name, *values = map(escape, cells)
+    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
+
+
+def _figures(figures: dict[str, Figure], alt_texts: dict[str, str]) -> str:
+    shown = [_figure(figure, CAPTIONS[name], alt_texts[name]) for name, figure in figures.items()]
     return f'<div class="figures">\n{chr(10).join(shown)}\n</div>'
 
 
-def _figure(figure: Figure, caption: str) -> str:
+def _figure(figure: Figure, caption: str, alt: str) -> str:
     """PNG, which is the same on every run; its width in CSS pixels is that of the figure on paper."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=_DPI)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
     width = round(figure.get_figwidth() * 96)
     return (
-        f'<figure><img style="width: {width}px" alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+        f'<figure><img style="width: {width}px" alt="{escape(alt)}" src="data:image/png;base64,{data}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )

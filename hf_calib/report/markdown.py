@@ -19,7 +19,7 @@ def to_markdown(report: CalibrationReport) -> str:
     lines += ["## Diagnosis", "", *_bullets(diagnose(report, escape))]
     warnings = warnings_about_data(report, escape)
     if warnings:
-        lines += ["", "Mind:", "", *_bullets(warnings)]
+        lines += ["", "## Caveats", "", *_bullets(warnings)]
     lines += ["", "## Metrics", "", *markdown_table(*metric_table(report)), "", *_bullets(footnotes(report))]
     for title, (header, rows) in (
         ("Bins that add most to the calibration error", bin_table(report)),

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from functools import cache
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,9 +314,11 @@ class Tags(HTMLParser):
         self.open: list[str] = []
         self.seen: list[str] = []
         self.sources: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
+        self.attributes.append((tag, {name: value or "" for name, value in attrs}))
         self.sources += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
         assert not [name for name, _ in attrs if name.startswith("on")]
         if tag not in ("meta", "img"):
@@ -340,6 +343,137 @@ def test_html_is_one_safe_file() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
+
+
+def cells(table: str) -> list[list[str]]:
+    """The text of a HTML table's cells, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
+    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
+    return [[unescape(cell) for cell in row] for row in found]
+
+
+def test_html_can_be_heard_and_used_without_a_mouse() -> None:
+    report = overconfident()
+    text = report.to_html()
+    page = Tags()
+    page.feed(text)
+    assert page.seen.count("main") == 1
+    assert page.seen.index("main") < page.seen.index("h1")
+    tables = re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)
+    captions = [unescape(re.findall(r"<caption>(.+?)</caption>", table)[0]) for table in tables]
+    assert captions == [
+        "Metrics with their 95% bootstrap intervals",
+        "Bins, those that add most to the ECE first",
+        "Classes, those with the largest class gap first",
+    ]
+    regions = [attributes for tag, attributes in page.attributes if attributes.get("class") == "scroll"]
+    assert [region["aria-label"] for region in regions] == captions
+    assert all((region["role"], region["tabindex"]) == ("region", "0") for region in regions)
+    for table in tables:
+        body = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)[1:]
+        assert body
+        assert all(re.match(r'<th scope="row">', row) and row.count("<th") == 1 for row in body)
+    alts = [attributes["alt"] for tag, attributes in page.attributes if tag == "img"]
+    assert report.after is not None
+    before, after = report.before, report.after
+    assert alts[0] == (
+        f"Reliability diagram. Before: ECE {before.metrics['ece'].value:.4f}, "
+        f"mean confidence {before.confidences.mean():.3f}, accuracy {before.correct.mean():.3f}. "
+        f"After calibration: ECE {after.metrics['ece'].value:.4f}, "
+        f"mean confidence {after.confidences.mean():.3f}, accuracy {after.correct.mean():.3f}."
+    )
+    assert f"After calibration: smooth ECE {after.metrics['smooth_ece'].value:.4f}." in alts[1]
+    wrong = before.confidences[before.correct == 0]
+    assert f"{len(wrong)} wrong with mean confidence {wrong.mean():.3f}. After" in alts[2]
+    assert f"area under the curve {after.metrics['area_under_risk_coverage'].value:.4f}" in alts[3]
+    worst = max(after.classes, key=lambda row: row.class_gap)
+    assert alts[4].endswith(f"Largest class gap: {worst.name}, {worst.class_gap:.4f}.")
+
+
+def test_alt_texts_of_one_set_of_probabilities() -> None:
+    text = quick(np.array([[0.75, 0.25]] * 3), [0, 0, 0]).to_html()
+    assert 'alt="Reliability diagram. ECE 0.2500, mean confidence 0.750, accuracy 1.000."' in text
+    assert "3 right with mean confidence 0.750, 0 wrong." in text
+
+
+def test_before_stands_under_before_and_after_under_after() -> None:
+    report = overconfident()
+    assert report.after is not None
+    states = {"before": report.before, "after": report.after}
+    tables = re.findall(r"<table>.*?</table>", report.to_html(), flags=re.DOTALL)
+    metric_rows, bin_rows_shown, class_rows_shown = map(cells, tables)
+    assert metric_rows[0] == ["metric", "before", "after"]
+    for row, key in zip(metric_rows[1:-1], MEASURES, strict=True):
+        for cell, state in zip(row[1:], states.values(), strict=True):
+            assert cell.startswith(f"{state.metrics[key].value:.4f}"), key
+    assert metric_rows[-1][1:] == [f"{state.consistency.p_value:.2g}" for state in states.values()]
+    worst = worst_bins(report.after.bins)
+    assert worst != worst_bins(report.before.bins)
+    assert [row[5] for row in bin_rows_shown[1:]] == [f"{row.contribution:.4f}" for row in worst]
+    classes = sorted(report.after.classes, key=lambda row: -row.class_gap)
+    assert [row[4] for row in class_rows_shown[1:]] == [f"{row.class_gap:.4f}" for row in classes]
+    assert report.after.classes != report.before.classes
+    text = report.to_markdown()
+    for table in (metric_rows, bin_rows_shown, class_rows_shown):
+        for row in table[1:]:
+            assert f"| {' | '.join(row[1:])} |" in text
+    record = report.to_dict()
+    for name, state in states.items():
+        assert record[name]["metrics"]["ece"]["value"] == state.metrics["ece"].value
+        assert record[name]["consistency_test"]["value"] == state.consistency.value
+        assert [row["class_gap"] for row in record[name]["classes"]] == [r.class_gap for r in state.classes]
+
+
+def test_figures_of_before_and_after_stand_under_their_names() -> None:
+    report = overconfident()
+    assert report.after is not None
+    figures = report.figures()
+    for name, key, word in (("reliability", "ece", "ECE"), ("smooth_reliability", "smooth_ece", "smECE")):
+        upper = figures[name].axes[:2]
+        shown = [(axes.texts[0].get_text(), axes.get_title(loc="left").split("   ")[0]) for axes in upper]
+        named = [text for axes in upper for text in (t.get_text() for t in axes.texts) if "calib" in text]
+        assert named == ["after calibration"], shown
+        assert [title for _, title in shown] == [
+            f"{word} {state.metrics[key].value:.3f}" for state in (report.before, report.after)
+        ]
+    drawn = {line.get_label(): line for line in figures["risk_coverage"].axes[0].lines}
+    for label, state in (("before", report.before), ("after calibration", report.after)):
+        (line,) = [line for text, line in drawn.items() if str(text).startswith(label)]
+        assert f"{state.metrics['area_under_risk_coverage'].value:.3f}" in str(line.get_label())
+
+
+def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
+    probs, labels = predictions(3_000, temperature=0.4)
+    probs = np.hstack([probs, np.zeros((3_000, 2))])
+    labels[:3] = 5
+    report = quick(probs, labels, class_names=["a", "b", "c", *EVIL[1:]])
+    assert any(EVIL[2] in sentence for sentence in report.warnings)
+    assert any(EVIL[1] in sentence for sentence in report.diagnosis)
+    text = report.to_markdown()
+    assert "## Caveats" in text
+    for name in EVIL[1:]:
+        assert name not in text
+    assert '1 class ("$\\\\frac\\{$") without an example' in text
+    assert '1 class ("\\[x\\]\\(javascript:y\\) \\`c\\` \\# d") with fewer than 10' in text
+    assert "&lt;script&gt;alert\\(1\\)&lt;/script&gt;" in text.split("## Metrics")[0]
+    page = report.to_html()
+    assert "<script>" not in page
+    assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without an example" in page
+
+
+def test_class_names_that_differ_in_case_stay_apart() -> None:
+    probs, labels = predictions(1_000, 3)
+    names = ["apple", "Apple", "APPLE"]
+    report = quick(probs, labels, class_names=names)
+    assert [row["name"] for row in report.to_dict()["before"]["classes"]] == names
+    for c, name in enumerate(names):
+        row = report.before.classes[c]
+        assert (row.name, row.support) == (name, (labels == c).sum())
+        assert f"| {name} | {row.support:,} | {row.frequency:.4f} |" in report.to_markdown()
+        assert f'<th scope="row">{name}</th><td>{row.support:,}</td>' in report.to_html()
+    titles = [axes.get_title(loc="left") for axes in report.figures()["classwise"].axes]
+    shown = " ".join([*titles, *(t.get_text() for a in report.figures()["classwise"].axes for t in a.texts)])
+    assert all(name in shown for name in names)
 
 
 def test_documents_are_the_same_on_every_run() -> None:

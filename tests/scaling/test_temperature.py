@@ -377,7 +377,7 @@ def test_refused_data(logits: np.ndarray, labels: list[int], error: type[Excepti
     [
         (LOGITS, [0, 1], r"have the logits' shape \(2, 3\), got shape \(2,\)"),
         (LOGITS, [[0, 1, 0.5], [0, 0, 1]], "be 0 or 1, got values such as 0.5"),
-        (LOGITS, [[0, 1, -100], [0, 0, 1]], "-100"),
+        (LOGITS, [[0, 1, -1], [0, 0, 1]], "got values such as -1"),
         (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], "-inf for the label of 1 examples"),
     ],
 )
