@@ -363,6 +363,21 @@ def test_bca_of_a_slow_metric_is_refused_before_any_work(monkeypatch: pytest.Mon
     assert bootstrap_interval(ECE, probs, labels, method="bca", n_bins=2).low >= 0
 
 
+def test_bca_calls_a_metric_for_ten_thousand_examples_and_no_more() -> None:
+    probs, labels = np.tile([[0.25, 0.75], [0.5, 0.5]], (5_000, 1)), np.arange(10_000) % 3 % 2
+
+    def mean_label(probs: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.mean(labels))
+
+    options = {"n_resamples": 20, "method": "bca"}
+    interval = bootstrap_interval(mean_label, probs, labels, **options)
+    as_accuracy = bootstrap_interval("accuracy", np.tile([[0.0, 1.0]], (10_000, 1)), labels, **options)
+    assert interval == pytest.approx(as_accuracy, rel=1e-9)
+    one_more = np.append(probs, [[0.5, 0.5]], axis=0), np.append(labels, 0)
+    with pytest.raises(ValueError, match="for more than 10000 examples, got 'bca' with 10001 examples"):
+        bootstrap_interval(mean_label, *one_more, **options)
+
+
 @pytest.mark.parametrize(
     ("metric", "options", "error", "message"),
     [

@@ -30,6 +30,38 @@ def mirrored_gaussian(at: np.ndarray, sources: np.ndarray, bandwidth: float) -> 
     return np.exp(-0.5 * (distances / bandwidth) ** 2).sum(axis=0) / (np.sqrt(2 * np.pi) * bandwidth)
 
 
+class TestBandwidths:
+    def test_the_smallest_fixed_point_is_two_steps(self) -> None:
+        confidences = np.repeat([0.25, 0.5, 0.75, 1.0], 400)
+        correct = np.concatenate([np.arange(400) < 400 * c for c in (0.25, 0.5, 0.75, 1.0)]).astype(float)
+        found = smooth_reliability(confidences, correct).bandwidth
+        assert found == 2 / 1024
+        at_two = top_label_smooth_error(confidences, correct, bandwidth=2 / 1024)
+        assert top_label_smooth_error(confidences, correct) == at_two
+        assert at_two < 1 / 1024
+
+    def test_the_smallest_that_is_allowed(self) -> None:
+        confidences, correct = events(30)
+        smallest = smooth_reliability(confidences, correct, bandwidth=1e-4)
+        assert smallest.bandwidth == 1e-4
+        assert top_label_smooth_error(confidences, correct, bandwidth=1e-4) > 0.1
+        for call in (smooth_reliability, top_label_smooth_error):
+            with pytest.raises(ValueError, match=r"bandwidth to lie in \[0\.0001, 1\], got 9\.999e-05"):
+                call(confidences, correct, bandwidth=9.999e-5)
+
+    @pytest.mark.parametrize("bandwidth", [0.05, 20 / 2002, 20 / 2004, 20 / 2006, 0.003])
+    def test_the_kernel_is_centred_whatever_the_size_of_the_grid(self, bandwidth: float) -> None:
+        confidences, correct = events(200)
+        curve = smooth_reliability(confidences, correct, bandwidth=bandwidth, grid_size=401)
+        mirrored = smooth_reliability(1 - confidences, correct, bandwidth=bandwidth, grid_size=401)
+        np.testing.assert_allclose(mirrored.density[::-1], curve.density, atol=1e-9 * curve.density.max())
+        seen = curve.density > 1e-3
+        np.testing.assert_allclose(mirrored.accuracy[::-1][seen], curve.accuracy[seen], atol=1e-6)
+        lone = smooth_reliability([0.5], [1.0], bandwidth=bandwidth, grid_size=401)
+        assert lone.grid[lone.density.argmax()] == 0.5
+        np.testing.assert_allclose(lone.density, lone.density[::-1], atol=1e-9 * lone.density.max())
+
+
 class TestAgainstTheAuthorsCode:
     @pytest.mark.parametrize("case", GOLDEN_PREDICTIONS)
     def test_value_and_bandwidth(self, golden: Path, case: str) -> None:

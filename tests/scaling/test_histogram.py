@@ -61,6 +61,16 @@ def test_equal_mass_bins_hold_equal_numbers() -> None:
         assert counts.max() - counts.min() <= 2
 
 
+def test_a_probability_on_an_edge_is_in_the_bin_below() -> None:
+    logits, labels = [[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 0, 1]
+    scaler = HistogramBinning(2).fit(logits, labels)
+    np.testing.assert_allclose(scaler.frequencies_, [[1 / 3, 1], [1 / 3, 1]])
+    np.testing.assert_allclose(scaler.class_scores([[0.0, 0.0]]), [[1 / 3, 1 / 3]])
+    by_mass = HistogramBinning(2, binning="equal_mass").fit(logits, labels)
+    assert by_mass.edges_[0, 1] == 0.5
+    np.testing.assert_allclose(by_mass.frequencies_[0], [1 / 3, 1])
+
+
 def test_an_empty_bin_keeps_its_midpoint() -> None:
     logits = np.log([[0.9, 0.1]] * 3)
     scaler = HistogramBinning(5).fit(logits, np.array([0, 0, 1]))

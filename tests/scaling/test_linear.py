@@ -12,6 +12,7 @@ from scipy.special import gammaln, log_softmax, softmax
 from sklearn.exceptions import NotFittedError
 
 from hf_calib.scaling import DirichletScaling, MatrixScaling, TemperatureScaling, VectorScaling
+from hf_calib.scaling._linear import LinearProblem
 
 Linear = VectorScaling | MatrixScaling | DirichletScaling
 KINDS = [VectorScaling, MatrixScaling, DirichletScaling]
@@ -47,6 +48,10 @@ def slopes(scaler: Linear, features: np.ndarray, labels: np.ndarray) -> tuple[np
     residual = softmax(features @ weight.T + scaler.bias_, axis=1)
     residual[np.arange(len(labels)), labels] -= 1
     return residual.T @ features / len(labels), residual.mean(axis=0)
+
+
+def as_problem(logits: object, labels: list[int]) -> LinearProblem:
+    return LinearProblem(np.asarray(logits, dtype=float), np.array(labels), lambda block: block)
 
 
 class TestVector:
@@ -324,6 +329,33 @@ class TestDataThatDoNotDetermineTheParameters:
         with pytest.warns(UserWarning, match="All 300 labels are ranked first by the fitted map, so"):
             scaler = VectorScaling().fit(logits, (logits * [1.0, 2.0, 0.5] + [0.0, 1.0, -1.0]).argmax(axis=1))
         assert np.abs(scaler.transform(logits)).max() < 1e3
+
+    @pytest.mark.parametrize(("second", "separated"), [(1.0, False), (1.5, True)])
+    def test_a_tie_is_not_ranked_first(self, second: float, separated: bool) -> None:
+        problem = as_problem([[2.0, 0.0], [second, 1.0], [0.0, 2.0]], [0, 0, 1])
+        for weight in (np.ones(2), np.eye(2)):
+            assert problem.is_separated_by(weight, np.zeros(2)) is separated
+
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    @pytest.mark.parametrize(
+        ("first", "free_bias", "separated"),
+        [
+            ([1.0, 2.0, 1.0, 0.0], True, True),  # a threshold at 1: two rows on it, the others apart
+            ([0.9, 2.0, 1.0, 0.0], True, False),
+            ([1.0, 2.0, 1.0, 0.0], False, False),  # the threshold is 0
+            ([0.0, 2.0, 0.0, -1.0], False, True),
+            ([-0.1, 2.0, 0.0, -1.0], False, False),
+            ([0.0, 2.0, 0.1, -1.0], False, False),
+            ([1.0, 1.0, 1.0, 1.0], True, False),
+            ([0.0, 0.0, 0.0, 0.0], False, False),
+        ],
+    )
+    def test_a_class_is_separated_up_to_ties(
+        self, first: list[float], free_bias: bool, separated: bool, sign: float
+    ) -> None:
+        mixed = np.array([0.0, 5.0, 1.0, 3.0])  # the second class's logit tells nothing
+        problem = as_problem(np.stack([sign * np.array(first), mixed], axis=1), [0, 0, 1, 1])
+        assert problem.separated_classes(free_bias=free_bias).tolist() == [separated, False]
 
     def test_one_class_is_separated_by_its_own_logit(self) -> None:
         logits, labels = sampled(500, 4)

@@ -101,6 +101,16 @@ class TestNll:
         ours = TemperatureScaling().fit(narrow, labels).temperature_
         assert ours == TemperatureScaling().fit(narrow.astype(np.float64), labels).temperature_
 
+    @pytest.mark.parametrize(("n", "true_temperature"), [(15, 0.1), (50, 0.3), (800, 40.0)])
+    def test_is_the_root_of_the_slope_to_the_last_digits(self, n: int, true_temperature: float) -> None:
+        errors = []
+        for seed in range(30):
+            logits, labels = sampled(n, 5, true_temperature, seed)
+            temperature = TemperatureScaling().fit(logits, labels).temperature_
+            curve = SoftmaxObjective(logits, labels).nll(1 / temperature)
+            errors.append(abs(curve.slope / curve.curvature * temperature))  # of beta, relative
+        assert max(errors) < 5e-15
+
     @pytest.mark.parametrize("factor", [1e-3, 0.5, 30.0, 1e3])
     def test_follows_the_scale_of_the_logits(self, factor: float) -> None:
         logits, labels = sampled(800, 10, 1.7)
