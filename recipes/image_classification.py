@@ -3,7 +3,7 @@
     python recipes/image_classification.py --config recipes/configs/cifar10_vit.yaml --output_dir outputs/cifar10
 
 On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
-`torchrun --nproc_per_node 8` in the place of `python`. No torchvision is needed.
+`torchrun --nproc_per_node 8` in place of `python`. No torchvision is needed.
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from hf_calib.experiments import parse_arguments, train_and_report
 @dataclass
 class ModelArguments:
     model: str = field(
-        default="google/vit-base-patch16-224-in21k", metadata={"help": "A model on the Hub or disk."}
+        default="google/vit-base-patch16-224-in21k", metadata={"help": "A model on the Hub or on disk."}
     )
     crop: str = field(
         default="resized",
         metadata={"help": "In training: resized (photographs), pad (small images) or none."},
     )
-    flip: bool = field(default=True, metadata={"help": "In training: mirror half of the images."})
-    resume: bool = field(default=False, metadata={"help": "Go on from the last checkpoint in output_dir."})
+    flip: bool = field(default=True, metadata={"help": "In training: flip half of the images horizontally."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
 
 model_args, data_args, training_args = parse_arguments(
@@ -38,7 +38,7 @@ set_seed(training_args.seed)
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
 
-# Model and image processor; a head for other classes than ours is replaced.
+# Model and image processor; a head for other classes is replaced.
 processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
 model = AutoModelForImageClassification.from_pretrained(
     model_args.model, ignore_mismatched_sizes=True, **label_maps(dataset)

@@ -1,4 +1,4 @@
-"""What the closed-form inverse link does to trained models, beside the temperature.
+"""The closed-form inverse link on trained models, beside the temperature.
 
     python recipes/inverse_link.py outputs/ag_news_minilm/focal-0 outputs/ag_news_minilm/bsce_gra-1 \
         --test_file test.csv --max_length 64

@@ -4,7 +4,7 @@
         --config recipes/configs/losses/adafocal_every_10_steps.yaml --output_dir outputs/20newsgroups
 
 On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
-`torchrun --nproc_per_node 8` in the place of `python`.
+`torchrun --nproc_per_node 8` in place of `python`.
 """
 
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ from hf_calib.models import (
 class ModelArguments:
     model: str = field(
         default="bert-base-uncased",
-        metadata={
-            "help": "A model on the Hub or disk, or 'global_pooling_cnn', which is trained from scratch."
-        },
+        metadata={"help": "A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch."},
     )
     max_length: int = field(default=128, metadata={"help": "Tokens of a text in training."})
-    eval_max_length: int | None = field(default=None, metadata={"help": "Tokens in evaluation, if other."})
-    vocab_size: int = field(default=20000, metadata={"help": "Words that the CNN knows."})
+    eval_max_length: int | None = field(
+        default=None, metadata={"help": "Tokens of a text in evaluation; by default as in training."}
+    )
+    vocab_size: int = field(default=20000, metadata={"help": "Size of the CNN's vocabulary."})
     glove_file: str | None = field(
         default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
     )
-    resume: bool = field(default=False, metadata={"help": "Go on from the last checkpoint in output_dir."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
 
 model_args, data_args, training_args = parse_arguments(
@@ -66,7 +66,7 @@ else:
     tokenizer = AutoTokenizer.from_pretrained(model_args.model)
     model = AutoModelForSequenceClassification.from_pretrained(
         model_args.model, ignore_mismatched_sizes=True, **labels
-    )  # a head for other classes than ours is replaced
+    )  # a head for other classes is replaced
     if tokenizer.pad_token is None:  # GPT-2, Llama: models that were never trained on padded batches
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
