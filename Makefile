@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check test-oldest bench clean
+.PHONY: setup demo test test-slow check test-oldest bench clean
 
 setup: $(VENV)/installed
 
@@ -17,6 +17,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# What `make test` leaves out.
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
 
 check: setup
 	$(BIN)/ruff check

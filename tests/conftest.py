@@ -1,4 +1,4 @@
-"""What every test shares: no network, and where data lie."""
+"""The environment of every test, and where data lie."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from tests.helpers.places import GOLDEN, SHARED
 
-# Nothing in the suite may reach the network, and two cores are shared with the processes it starts.
+# Before torch is imported, and for the processes that tests start too: nothing may reach the network, and the
+# tests already run on every core.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +24,8 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data sets, which only the maintainers' machines have."""
+    """Real datasets, which only the maintainers' machines have."""
     data = SHARED / "data"
     if not data.is_dir():
-        pytest.skip(f"real data sets are not on this machine ({data}); set HF_CALIB_SHARED to their folder")
+        pytest.skip(f"real datasets are not on this machine ({data}); set HF_CALIB_SHARED to their folder")
     return data

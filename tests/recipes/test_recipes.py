@@ -1,11 +1,18 @@
-"""The recipes as a user runs them: scripts, files, one process and two."""
+"""The recipes as a user runs them: scripts, files, one process and two.
+
+Scripts of one process run in this one, which has imported what they import; two processes are launched as a user
+launches them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,13 +37,12 @@ from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset
 from hf_calib.experiments import train_and_report
 from hf_calib.experiments.config_file import parse_arguments
+from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
 
 CONFIGS = ROOT / "recipes" / "configs"
-PYTHON = [sys.executable]
-TWO_PROCESSES = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SHORT = [
     "--report_to",
     "none",
@@ -49,20 +55,41 @@ SHORT = [
 ]
 
 
-def run(launcher: list[str], recipe: str, *arguments: str) -> str:
-    return call([*launcher, str(ROOT / "recipes" / recipe), *SHORT, *arguments])
+def run(recipe: str, *arguments: str) -> None:
+    """Run a script as `python recipes/RECIPE ARGUMENTS` does; what it prints goes to capsys."""
+    path = str(ROOT / "recipes" / recipe)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few steps leave models whose temperature is not determined
+        patch.setattr(sys, "argv", [path, *arguments])
+        runpy.run_path(path, run_name="__main__")
 
 
-def call(command: list[str]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def run_on_two_processes(recipe: str, *arguments: str) -> str:
+    """Launch a script with torchrun; return what both processes print."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*launcher, str(ROOT / "recipes" / recipe), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few resamples and no figures: one test reads a whole report, the others do not look."""
+    module = sys.modules["hf_calib.experiments.train_and_report"]  # the package has a function of this name
+    monkeypatch.setattr(module, "calibration_report", partial(calibration_report, n_resamples=20))
+    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {})
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
+
+
 @pytest.fixture(scope="module")
 def text_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Local files and a tiny BERT: what stands for the Hub on a machine without network."""
+    """Local files and a tiny BERT, in place of the Hub."""
     folder = tmp_path_factory.mktemp("text")
     dataset = docstring_dataset(max_per_class=40)
     for split in ("train", "test"):
@@ -88,18 +115,13 @@ def results(output_dir: Path) -> dict[str, object]:
     return content
 
 
-def test_text_recipe_trains_reports_and_saves(text_arguments: list[str], tmp_path: Path) -> None:
+def test_text_recipe_trains_reports_and_saves(
+    text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loss = ["--config", str(CONFIGS / "losses" / "adafocal_every_10_steps.yaml"), "--gamma_update_steps", "2"]
-    printed = run(
-        PYTHON,
-        "text_classification.py",
-        *text_arguments,
-        *loss,
-        "--bf16",
-        "true",
-        "--output_dir",
-        str(tmp_path),
-    )
+    options = [*SHORT, *text_arguments, *loss, "--bf16", "true"]
+    run("text_classification.py", *options, "--output_dir", str(tmp_path))
+    printed = capsys.readouterr().out
     assert "after T = " in printed
     assert {"calibrated", "results.json", "report", "gammas.png"} <= {p.name for p in tmp_path.iterdir()}
     assert results(tmp_path)["loss"] == "adafocal"
@@ -119,50 +141,40 @@ def test_text_recipe_trains_reports_and_saves(text_arguments: list[str], tmp_pat
     assert prediction["label"] in {"numpy", "scipy", "sklearn", "pandas", "torch", "transformers"}
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
-    text_arguments: list[str], tmp_path: Path
+    text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same = [
-        *text_arguments,
-        "--loss",
-        "focal",
-        "--seed",
-        "1",
-        "--learning_rate",
-        "0",
-        "--save_strategy",
-        "no",
-    ]
-    printed = run(TWO_PROCESSES, "text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
-    run(PYTHON, "text_classification.py", *same, "--output_dir", str(tmp_path / "one"))
+    settings = ["--loss", "focal", "--seed", "1", "--learning_rate", "0", "--save_strategy", "no"]
+    same = [*SHORT, *text_arguments, *settings]
+    printed = run_on_two_processes("text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
     assert printed.count("after T = ") == 1  # one table, from one process
+    run("text_classification.py", *same, "--output_dir", str(tmp_path / "one"))
     one, two = (results(tmp_path / name)["metrics"] for name in ("one", "two"))
     assert isinstance(one, dict)
     assert isinstance(two, dict)
     for key in ("test_ece", "test_adaptive_ece", "test_nll_calibrated", "temperature"):
         assert two[key] == pytest.approx(one[key], rel=1e-5), key
-    table = call([*PYTHON, str(ROOT / "recipes" / "inverse_link.py"), str(tmp_path / "one"), *text_arguments[4:6],
-                  "--max_length", "32"])  # fmt: skip
-    cells = [cell.split() for cell in table.splitlines()[-1].split("|")]
+
+    capsys.readouterr()
+    test_file = text_arguments[text_arguments.index("--test_file") + 1]
+    run("inverse_link.py", str(tmp_path / "one"), "--test_file", test_file, "--max_length", "32")
+    cells = [cell.split() for cell in capsys.readouterr().out.splitlines()[-1].split("|")]
     assert float(cells[3][0]) == pytest.approx(one["test_ece"], abs=1e-3)  # rounded
     assert float(cells[8][0]) == pytest.approx(one["test_nll_calibrated"], abs=1e-3)
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_text_recipe_trains_the_papers_cnn(text_arguments: list[str], tmp_path: Path) -> None:
-    arguments = [
-        *text_arguments,
-        "--config",
-        str(CONFIGS / "20newsgroups_cnn.yaml"),
-        "--model",
-        "global_pooling_cnn",
-    ]
     glove = tmp_path / "glove.txt"
     glove.write_text("".join(f"{word} {' '.join(['0.1'] * 8)}\n" for word in ("array", "the", "of")))
-    run(PYTHON, "text_classification.py", *arguments, "--glove_file", str(glove), "--output_dir", str(tmp_path / "out"),
-        "--num_train_epochs", "1")  # fmt: skip
+    task = ["--config", str(CONFIGS / "20newsgroups_cnn.yaml"), "--model", "global_pooling_cnn"]
+    own = ["--glove_file", str(glove), "--output_dir", str(tmp_path / "out")]
+    run("text_classification.py", *SHORT, *text_arguments, *task, *own)
     assert results(tmp_path / "out")["loss"] == "cross_entropy"
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_models_that_return_more_than_logits_are_reported_too(tmp_path: Path) -> None:
     size = {
         "encoder_layers": 1,
@@ -211,31 +223,25 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-@pytest.mark.parametrize(("model", "precision"), [("vit", "--bf16"), ("resnet", "--no_bf16")])
+@pytest.mark.parametrize(("model", "bf16"), [("vit", "true"), ("resnet", "false")])
+@pytest.mark.usefixtures("quick_report")
 def test_image_recipe(
-    model: str, precision: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
+    model: str, bf16: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = [
-        "--model",
-        image_models[model],
-        "--loss",
-        "dual_focal",
-        "--bf16",
-        str(precision == "--bf16").lower(),
-    ]
-    run(PYTHON, "image_classification.py", *arguments, *image_arguments, "--output_dir", str(tmp_path))
+    settings = ["--model", image_models[model], "--loss", "dual_focal", "--bf16", bf16]
+    run("image_classification.py", *SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path))
     calibration = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
     assert calibration["folded"] is True
     assert calibration["n_examples"] == 32
 
 
+@pytest.mark.slow
 def test_image_recipe_on_two_processes(
     image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = ["--model", image_models["vit"], "--loss", "mmce", "--gather_batch", "true"]
-    printed = run(
-        TWO_PROCESSES, "image_classification.py", *arguments, *image_arguments, "--output_dir", str(tmp_path)
-    )
+    settings = ["--model", image_models["vit"], "--loss", "mmce", "--gather_batch", "true"]
+    options = [*SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path)]
+    printed = run_on_two_processes("image_classification.py", *options)
     assert printed.count("after T = ") == 1
 
 

@@ -84,6 +84,7 @@ def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
     assert abs(halves["loss"][0] - whole["loss"][0]) > 1e-3  # so it had to be gathered
 
 
+@pytest.mark.slow
 def test_accelerate_launch_starts_two_processes_too(tmp_path: Path) -> None:
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     options += ["--dynamo_backend", "no"]
