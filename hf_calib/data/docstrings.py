@@ -23,7 +23,9 @@ LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
 MASK = "library"
 
 _MIN_CHARACTERS, _MAX_CHARACTERS = 40, 400
-_CALIBRATION_SHARE, _TEST_SHARE = 0.15, 0.2
+# Much is held out: the ECE of a perfectly calibrated model is about 0.02 on 3,000 rows and 0.04 on 1,000.
+_CALIBRATION_SHARE = 0.25
+_TEST_SHARE = 0.4
 # Test code says little about its library, and vendored code belongs to another one.
 _SKIPPED_PARTS = {"tests", "test", "testing", "conftest.py", "externals", "_vendor"}
 # Long names are masked inside identifiers too ("TorchScript"), the two abbreviations only as words.
@@ -49,7 +51,7 @@ def docstring_dataset(
         libraries: import names of the classes; one that is not installed is left out.
 
     Returns:
-        DatasetDict of `train` (65%), `calibration` (15%) and `test` (20%), each with the same shares of
+        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of
         the classes and the columns `text` (str) and `label` (ClassLabel), held in memory.
 
     Raises:
@@ -61,7 +63,7 @@ def docstring_dataset(
 
     >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
     >>> {split: len(rows) for split, rows in dataset.items()}
-    {'train': 26, 'calibration': 6, 'test': 8}
+    {'train': 14, 'calibration': 10, 'test': 16}
     >>> dataset["train"].features["label"].names
     ['numpy', 'scipy']
     """

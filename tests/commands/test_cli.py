@@ -760,20 +760,6 @@ def test_commands_on_files_start_without_torch(command: str, workplace: Path, tm
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_demo_compares_the_losses_and_serves_the_calibrated_model(tmp_path: Path) -> None:
-    done = run("demo", "--output-dir", str(tmp_path), "--epochs", "1", "--max-per-class", "60")
-    assert done.returncode == 0, done.stderr
-    for loss in ("cross_entropy", "focal", "adafocal"):
-        assert re.search(rf"{loss}\s+0\.\d{{3}}\s+\d+\.\d{{2}}\s+\d\.\d{{3}}→\d\.\d{{3}}", done.stdout), (
-            done.stdout
-        )
-    assert done.stdout.count("% sure (it is from") == 2
-    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
-    calibration = json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]
-    assert calibration["folded"] is True
-    assert calibration["temperature"] > 0
-
-
 def test_help_lists_the_commands() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0

@@ -124,9 +124,9 @@ def test_built_in_set_has_three_stratified_splits_in_memory(docstrings: DatasetD
     counts = {name: Counter(split["label"][:]) for name, split in docstrings.items()}
     n_classes = len(docstrings["train"].features["label"].names)
     assert n_classes >= 5  # pandas may be absent
-    assert counts["train"] == dict.fromkeys(range(n_classes), 39)
-    assert counts["calibration"] == dict.fromkeys(range(n_classes), 9)
-    assert counts["test"] == dict.fromkeys(range(n_classes), 12)
+    assert counts["train"] == dict.fromkeys(range(n_classes), 21)
+    assert counts["calibration"] == dict.fromkeys(range(n_classes), 15)
+    assert counts["test"] == dict.fromkeys(range(n_classes), 24)
     assert not any(docstrings.cache_files.values())
     assert warn_shared_texts(docstrings) == {"calibration": 0, "test": 0}
 
