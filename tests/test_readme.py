@@ -64,7 +64,8 @@ def test_second_example_runs(
 
 def test_every_metric_scaler_and_command_is_named() -> None:
     functions = {name for name in metrics.__all__ if name.islower()}
-    for name in functions | set(scaling.__all__) | set(evaluate_modules.MODULES):
+    scalers = {entry.name for entry in scaling.SCALERS.values()}
+    for name in functions | scalers | set(evaluate_modules.MODULES):
         assert f"`{name}`" in README or f'"{name}"' in README, name
     for command in cli.app.registered_commands:
         assert command.callback is not None
