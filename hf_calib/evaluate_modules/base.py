@@ -1,4 +1,4 @@
-"""What the modules share. Each of them names its function and the key of its result."""
+"""Base class of the modules. Each of them names its function and the key of its result."""
 
 from __future__ import annotations
 

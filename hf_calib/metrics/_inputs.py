@@ -1,4 +1,4 @@
-"""What every metric asks of its inputs, checked once and worded once."""
+"""Checks of the inputs that all metrics share."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_integer(argument: str, value: int, least: int, most: int, way_out: st
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a value that is not one of the choices."""
+    """Raise unless the value is one of the choices."""
     if value not in choices:
         requirement = f"be one of {', '.join(map(repr, choices))}"
         raise InputValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
@@ -158,7 +158,7 @@ def _check_soft_labels(labels: NDArray[Any], shape: tuple[int, ...]) -> NDArray[
 
 
 def _check_distributions(argument: str, rows: NDArray[Any]) -> NDArray[Any]:
-    """Refuse what is not a matrix whose rows are distributions; one pass, chunk by chunk."""
+    """Raise unless the rows of a matrix are distributions; one pass, chunk by chunk."""
     if not np.issubdtype(rows.dtype, np.floating):
         way_out = f"pass {argument}.astype(float)"
         raise InputTypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))

@@ -1,4 +1,4 @@
-"""The one owner of bin edges and of the rule that puts a value into a bin.
+"""Bin edges, and the rule that puts a value into a bin.
 
 Every metric here, the streaming state and the diagrams bin through this module, so that the same
 confidence lands in the same bin everywhere. Bins are (lower, upper], as in the papers' code.

@@ -1,4 +1,4 @@
-"""Intervals for any metric: how far it would move with another sample of the same size."""
+"""Bootstrap intervals for any metric: how far it would move with another sample of the same size."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def bootstrap_interval(
 def finite_value(
     function: MetricFunction, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
 ) -> float:
-    """The metric of the data; refuses what has no distribution to speak of."""
+    """The metric of the data; raises unless it is finite."""
     value = float(function(probs, labels, **options))
     if not np.isfinite(value):
         way_out = "it is undefined for these data"

@@ -1,4 +1,4 @@
-"""Is a calibration error more than chance? A test by labels drawn from the probabilities themselves."""
+"""Test of whether a calibration error is more than chance, by labels drawn from the probabilities themselves."""
 
 from __future__ import annotations
 

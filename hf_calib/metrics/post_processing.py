@@ -1,4 +1,4 @@
-"""The post-processing gap: how much of a score a smooth recalibration could still win.
+"""The post-processing gap: how much a smooth recalibration could still improve a score.
 
 The best recalibration is a convex problem over its values at the N confidences, in which only neighbours are
 tied to each other: an interior-point method solves it in O(N) an iteration, to a proven distance from the best.
@@ -48,8 +48,8 @@ class _Groups(NamedTuple):
 def post_processing_gap(probs: ArrayLike, labels: ArrayLike, *, metric: GapMetric = "brier") -> float:
     r"""Post-processing gap: a score of the top label minus its best value after a smooth recalibration.
 
-    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can mend
-    it; 0 says that no recalibration of that kind will help. The calibration errors
+    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can
+    remove it; 0 says that no recalibration of that kind will help. The calibration errors
     (`smooth_calibration_error`) say how far the confidences are off, not what that costs.
 
     $$\frac{1}{N} \sum_i \ell(c_i, a_i) - \min_\kappa \frac{1}{N} \sum_i \ell(\kappa(c_i), a_i), \qquad
@@ -71,7 +71,7 @@ def post_processing_gap(probs: ArrayLike, labels: ArrayLike, *, metric: GapMetri
     Raises:
         TypeError: if a dtype is wrong.
         ValueError: if probs are no probabilities, labels do not fit, or the metric is unknown.
-        RuntimeError: if the solver does not converge, which no predictions are known to cause.
+        RuntimeError: if the solver does not converge, which is not known to happen.
 
     Notes:
         The result is within 1e-10 of the exact value, but where confidences (NLL: logits) are less than 1e-6
@@ -105,30 +105,30 @@ def best_update(score: _Score, groups: _Groups) -> FloatArray:
     """The update (G,) of each position that gives the least mean loss.
 
     It is bounded in size, and neighbours' updates differ by no more than their positions do. A primal-dual
-    interior-point method with Mehrotra's corrector: `slack` is what is left of each bound, `force` its
-    multiplier.
+    interior-point method with Mehrotra's corrector: `slack` is what is left of each bound,
+    `multiplier` its Lagrange multiplier.
     """
     limits = _limits(score, groups)
-    update, slack, force = np.zeros_like(groups.position), limits, 1 / (len(limits) * limits)
+    update, slack, multiplier = np.zeros_like(groups.position), limits, 1 / (len(limits) * limits)
     for _ in range(_MOST_ITERATIONS):
         slope = groups.weight * score.slope(groups.position + update, groups.accuracy)
-        imbalance = np.abs(slope + _pull(force)).sum()
-        distance = slack @ force
+        imbalance = np.abs(slope + _gradient_of_bounds(multiplier)).sum()
+        distance = slack @ multiplier
         # By convexity, the loss is no further than this from the least one.
         if distance + 2 * score.largest_update * imbalance < _ACCURACY:
             return update
         curvature = groups.weight * score.curvature(groups.position + update)
-        direction = _Direction(slope, curvature, slack, force)
+        direction = _Direction(slope, curvature, slack, multiplier)
         _, tightened, pressed = direction(np.zeros_like(slack))
         length = min(1.0, direction.longest(tightened, pressed))
-        reachable = (slack - length * tightened) @ (force + length * pressed)
+        reachable = (slack - length * tightened) @ (multiplier + length * pressed)
         centre = distance / len(slack) * (reachable / distance) ** 3
         step, tightened, pressed = direction(centre + tightened * pressed)
         length = min(1.0, 0.99 * direction.longest(tightened, pressed))
         update = update + length * step
-        slack, force = slack - length * tightened, force + length * pressed
+        slack, multiplier = slack - length * tightened, multiplier + length * pressed
     got = f"a distance of {distance:.1g} from the least score"
-    way_out = "report these predictions, with which the solver fails"
+    way_out = "please report these predictions as a bug"
     raise RuntimeError(expected("the recalibration", "converge", got, way_out))
 
 
@@ -136,38 +136,38 @@ class _Direction:
     """Newton's steps of one iteration."""
 
     def __init__(
-        self, slope: FloatArray, curvature: FloatArray, slack: FloatArray, force: FloatArray
+        self, slope: FloatArray, curvature: FloatArray, slack: FloatArray, multiplier: FloatArray
     ) -> None:
-        self._slope, self._slack, self._force = slope, slack, force
-        self._stiffness = force / slack
+        self._slope, self._slack, self._multiplier = slope, slack, multiplier
+        self._stiffness = multiplier / slack
         rising, falling, above, below = _parts(self._stiffness)
         self._ties = rising + falling
         self._own = curvature + above + below
 
     def __call__(self, products: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The step towards slack * force = products; how much it tightens each bound, and adds to its force."""
+        """The step towards slack * multiplier = products, and by how much slacks fall and multipliers rise."""
         target = products / self._slack
-        step, change = self._solve(-(self._slope + _pull(target)))
+        step, change = self._solve(-(self._slope + _gradient_of_bounds(target)))
         tightened = np.concatenate([change, -change, step, -step])
-        return step, tightened, target - self._force + self._stiffness * tightened
+        return step, tightened, target - self._multiplier + self._stiffness * tightened
 
     def longest(self, tightened: FloatArray, pressed: FloatArray) -> float:
-        """How many times the step fits before a slack or a force is 0."""
-        fraction = max((tightened / self._slack).max(), (-pressed / self._force).max())
+        """How many times the step fits before a slack or a multiplier is 0."""
+        fraction = max((tightened / self._slack).max(), (-pressed / self._multiplier).max())
         return 1 / max(float(fraction), 1e-300)
 
-    def _solve(self, pull: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _solve(self, descent: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The step (G,), and its differences between neighbours (G - 1,).
 
-        The unknowns alternate, step and force between neighbours: a tridiagonal system that stays accurate
+        The unknowns alternate, step and multiplier between neighbours: a tridiagonal system that stays accurate
         when a tie is nearly rigid, where the difference of two steps would be rounding.
         """
-        size = 2 * len(pull) - 1
+        size = 2 * len(descent) - 1
         bands, right = np.zeros((3, size)), np.zeros(size)
         bands[1, ::2], bands[1, 1::2] = self._own, -1 / self._ties
         bands[0, 1::2] = bands[2, 0:-1:2] = -1
         bands[0, 2::2] = bands[2, 1:-1:2] = 1
-        right[::2] = pull
+        right[::2] = descent
         if size == 1:
             return right / bands[1], np.empty(0)
         solution = solve_banded((1, 1), bands, right, check_finite=False)
@@ -188,9 +188,9 @@ def _parts(values: FloatArray) -> list[FloatArray]:
     return np.split(values, [n_groups - 1, 2 * n_groups - 2, 3 * n_groups - 2])
 
 
-def _pull(forces: FloatArray) -> FloatArray:
-    """The sum of the forces (4G - 2,) of all bounds on each update (G,)."""
-    rising, falling, above, below = _parts(forces)
+def _gradient_of_bounds(multipliers: FloatArray) -> FloatArray:
+    """The gradient (G,) in the updates of all bounds, weighted by their multipliers (4G - 2,)."""
+    rising, falling, above, below = _parts(multipliers)
     return -np.diff(rising - falling, prepend=0.0, append=0.0) + above - below
 
 

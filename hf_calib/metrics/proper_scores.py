@@ -1,4 +1,4 @@
-"""Scores that reward honest probabilities, and accuracy: means over examples, no bins."""
+"""Proper scores, and accuracy: means over examples, no bins."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
 
 
 def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15) -> BrierDecomposition:
-    r"""Split the Brier score into calibration (what recalibration can mend) and refinement (what it cannot).
+    r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
     Tells why one model's `brier_score` is better than another's. Examples are grouped by the equal-width bin
     of their confidence. Each row's classes are put in order of their probability, first the prediction, then

@@ -1,4 +1,4 @@
-"""What a confidence is good for: to tell strange inputs, and to leave out the predictions that are wrong."""
+"""Out-of-distribution detection and selective prediction: two uses of a confidence."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RiskCoverage(NamedTuple):
 
 
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
-    r"""How well uncertainty tells out-of-distribution inputs from those the model was trained for (AUROC).
+    r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
 
-    For robustness: calibration errors look at one data set, this compares two. It is the probability that a
+    For robustness: calibration errors look at one dataset, this compares two. It is the probability that a
     random input from outside looks more uncertain than a random one from inside; a tie counts half.
 
     $$P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in}), \qquad

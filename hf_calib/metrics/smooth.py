@@ -85,7 +85,7 @@ def smooth_reliability(
 ) -> SmoothReliability:
     r"""The accuracy at each confidence, smoothed by a kernel, for a reliability diagram without bins.
 
-    The picture that belongs to `smooth_calibration_error`. For a confidence band pass the bandwidth that the
+    The curve that belongs to `smooth_calibration_error`. For a confidence band pass the bandwidth that the
     first call chose to the calls on the resamples: they then cost O(N) additions and two short FFTs.
 
     $$\hat a(t) = \frac{\sum_i K_\sigma(t, c_i) \, a_i}{\sum_i K_\sigma(t, c_i)}$$
@@ -110,7 +110,7 @@ def smooth_reliability(
     >>> curve.accuracy.round(3)
     array([  nan, 0.   , 0.001, 0.502, 0.999])
     """
-    stated, right = _check_events(confidences, correct)
+    stated, right = _check_columns(confidences, correct)
     if grid_size < 2:
         raise InputValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
     if bandwidth is None:
@@ -218,7 +218,7 @@ def _check_bandwidth(bandwidth: float) -> float:
     return float(bandwidth)
 
 
-def _check_events(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+def _check_columns(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Return both as float64 (N,), or say what is wrong with them."""
     arrays = as_floats("confidences", confidences), as_floats("correct", correct)
     for name, values in zip(("confidences", "correct"), arrays, strict=True):

@@ -1,4 +1,4 @@
-"""What only label distributions can tell: how far each predicted distribution is from the true one."""
+"""Metrics that need label distributions: how far each predicted distribution is from the true one."""
 
 from __future__ import annotations
 

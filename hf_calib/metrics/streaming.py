@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._events import Events, sigmoid_events, softmax_events
+from hf_calib.metrics._batch_scores import BatchScores, score_sigmoid, score_softmax
 from hf_calib.metrics._inputs import check_n_bins
 from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins, uniform_edges
 from hf_calib.metrics.calibration import binned_error, class_gaps, top_label_calibration_error
@@ -86,11 +86,11 @@ class StreamingCalibration:
         if not labels.is_floating_point():
             labels = labels.long()  # in narrow ones C and -100 would wrap around
         targets = labels.to(self._sums.device).reshape(rows.shape if self.multi_label else rows.shape[:1])
-        to_events = sigmoid_events if self.multi_label else softmax_events
+        score = score_sigmoid if self.multi_label else score_softmax
         step = max(1, _CHUNK_ELEMENTS // n_classes)
         for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
             wide = chunk if chunk.dtype == torch.float64 else chunk.float()
-            self._add(to_events(wide, chunk_labels, self.temperature))
+            self._add(score(wide, chunk_labels, self.temperature))
 
     def merge(self, other: StreamingCalibration) -> None:
         """Add another state of the same settings, as if its batches had come here too.
@@ -260,23 +260,23 @@ class StreamingCalibration:
                 expected("the number of classes", f"stay {self._n_classes}", n_classes, way_out)
             )
 
-    def _add(self, events: Events) -> None:
+    def _add(self, scores: BatchScores) -> None:
         scalars, bins, classes = self._split()
-        used = events.used
-        scores = torch.stack(
-            [used.double(), events.correct.double(), events.nll.double(), events.brier.double()]
+        used = scores.used
+        per_prediction = torch.stack(
+            [used.double(), scores.correct.double(), scores.nll.double(), scores.brier.double()]
         )
-        scalars[:4] += torch.where(used, scores, 0.0).sum(dim=1)
-        scalars[4] += events.probs_used.any(dim=1).sum()
-        scalars[5] += (events.probs_used & ~events.probs.isfinite()).any(dim=1).sum()
-        scalars[6] += events.invalid.sum()
-        slots = self._slots(events.confidence, used)
-        _add_to_slots(bins, slots, events.confidence, events.correct)
+        scalars[:4] += torch.where(used, per_prediction, 0.0).sum(dim=1)
+        scalars[4] += scores.probs_used.any(dim=1).sum()
+        scalars[5] += (scores.probs_used & ~scores.probs.isfinite()).any(dim=1).sum()
+        scalars[6] += scores.invalid.sum()
+        slots = self._slots(scores.confidence, used)
+        _add_to_slots(bins, slots, scores.confidence, scores.correct)
         first_slots = torch.arange(self._n_classes, device=slots.device) * (self.n_bins + 1)
-        class_slots = self._slots(events.probs, events.probs_used) + first_slots
-        _add_to_slots(classes, class_slots, events.probs, events.hits)
-        self._confidences.append(events.confidence)
-        self._correct.append(torch.where(used, events.correct.to(torch.int8), _LEFT_OUT))
+        class_slots = self._slots(scores.probs, scores.probs_used) + first_slots
+        _add_to_slots(classes, class_slots, scores.probs, scores.hits)
+        self._confidences.append(scores.confidence)
+        self._correct.append(torch.where(used, scores.correct.to(torch.int8), _LEFT_OUT))
 
     def _split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views of the sums: scalars, (3, M + 1) of the bins and (3, C (M + 1)) of the classes' bins.

@@ -1,4 +1,4 @@
-"""ECE_sweep: as many bins as the data can bear, instead of a number of bins that somebody chose."""
+"""ECE_sweep: as many bins as the data support, instead of a number that somebody chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of calibration.
+"""Figures of calibration.
 
 matplotlib is imported when one is drawn, and pyplot never, so that no global state changes.
 """

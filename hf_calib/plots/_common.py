@@ -1,4 +1,4 @@
-"""What every picture shares: colours, checks of what is drawn, and writing it to a file."""
+"""Colours, checks of what is drawn, and writing to a file, for all figures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str,
 
 
 def no_panel() -> str:
-    """The message for a picture of nothing."""
+    """The message for a figure without a panel."""
     return expected("a diagram", "have at least one panel", "none", "pass {name: (confidences, correct)}")
 
 

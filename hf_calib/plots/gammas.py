@@ -48,7 +48,8 @@ def _gamma_history(
     gammas: list[list[float]] = []
     gaps: list[list[float]] = []
     for entry in log_history:
-        bins = sorted(match[1] for match in map(re.compile(r"gamma_(\d+)$").match, entry) if match)
+        matches = map(re.compile(r"gamma_(\d+)$").match, entry)
+        bins = sorted((match[1] for match in matches if match), key=int)
         gap_keys = [f"calibration_gap_{m}" for m in bins]
         if not bins or "step" not in entry or not all(key in entry for key in gap_keys):
             continue

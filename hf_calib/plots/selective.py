@@ -1,4 +1,4 @@
-"""What confidence is good for: telling right predictions from wrong ones."""
+"""Figures of how well confidence separates right predictions from wrong ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def confidence_histogram(
 ) -> Figure:
     """Draw how confidences are spread where the prediction is right (up) and where it is wrong (down).
 
-    For seeing whether confidence tells right from wrong, which a reliability diagram does not show: the two
+    For seeing whether confidence separates right from wrong, which a reliability diagram does not show: the two
     halves of a useful model have different shapes. Each half is in shares of its own examples.
 
     Args:

@@ -49,7 +49,7 @@ def smooth_reliability_diagram(
 ) -> Figure:
     r"""Draw a smooth curve of accuracy against confidence, with its confidence band, one panel for each name.
 
-    For a picture that does not depend on a number of bins; `reliability_diagram` is the one that readers know.
+    For a diagram that does not depend on a number of bins; `reliability_diagram` is the one that readers know.
     For several models in one panel use `reliability_comparison`.
 
     The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`, thick where
@@ -118,7 +118,7 @@ def smooth_reliability_diagram(
 def reliability_comparison(
     models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
 ) -> Figure:
-    """Draw the smooth reliability curves of several models in one picture.
+    """Draw the smooth reliability curves of several models in one figure.
 
     For which of some models to trust; `smooth_reliability_diagram` shows one with its confidence band, and
     `risk_coverage_diagram` compares how well models know which of their predictions are wrong.

@@ -1,4 +1,4 @@
-"""The report: everything there is to say about the calibration of one model on one labelled set."""
+"""The calibration report of one model on one labelled dataset."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CalibrationReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences: what makes the numbers uncertain."""
+        """Sentences: the caveats, what makes the numbers uncertain."""
         return warnings_about_data(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def calibration_report(
     class_names: Sequence[str] | None = None,
     name: str = "model",
 ) -> CalibrationReport:
-    r"""Measure a classifier's calibration in every way there is here, and say what it means.
+    r"""Measure a classifier's calibration by every metric here, and say what the numbers mean.
 
     For a person who wants to know whether to trust the probabilities. For one number use its metric, such as
     `expected_calibration_error`; for numbers while training, `hf_calib.metrics.streaming`.
@@ -173,7 +173,7 @@ def calibration_report(
     >>> report.before.metrics["accuracy"].value
     0.5
     >>> report.diagnosis[0]
-    'On the whole over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
+    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
     """
     checked, targets = check_probs_and_labels(probs, labels)
     after = None if calibrated is None else _check_calibrated(calibrated, targets, checked.shape)

@@ -1,4 +1,4 @@
-"""What the numbers mean, in sentences: is it over- or under-confident, where, and can chance explain it."""
+"""Diagnosis of a report in sentences: over- or under-confident, where, and whether chance can explain it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Overall(NamedTuple):
 
 
 def overall(assessment: Assessment, confidence_level: float) -> Overall:
-    """Whether confidence exceeds accuracy on the whole.
+    """Whether confidence exceeds accuracy overall.
 
     The interval is of the paired difference, so that what both share cancels.
     """
@@ -71,8 +71,8 @@ def _overall_sentence(assessment: Assessment, level: float) -> str:
     means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if found.verdict == "neither":
-        return f"On the whole neither over- nor under-confident beyond chance: {means} ({interval})."
-    return f"On the whole {found.verdict}: {means} ({interval})."
+        return f"Overall neither over- nor under-confident beyond chance: {means} ({interval})."
+    return f"Overall {found.verdict}: {means} ({interval})."
 
 
 def _chance_sentence(assessment: Assessment, level: float) -> str:
@@ -97,7 +97,7 @@ def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) ->
             f"right {run.accuracy:.3f} of the time ({run.count:,} examples)."
         )
     if len({run.gap > 0 for run in runs}) == 2:
-        sentences.append("Errors of both directions partly cancel in the overall difference.")
+        sentences.append("Errors in both directions partly cancel in the overall difference.")
     for sign, word in ((1, "over-confident"), (-1, "under-confident")):
         rows = [row for row in significant_classes(assessment.classes, 1 - level) if sign * _gap(row) > 0]
         if rows:
@@ -115,7 +115,7 @@ def _frequencies(assessment: Assessment, alpha: float, quote: Callable[[str], st
         for row in rows[:_CLASSES_NAMED]
     )
     more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
-    return [f"Some classes occur more or less often than their probability says: {named}{more}."]
+    return [f"Some classes occur more or less often than their mean probability: {named}{more}."]
 
 
 def misjudged_frequencies(rows: Sequence[ClassRow], n_examples: int, alpha: float) -> list[ClassRow]:
@@ -189,7 +189,8 @@ def _after_sentences(report: CalibrationReport, quote: Callable[[str], str]) -> 
     ]
     if after["nll"].value > before["nll"].value:
         sentences.append(
-            "The likelihood got worse: the calibration was fitted on too little data, or on data unlike these."
+            "The negative log-likelihood got worse: the calibration was fitted on too few examples, or on examples "
+            "unlike these."
         )
     if not np.array_equal(report.before.correct, report.after.correct):
         sentences.append(
@@ -217,33 +218,33 @@ def _gain_sentence(assessment: Assessment, *, after: bool) -> str:
     gap = assessment.metrics["post_processing_gap"]
     more = "still " if after else ""
     return (
-        f"A smooth recalibration of the confidences could {more}lower their squared error by {gap.value:.4f} "
-        "at most, on these examples."
+        f"A smooth recalibration of the confidences could {more}lower their squared error by at most "
+        f"{gap.value:.4f} on these examples."
     )
 
 
 def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
-    """What makes the numbers uncertain: few examples, classes that are absent or rare, empty bins."""
+    """Caveats: notes, few examples, classes that are absent or rare, two classes, equal confidences."""
     found = [quote(note) for note in report.notes]
     if report.n_examples < _FEW_EXAMPLES:
         found.append(
-            f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards; "
-            "read the debiased and smooth ones, and the intervals."
+            f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
+            "and smooth ones, and the intervals."
         )
     absent = [row for row in report.before.classes if row.support == 0]
     rare = [row for row in report.before.classes if 0 < row.support < _FEW_IN_A_CLASS]
     if absent:
-        found.append(f"{_named(absent, quote)} without an example: nothing can be said about them.")
+        found.append(f"{_named(absent, quote)} without examples: their rows say nothing.")
     if rare:
         found.append(
             f"{_named(rare, quote)} with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy."
         )
     if report.n_classes == 2:
         found.append(
-            "Two classes: confidence is that of the predicted class, at least 0.5, not that of the positive class."
+            "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
         )
     if np.ptp(report.before.confidences) == 0:
-        found.append("All confidences are equal: a single bin, so no shape of the reliability can be seen.")
+        found.append("All confidences are equal: they lie in one bin, so the diagrams show one point.")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Which numbers a report holds, and how each comes by its interval."""
+"""The metrics of a report, and how many resamples their intervals take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as plain data: of JSON's own types, with None for what is no number."""
+"""A report as plain data of JSON's own types, with None where there is no finite number."""
 
 from __future__ import annotations
 

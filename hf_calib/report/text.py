@@ -117,18 +117,19 @@ def _class_cells(row: ClassRow, name: str) -> list[str]:
 def footnotes(report: CalibrationReport) -> list[str]:
     """How to read the tables, and what they leave out."""
     notes = [
-        "Binned errors are biased upwards in small samples, and their bootstrap intervals with them, which may "
-        "even lie above the value; the debiased error and the consistency test correct for that.",
+        "Binned errors are biased upwards in small samples, and so are their bootstrap intervals, which may even "
+        "lie above the value. The debiased error and the consistency test correct for that.",
         "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
         "if the confidences were right.",
     ]
     notes += _fewer_resamples(report)
     if "kde_ece" in report.before.metrics:
         notes.append(
-            "The kernel ECE leaves each example out of its own estimate; resamples, which repeat examples, cannot."
+            "The kernel ECE has no interval: it leaves each example out of its own estimate, which resamples, where "
+            "examples repeat, do not allow."
         )
     else:
-        notes.append(f"The kernel ECE is for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples.")
+        notes.append(f"The kernel ECE is computed for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples only.")
     if report.n_classes > _MOST_CLASSES:
         notes.append(
             f"Of {report.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."

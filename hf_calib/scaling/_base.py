@@ -1,4 +1,4 @@
-"""What every scaler of logits shares: softmax in place, and the check of the classes it was fitted on."""
+"""Base class of the scalers that map logits to logits, softmax in place, and the check of fitted classes."""
 
 from __future__ import annotations
 

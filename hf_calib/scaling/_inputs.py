@@ -1,4 +1,4 @@
-"""What every scaler accepts: the checks of logits and labels, and the walk over rows block by block."""
+"""Checks of logits and labels, and the walk over rows block by block, for all scalers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of exponentials at many scales from those at fewer, which cost less to compute.
+"""Interpolation of sums of exponentials at many scales from those at fewer, which cost less to compute.
 
 A row's softmax denominator is a sum of exp(beta g), g <= 0. For all such g at once, exp(beta g) is to about
 1e-10 a linear combination of its values at geometric nodes, four per octave of beta and one octave beyond

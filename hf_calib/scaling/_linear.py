@@ -1,4 +1,4 @@
-"""Fits linear maps of the logits by maximum likelihood: the convex problem, its preconditioner, its solver.
+"""Maximum-likelihood fits of linear maps of the logits: the convex problem, its preconditioner, its solver.
 
 Parameters are found for features in units of `unit`, a number near the fitted temperature, so that neither
 the solver nor a penalty sees the scale of the logits. The solver is L-BFGS in coordinates in which the
@@ -116,9 +116,9 @@ class LinearProblem:
         return total / self.size
 
     def separated_classes(self, *, free_bias: bool) -> NDArray[np.bool_]:
-        """Which classes their own feature tells from all others, at a threshold (0 if the bias is not free).
+        """Which classes are separated from all others by their own feature, at a threshold (0 if the bias is not free).
 
-        Their likelihood rises for ever as the class's weight grows.
+        Their likelihood increases without bound as the class's weight grows.
         """
         own_low, other_low = np.full((2, self.n_classes), np.inf)
         own_high, other_high = np.full((2, self.n_classes), -np.inf)

@@ -1,4 +1,4 @@
-"""What the scalers share that recalibrate each class's probability on its own: one-vs-rest, then rows."""
+"""Base class of the scalers that recalibrate each class's probability on its own: one-vs-rest, then rows."""
 
 from __future__ import annotations
 

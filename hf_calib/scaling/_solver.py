@@ -1,4 +1,4 @@
-"""Finds the temperature of the least negative log-likelihood, which is convex in beta = 1 / T."""
+"""Solver for the temperature of the least negative log-likelihood, which is convex in beta = 1 / T."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class IsotonicScaling(ClassProbabilityScaling):
       \hat p_{ik} \propto m(p_{ik})$$
 
     Args:
-        multiclass: "one_vs_rest": a curve for each class, fitted on that class's probabilities. It can mend
-            classes that are wrong in different ways, and can change the predicted class.
+        multiclass: "one_vs_rest": a curve for each class, fitted on that class's probabilities. It can
+            correct classes that are wrong in different ways, and can change the predicted class.
             "joint": one curve for all classes, fitted on all N C probabilities. It needs fewer examples, and
             it keeps the ranking of the classes, hence the accuracy.
 

@@ -24,7 +24,7 @@ _LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
 class SplineScaling(BaseEstimator):
     r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
 
-    For a model whose confidence is wrong in a way that one temperature cannot mend, and for a few hundred
+    For a model whose confidence is wrong in a way that one temperature cannot correct, and for a few hundred
     examples or more: the curve is not tied to a form, nor to bins as in `HistogramBinning`. It recalibrates
     the predicted class only; the others share what is left in proportion to their probabilities. The
     predicted class, hence the accuracy, stays as it is.

@@ -130,7 +130,7 @@ class TestEvaluate:
         assert re.search(
             r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]", result.stdout
         )
-        assert "On the whole" in result.stdout
+        assert "Overall " in result.stdout
         assert "Calibration of data" in result.stdout
         assert names_in(tmp_path / "report") == REPORT
         assert names_in(tmp_path) == {"report"}

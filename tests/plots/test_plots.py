@@ -252,3 +252,10 @@ plots.reliability_diagram({"m": ([0.9], [1])})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_gammas_of_more_than_a_hundred_bins_keep_their_order() -> None:
+    figure = gamma_dynamics(history(2, 102))
+    last = [line.get_ydata()[-1] for line in figure.axes[0].lines[1:]]
+    assert len(last) == 102
+    assert last == sorted(last)

@@ -100,7 +100,7 @@ def test_the_kernel_error_is_for_small_sets() -> None:
     probs, labels = predictions(MAX_EXAMPLES_FOR_KDE + 1, 2)
     report = calibration_report(probs, labels, n_resamples=1)
     assert "kde_ece" not in report.before.metrics
-    assert "The kernel ECE is for 2 to 2,000 examples." in report.to_markdown()
+    assert "The kernel ECE is computed for 2 to 2,000 examples only." in report.to_markdown()
 
 
 def test_the_consistency_test_is_that_of_the_metrics() -> None:
@@ -191,12 +191,12 @@ def test_the_verdict_on_known_predictions(temperature: float, verdict: str) -> N
     report = quick(probs, labels)
     assert overall(report.before, 0.95).verdict == verdict
     if verdict == "neither":
-        assert report.diagnosis[0].startswith("On the whole neither over- nor under-confident beyond chance")
+        assert report.diagnosis[0].startswith("Overall neither over- nor under-confident beyond chance")
         assert "The calibration error is within sampling error: the ECE is" in words(report)
         assert "Confidences from" not in words(report)
         assert "Predictions of" not in words(report)
     else:
-        assert report.diagnosis[0].startswith(f"On the whole {verdict}: mean confidence")
+        assert report.diagnosis[0].startswith(f"Overall {verdict}: mean confidence")
         assert "The calibration error is real: the ECE is" in words(report)
         assert f"Predictions of 4 classes are {verdict} beyond chance" in words(report)
 
@@ -229,7 +229,7 @@ def test_it_says_where_the_error_is() -> None:
     report = quick(probs, np.where(right, 0, 1), n_bins=10)
     assert "Confidences from 0.40 to 0.60 are too low: 0.500 on average" in words(report)
     assert "Confidences from 0.90 to 1.00 are too high: 0.950 on average" in words(report)
-    assert "Errors of both directions partly cancel" in words(report)
+    assert "Errors in both directions partly cancel" in words(report)
 
 
 def test_it_names_classes_of_another_frequency() -> None:
@@ -239,7 +239,7 @@ def test_it_names_classes_of_another_frequency() -> None:
     rows = misjudged_frequencies(report.before.classes, report.n_examples, 0.05)
     assert rows[0].name == "rare"
     assert re.search(
-        r'occur more or less often than their probability says: "rare" \(0\.0\d\d of', words(report)
+        r'occur more or less often than their mean probability: "rare" \(0\.0\d\d of', words(report)
     )
 
 
@@ -249,8 +249,8 @@ def test_it_compares_before_and_after() -> None:
     before, after = report.before.metrics["ece"].value, report.after.metrics["ece"].value
     assert after < before
     assert f"After calibration the ECE goes from {before:.4f} to {after:.4f}" in words(report)
-    assert "After calibration: on the whole neither" in words(report)
-    assert "The likelihood got worse" not in words(report)
+    assert "After calibration: overall neither" in words(report)
+    assert "The negative log-likelihood got worse" not in words(report)
     assert "Predictions changed" not in words(report)
 
 
@@ -258,7 +258,7 @@ def test_it_says_when_calibration_did_harm() -> None:
     probs, labels = predictions()
     worse = softmax(np.log(probs[:, ::-1]) / 0.3, axis=1)
     report = quick(probs, labels, calibrated=worse)
-    assert "The likelihood got worse" in words(report)
+    assert "The negative log-likelihood got worse" in words(report)
     assert "Predictions changed: accuracy goes from" in words(report)
 
 
@@ -269,10 +269,10 @@ def test_it_warns_of_little_data() -> None:
     labels = np.zeros(1_000, int)
     labels[:3] = 1
     found = " ".join(quick(probs, labels, class_names=["x", "y", "z"]).warnings)
-    assert '1 class ("z") without an example' in found
+    assert '1 class ("z") without examples' in found
     assert '1 class ("y") with fewer than 10 examples' in found
     assert "Only" not in found
-    assert any("Two classes: confidence" in w for w in quick(*predictions(50, 2)).warnings)
+    assert any("Two classes: the confidence" in w for w in quick(*predictions(50, 2)).warnings)
     flat = quick(np.full((50, 4), 0.25), np.arange(50) % 4)
     assert any("All confidences are equal" in w for w in flat.warnings)
 
@@ -453,12 +453,12 @@ def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
     assert "## Caveats" in text
     for name in EVIL[1:]:
         assert name not in text
-    assert '1 class ("$\\\\frac\\{$") without an example' in text
+    assert '1 class ("$\\\\frac\\{$") without examples' in text
     assert '1 class ("\\[x\\]\\(javascript:y\\) \\`c\\` \\# d") with fewer than 10' in text
     assert "&lt;script&gt;alert\\(1\\)&lt;/script&gt;" in text.split("## Metrics")[0]
     page = report.to_html()
     assert "<script>" not in page
-    assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without an example" in page
+    assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without examples" in page
 
 
 def test_class_names_that_differ_in_case_stay_apart() -> None:

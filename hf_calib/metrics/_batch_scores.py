@@ -1,4 +1,4 @@
-"""What a batch of logits says, in the form that calibration counts: predictions with a confidence.
+"""Scores of a batch of logits: confidence, correctness, NLL and Brier score of each prediction.
 
 Needs torch, so only `streaming` imports it. Nothing here waits for the device: what is left out stays in
 place and is marked in `used`.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 IGNORED_LABEL = -100
 
 
-class Events(NamedTuple):
+class BatchScores(NamedTuple):
     """R rows of logits over C classes as E predictions: one per row (softmax) or one per logit (sigmoid)."""
 
     confidence: torch.Tensor  # (E,) probability of what was predicted
@@ -28,7 +28,7 @@ class Events(NamedTuple):
     probs_used: torch.Tensor  # (R, C) bool
 
 
-def softmax_events(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> Events:
+def score_softmax(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> BatchScores:
     """One prediction per row: logits (R, C), labels (R,) class indices."""
     n_classes = logits.shape[1]
     used = (labels >= 0) & (labels < n_classes)
@@ -41,7 +41,7 @@ def softmax_events(logits: torch.Tensor, labels: torch.Tensor, temperature: floa
     total = probs.sum(dim=1, keepdim=True)
     probs /= total
     hits = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, targets, True)
-    return Events(
+    return BatchScores(
         confidence=probs.amax(dim=1),
         correct=predicted == labels,
         used=used,
@@ -54,13 +54,13 @@ def softmax_events(logits: torch.Tensor, labels: torch.Tensor, temperature: floa
     )
 
 
-def sigmoid_events(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> Events:
+def score_sigmoid(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> BatchScores:
     """One prediction per logit: logits (R, C), labels (R, C) of 0 and 1."""
     positive = labels == 1
     used = positive | (labels == 0)
     scaled = logits / temperature
     probs = scaled.sigmoid()
-    return Events(
+    return BatchScores(
         confidence=scaled.abs().sigmoid().flatten(),
         correct=((logits > 0) == positive).flatten(),
         used=used.flatten(),
