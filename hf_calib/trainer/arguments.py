@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
-from hf_calib.losses import make_loss
+from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.logged import lower_is_better
 from hf_calib.trainer.callbacks import TEMPERATURE_STRATEGIES
 
@@ -23,6 +23,7 @@ else:  # HfArgumentParser takes one type per field: words, which become numbers 
 
 BALANCED = "balanced"
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
 # Lowest and highest value of whole numbers; NumPy takes no larger seed.
 WHOLE_NUMBERS = {
     "n_bins": (1, 10_000),
@@ -54,8 +55,12 @@ class CalibrationTrainingArguments(TrainingArguments):
     `transformers.HfArgumentParser`), or from a YAML file with command-line overrides (`parse_arguments`).
 
     With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
-    (`eval_adaptive_ece`, `eval_nll_calibrated`, ...); the smaller is then the better, unless
-    `greater_is_better` says otherwise.
+    (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
+    otherwise. Those after the temperature (`eval_nll_calibrated`, ...) need `temperature_strategy="evaluate"`.
+    With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
+
+    The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, as a
+    trial of `Trainer.hyperparameter_search` does.
 
     Raises:
         ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
@@ -121,6 +126,9 @@ class CalibrationTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = _mapping(self.loss_kwargs)
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _BY_METRIC
+        if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
+            self.metric_for_best_model = "nll"
         if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
             self.greater_is_better = False  # the base class takes all but losses for scores
         super().__post_init__()
@@ -148,12 +156,40 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise InputValueError(
                 expected("gamma_update_samples", "go with gamma_update_steps", got, "set both")
             )
+        metric = self.metric_for_best_model or ""
+        every_time = self.temperature_strategy == "evaluate" and self.temperature_criterion != "none"
+        if metric.endswith("_calibrated") and not every_time:
+            requirement = f"be 'evaluate' for metric_for_best_model={metric!r}, with a temperature_criterion"
+            got = f"{self.temperature_strategy!r} and {self.temperature_criterion!r}"
+            way_out = f"set both, or use metric_for_best_model={metric.removesuffix('_calibrated')!r}"
+            raise InputValueError(expected("temperature_strategy", requirement, got, way_out))
         if self.label_smoothing_factor != 0 and self.loss != "cross_entropy":
             got = f"label_smoothing_factor={self.label_smoothing_factor} with loss={self.loss!r}"
             way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {self.label_smoothing_factor}}} alone"
             raise InputValueError(expected("label smoothing", "go with cross entropy", got, way_out))
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
+
+    if not TYPE_CHECKING:  # which would take every attribute for one of these
+
+        def __getattr__(self, name):
+            key = name.removeprefix("loss_")
+            if key != name and key in (hyperparameters := self.make_loss().hyperparameters):
+                return hyperparameters[key]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        key = name.removeprefix("loss_")
+        if key == name or name in type(self).__dataclass_fields__:
+            super().__setattr__(name, value)
+            return
+        known = self.make_loss().hyperparameters
+        if key not in known:
+            requirement = f"name a hyperparameter of loss {self.loss!r}"
+            raise InputValueError(
+                expected("an argument loss_*", requirement, repr(name), did_you_mean(key, known))
+            )
+        self.loss_kwargs = {**(self.loss_kwargs or {}), key: value}  # type: ignore[dict-item]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})

@@ -185,7 +185,7 @@ def warn_of_double_roles(train: Any, calibration: Any, evaluation: Any, what: st
             "has seen, and is optimistic. Hold some examples out as eval_dataset."
         )
     if message is not None:
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=5)
 
 
 def warn_of_no_temperature(evaluation: Any) -> None:
@@ -198,7 +198,7 @@ def warn_of_no_temperature(evaluation: Any) -> None:
     warnings.warn(
         f"There is no calibration_dataset, and {found}. No temperature will be fitted, so the probabilities stay "
         "as trained. Pass calibration_dataset, or set temperature_criterion='none'.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
@@ -227,5 +227,5 @@ def warn_of_split_batches(
         warnings.warn(
             f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {rows} "
             f"of the {whole} examples of an optimizer step. Results depend on how the batch is cut. {way_out}",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, Trainer
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.model_card import add_calibration_section
 from hf_calib.export.saving import (
@@ -35,7 +37,14 @@ from hf_calib.trainer.callbacks import (
     TemperatureScalingCallback,
     _CalibrationCallback,
 )
-from hf_calib.trainer.checkpoint import last_complete_checkpoint, load_loss_state, save_loss_state
+from hf_calib.trainer.checkpoint import (
+    check_complete,
+    last_complete_checkpoint,
+    load_adapter,
+    load_loss_state,
+    load_weights,
+    save_loss_state,
+)
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from hf_calib.trainer.labels import (
     IGNORE_INDEX,
@@ -143,6 +152,9 @@ class CalibrationTrainer(Trainer):
         self._pushing = False
         self._said_not_folded = False
         self._summary_was_at: int | None = None
+        self._own_callbacks: list[_CalibrationCallback] = []
+        self._resume_from: str | None = None
+        self._searched_from: tuple[str, Any] = ("", {})
         super().__init__(model, args, *positional, **kwargs)
         if self.compute_loss_func is not None:
             got, way_out = "compute_loss_func", "use transformers.Trainer for a loss of your own"
@@ -157,7 +169,16 @@ class CalibrationTrainer(Trainer):
 
     # ---- Set-up ----
 
+    def _calibration_arguments(self) -> tuple[Any, ...]:
+        """What loss and callbacks are made from."""
+        loss, args = self.args.make_loss(), self.args
+        weights = args.class_weights if loss.class_weights is None else loss.class_weights.tolist()
+        updates = (args.gamma_update_steps, args.gamma_update_samples)
+        temperature = (args.temperature_criterion, args.temperature_strategy)
+        return loss.name, loss.hyperparameters, weights, args.gather_batch, updates, temperature
+
     def _make_loss(self) -> None:
+        self._made_from = self._calibration_arguments()
         balanced = None
         if self.args.class_weights == BALANCED:
             balanced = balanced_class_weights(
@@ -208,12 +229,15 @@ class CalibrationTrainer(Trainer):
 
     def _add_calibration_callbacks(self) -> None:
         args, adaptive = self.args, isinstance(self.calibration_loss, AdaptiveLoss)
+        self._own_callbacks = []
         if self._callback(AdaFocalCallback) is None and adaptive:
             steps, samples = args.gamma_update_steps, args.gamma_update_samples
-            self.add_callback(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
+            self._own_callbacks.append(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
         if self._callback(TemperatureScalingCallback) is None and args.temperature_criterion != "none":
             criterion, strategy = args.temperature_criterion, args.temperature_strategy
-            self.add_callback(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
+            self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
+        for callback in self._own_callbacks:
+            self.add_callback(callback)
         self._arrange_callbacks()
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
@@ -309,26 +333,107 @@ class CalibrationTrainer(Trainer):
     ) -> TrainOutput:
         """Train as `Trainer.train` does; data and checkpoint are checked first.
 
+        If the loss or the temperature's settings in `args` have changed since the last training, loss and
+        callbacks are made anew.
+
         Args:
-            resume_from_checkpoint: True takes the newest checkpoint in `output_dir` that was written to its
-                end. The table of an adaptive loss is restored with it.
+            resume_from_checkpoint: a checkpoint, or True for the newest complete one in `output_dir`. The table
+                of an adaptive loss is restored with it.
 
         Raises:
-            ValueError: for labels out of range or missing, an adaptive loss without held-out data, a checkpoint
-                whose table is missing or corrupt.
+            ValueError: for labels out of range or missing, an adaptive loss without held-out data, or a checkpoint
+                that is incomplete, of another model or of another loss.
         """
-        self._check_data()
-        if self.model_init is not None:  # a new model starts with a new table
-            self._make_loss()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self._output_dir, self.args.world_size)
-        if resume_from_checkpoint and isinstance(self.calibration_loss, AdaptiveLoss):
-            load_loss_state(self.calibration_loss, str(resume_from_checkpoint))
+        elif resume_from_checkpoint:
+            check_complete(resume_from_checkpoint)
+        self._resume_from = resume_from_checkpoint or None
+        if self.model_init is None:
+            self._set_up_training()
+        try:
+            return super().train(self._resume_from, *args, **kwargs)
+        finally:
+            self.is_in_train = False  # also after an error
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Called in each training, once the new model and a trial's arguments are there."""
+        searched = self.hp_search_backend is not None and trial is not None
+        if searched:  # the hyperparameters of the trial before are not this one's
+            self.args.loss, self.args.loss_kwargs = self._searched_from[0], {}
+        super()._hp_search_setup(trial)
+        if searched and self.args.loss == self._searched_from[0]:
+            of_trial: Any = self.args.loss_kwargs
+            self.args.loss_kwargs = {**self._searched_from[1], **of_trial}
+        if self.model_init is not None:
+            self._set_up_training()
+
+    def _set_up_training(self) -> None:
+        # A new model starts with a new table.
+        if self.model_init is not None or self._made_from != self._calibration_arguments():
+            theirs = [c for c in self.callback_handler.callbacks if c not in self._own_callbacks]
+            self.callback_handler.callbacks = theirs
+            self._held_out_loaders.clear()
+            self._make_loss()
+            self._add_calibration_callbacks()
+            self._check_model()
+        self._check_data()
+        if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
+            load_loss_state(self.calibration_loss, self._resume_from)
         # Further training undoes an earlier calibration.
         self._forget_temperature()
         self.last_evaluation = None
         self._summary_was_at = None
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def hyperparameter_search(
+        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Search as `Trainer.hyperparameter_search` does; by default for the smallest `eval_nll`.
+
+        `eval_loss` does not compare losses or hyperparameters of a loss with each other, and the sum of all
+        metrics, which is the Trainer's own default, means nothing. A trial sets `loss`, and the hyperparameters
+        of the loss by the names `loss_gamma`, `loss_n_bins` and so on; the Trainer passes over those that the
+        trial's loss does not have, and says so in its log.
+
+        Raises:
+            ValueError: if `compute_objective` is needed: to maximise, or with none or several evaluation sets.
+        """
+        direction = args[1] if len(args) > 1 else kwargs.get("direction", "minimize")
+        if compute_objective is None:
+            way_out = "pass compute_objective, a function of the metrics"
+            if direction != "minimize":
+                got = f"direction={direction!r}"
+                raise InputValueError(expected("the search", "minimise eval_nll", got, way_out))
+            if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+                got = "none" if self.eval_dataset is None else "several"
+                raise InputValueError(expected("eval_dataset", "be one dataset", got, way_out))
+        self._searched_from = (self.args.loss, self.args.loss_kwargs or {})
+        space = None if hp_space is None else lambda trial: _loss_first(hp_space(trial))
+        objective = compute_objective or itemgetter("eval_nll")
+        return super().hyperparameter_search(space, objective, *args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self._load_whole(self.model if model is None else model, resume_from_checkpoint, True):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        best = str(self.state.best_model_checkpoint)
+        if not self._load_whole(self.model, best, False):
+            super()._load_best_model()
+        if isinstance(self.calibration_loss, AdaptiveLoss):
+            load_loss_state(self.calibration_loss, best)
+
+    def _load_whole(self, model: Any, checkpoint: str, is_trainable: bool) -> bool:
+        """Load a checkpoint of a model that lies whole on each device; the Trainer loads what is sharded."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return False
+        if (
+            hasattr(model, "peft_config")
+            and hasattr(model, "load_adapter")
+            and hasattr(model, "active_adapters")
+        ):
+            return load_adapter(model, checkpoint, is_trainable=is_trainable)
+        return load_weights(model, checkpoint)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
@@ -395,9 +500,7 @@ class CalibrationTrainer(Trainer):
         loss = self.calibration_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
-            # Not to be divided by the accumulation steps; transformers < 5.19 reads the second only.
-            self.loss_is_scaled_for_ga = True
-            self.model_accepts_loss_kwargs = True
+            declare_loss_scaled(self)
         if isinstance(outputs, tuple):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs)
         elif isinstance(outputs, Tensor):
@@ -722,3 +825,8 @@ class CalibrationTrainer(Trainer):
         record = getattr(self._config, "calibration", None)
         if self.temperature is not None and record is not None and self.is_world_process_zero():
             add_calibration_section(Path(self._output_dir), record, self.last_evaluation)
+
+
+def _loss_first(values: dict[str, Any]) -> dict[str, Any]:
+    """A trial's values are set in this order, and the loss decides which hyperparameters there are."""
+    return dict(sorted(values.items(), key=lambda item: item[0] != "loss"))

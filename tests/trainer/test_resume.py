@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import Trainer
 
 from hf_calib import CalibrationTrainer
-from hf_calib.trainer.checkpoint import LOSS_STATE_NAME, last_complete_checkpoint
+from hf_calib.trainer.checkpoint import (
+    LOSS_STATE_NAME,
+    check_complete,
+    last_complete_checkpoint,
+    load_loss_state,
+)
 from tests.helpers.killed_training import CASES, STEPS
 from tests.helpers.tiny import assert_same, tiny_trainer, weights
 
@@ -76,11 +82,12 @@ def test_the_gammas_moved(killed: Path) -> None:
 def test_a_checkpoint_cut_short_is_passed_over(name: str, killed: Path) -> None:
     left = killed / name / "as_left"
     assert sorted(path.name for path in left.iterdir()) == ["checkpoint-2", "checkpoint-4"]
-    with pytest.warns(UserWarning, match="checkpoint-4 was not written to its end"):
+    why = "cut short or damaged" if name == "amid the state" else "is missing"
+    with pytest.warns(
+        UserWarning, match=rf"checkpoint-4 \(trainer_state.json {why}\).*from .*checkpoint-2, "
+    ):
         assert last_complete_checkpoint(left, 1) == str(left / "checkpoint-2")
-    said = [
-        message for message in result(killed / name / "broken")["warnings"] if "written to its end" in message
-    ]
+    said = [message for message in result(killed / name / "broken")["warnings"] if "Incomplete" in message]
     assert len(said) == 1
 
 
@@ -90,45 +97,148 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint-2"
 
 
+def rewrite(path: Path, *, metadata: dict[str, str] | None = None, **changes: torch.Tensor) -> None:
+    """Change a table, and what the file says about it."""
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file({**load_file(path), **changes}, path, said if metadata is None else metadata)
+
+
 def damage_nothing_there(path: Path) -> None:
     path.unlink()
-
-
-def damage_truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def damage_no_safetensors(path: Path) -> None:
-    path.write_bytes(b"not a table")
 
 
 def damage_other_shape(path: Path) -> None:
     save_file({name: value[:3].clone() for name, value in load_file(path).items()}, path)
 
 
-def damage_other_loss(path: Path) -> None:
+def damage_other_buffers(path: Path) -> None:
     save_file({"bin_gaps": torch.zeros(15, dtype=torch.float64)}, path)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [damage_nothing_there, damage_truncated, damage_no_safetensors, damage_other_shape, damage_other_loss],
-)
+def damage_another_loss(path: Path) -> None:
+    rewrite(path, metadata={"loss": "ada_dual_focal", "hyperparameters": "{}"})
+
+
+def damage_not_finite(path: Path) -> None:
+    gammas = load_file(path)["gammas"]
+    gammas[2] = torch.nan
+    rewrite(path, gammas=gammas)
+
+
+REFUSED = {
+    damage_nothing_there: rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file, without which the loss would start over",
+    damage_other_shape: rf"{LOSS_STATE_NAME} to hold the table of loss 'adafocal' with .*shape",
+    damage_other_buffers: "Missing key",
+    damage_another_loss: "got the table of loss 'ada_dual_focal' with {}; train with that loss",
+    damage_not_finite: "got NaN or infinity in gammas",
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_damaged_table_is_refused_before_training(damage: Any, named: bool, checkpoint: Path) -> None:
+def test_a_wrong_table_is_refused_before_training(damage: Any, named: bool, checkpoint: Path) -> None:
     for path in checkpoint.parent.glob(f"checkpoint-*/{LOSS_STATE_NAME}"):
         damage(path)
     trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
     before = weights(trainer.model)
-    with pytest.raises(ValueError, match=f"{LOSS_STATE_NAME}.*resume from another checkpoint"):
+    with pytest.raises(ValueError, match=REFUSED[damage]):
         trainer.train(resume_from_checkpoint=str(checkpoint) if named else True)
+    assert_same(weights(trainer.model), before)
+    assert trainer.is_in_train is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"loss_kwargs": {"n_bins": 10}},
+            "'n_bins': 10.*got the table of loss 'adafocal' with .*'n_bins': 15",
+        ),
+        ({"loss_kwargs": {"gamma_max": 5.0}}, "'gamma_max': 5.0.*got the table of .*'gamma_max': 20.0"),
+        ({"loss": "ada_dual_focal"}, "'ada_dual_focal'.*got the table of loss 'adafocal' with"),
+        ({"loss": "calfocal"}, "'calfocal'.*got the table of loss 'adafocal' with"),
+    ],
+)
+def test_a_checkpoint_of_another_loss_is_refused(
+    settings: dict[str, Any], message: str, checkpoint: Path
+) -> None:
+    trainer = tiny_trainer(checkpoint.parent, **{**ADAPTIVE, **SAVED, **settings})
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_table_that_names_no_loss_is_taken_if_its_shapes_fit(checkpoint: Path) -> None:
+    rewrite(checkpoint / LOSS_STATE_NAME, metadata={})
+    saved = load_file(checkpoint / LOSS_STATE_NAME)
+    loss = tiny_trainer(checkpoint.parent, **ADAPTIVE).calibration_loss
+    with pytest.warns(
+        UserWarning, match="does not say which loss.*Make sure that the checkpoint was trained"
+    ):
+        load_loss_state(loss, checkpoint)
+    assert_same(dict(loss.named_buffers()), saved)
+
+
+def test_hyperparameters_that_came_later_do_not_make_a_table_another_one(checkpoint: Path) -> None:
+    path = checkpoint / LOSS_STATE_NAME
+    rewrite(path, metadata={"loss": "adafocal", "hyperparameters": '{"n_bins": 15}'})
+    loss = tiny_trainer(checkpoint.parent, **ADAPTIVE).calibration_loss
+    load_loss_state(loss, checkpoint)
+    assert_same(dict(loss.named_buffers()), load_file(path))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", LOSS_STATE_NAME, "config.json"],
+)
+def test_a_checkpoint_with_a_file_cut_short_is_named_and_the_one_before_used(
+    name: str, checkpoint: Path
+) -> None:
+    newest = checkpoint.with_name("checkpoint-4")
+    cut(newest / name)
+    with pytest.warns(
+        UserWarning, match=rf"checkpoint-4 \({name} cut short or damaged\).*from .*checkpoint-2, "
+    ):
+        assert last_complete_checkpoint(checkpoint.parent, 1) == str(checkpoint)
+    trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
+    before = weights(trainer.model)
+    message = rf"checkpoint-4 \({name} cut short or damaged\); resume from {checkpoint}, the complete"
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(newest))
+    cut(checkpoint / name)
+    message = (
+        rf"checkpoint-4 \({name} cut short or damaged\); resume from another checkpoint, or train without"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(newest))
+    with pytest.raises(ValueError, match=rf"got only .*checkpoint-4 \({name} cut.*checkpoint-2 \({name} cut"):
+        trainer.train(resume_from_checkpoint=True)
     assert_same(weights(trainer.model), before)
 
 
-def test_a_checkpoint_of_another_number_of_bins_is_refused(checkpoint: Path) -> None:
-    trainer = tiny_trainer(checkpoint.parent, loss_kwargs={"n_bins": 10}, **ADAPTIVE, **SAVED)
-    with pytest.raises(ValueError, match="'n_bins': 10"):
-        trainer.train(resume_from_checkpoint=True)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"be a complete checkpoint, got .*there \(no such folder\)"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "there"))
+    with pytest.raises(ValueError, match=r"\(trainer_state.json is missing\)"):
+        trainer.train(resume_from_checkpoint=str(tmp_path))
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
+    for step in (900, 1000, 50):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-2000-backup").mkdir()
+    assert last_complete_checkpoint(tmp_path, 1) == str(tmp_path / "checkpoint-1000")
+    (tmp_path / "checkpoint-1000" / "trainer_state.json").write_text("{")
+    with pytest.warns(UserWarning, match="checkpoint-1000"):
+        assert last_complete_checkpoint(tmp_path, 1) == str(tmp_path / "checkpoint-900")
+    with pytest.raises(ValueError, match=r"checkpoint-1000 .*; resume from .*checkpoint-900, the complete"):
+        check_complete(tmp_path / "checkpoint-1000")
 
 
 def test_a_fixed_loss_needs_no_table(tmp_path: Path) -> None:
@@ -154,20 +264,19 @@ def test_checkpoints_of_several_processes(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-7"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text("{}")
-    (checkpoint / "optimizer.pt").touch()
-    (checkpoint / "rng_state_0.pth").touch()
+    torch.save({}, checkpoint / "optimizer.pt")
+    torch.save({}, checkpoint / "rng_state_0.pth")
     # The second process did not get to it.
-    with (
-        pytest.warns(UserWarning, match="not written to its end"),
-        pytest.raises(ValueError, match="to hold a complete checkpoint"),
+    with pytest.raises(
+        ValueError, match=r"got only .*checkpoint-7 \(the random state of a process is missing"
     ):
         last_complete_checkpoint(tmp_path, 2)
-    (checkpoint / "rng_state_1.pth").touch()
+    torch.save({}, checkpoint / "rng_state_1.pth")
     assert last_complete_checkpoint(tmp_path, 2) == str(checkpoint)
     assert last_complete_checkpoint(tmp_path, 1) == str(checkpoint)
     for path in checkpoint.glob("rng_state_*"):
         path.unlink()
-    (checkpoint / "rng_state.pth").touch()  # of a training by one process, continued by four
+    torch.save({}, checkpoint / "rng_state.pth")  # of a training by one process, continued by four
     assert last_complete_checkpoint(tmp_path, 4) == str(checkpoint)
 
 

@@ -133,9 +133,54 @@ def test_the_help_names_every_field() -> None:
     ],
 )
 def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bool, tmp_path: Path) -> None:
-    args = arguments(tmp_path, metric_for_best_model=metric)
-    assert args.greater_is_better is greater
-    assert arguments(tmp_path, metric_for_best_model=metric, greater_is_better=True).greater_is_better is True
+    settings = {"metric_for_best_model": metric, "temperature_strategy": "evaluate"}
+    assert arguments(tmp_path, **settings).greater_is_better is greater
+    assert arguments(tmp_path, **settings, greater_is_better=True).greater_is_better is True
+
+
+@pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal", "ece_ce"])
+def test_the_best_model_of_an_adaptive_loss_is_the_one_with_the_smallest_nll(
+    loss: str, tmp_path: Path
+) -> None:
+    best = {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    args = arguments(tmp_path, loss=loss, **best)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("nll", False)
+    args = arguments(tmp_path, loss=loss, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch")
+    assert (args.metric_for_best_model, args.greater_is_better) == ("nll", False)
+    assert (
+        arguments(tmp_path, loss=loss, metric_for_best_model="loss", **best).metric_for_best_model == "loss"
+    )
+    assert arguments(tmp_path, loss="focal", **best).metric_for_best_model == "loss"
+    assert arguments(tmp_path, loss=loss).metric_for_best_model is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature_strategy": "evaluate", "temperature_criterion": "none"}]
+)
+def test_a_best_model_by_metrics_after_a_temperature_needs_one_at_each_evaluation(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    metric = {"metric_for_best_model": "eval_ece_calibrated"}
+    message = "be 'evaluate' for metric_for_best_model='eval_ece_calibrated'.*or use .*='eval_ece'$"
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, **metric, **settings)
+    assert arguments(tmp_path, **metric, temperature_strategy="evaluate").greater_is_better is False
+
+
+def test_hyperparameters_of_the_loss_have_flat_names(tmp_path: Path) -> None:
+    args = arguments(tmp_path, loss="focal_calibration", loss_kwargs={"gamma": 2.0})
+    assert (args.loss_gamma, args.loss_brier_weight) == (2.0, 0.5)
+    args.loss_brier_weight = 0.25
+    assert args.loss_kwargs == {"gamma": 2.0, "brier_weight": 0.25}
+    assert args.make_loss().hyperparameters["brier_weight"] == 0.25
+    assert not hasattr(args, "loss_n_bins")
+    assert not hasattr(args, "gamma")
+    with pytest.raises(ValueError, match="loss 'focal_calibration', got 'loss_gama'; did you mean 'gamma'"):
+        args.loss_gama = 1.0
+    again = copy.deepcopy(args)
+    again.loss_gamma = 5.0
+    assert (args.loss_gamma, again.loss_gamma) == (2.0, 5.0)
+    assert pickle.loads(pickle.dumps(again)).loss_gamma == 5.0
 
 
 def test_the_token_is_not_shown(tmp_path: Path) -> None:
