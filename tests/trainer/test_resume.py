@@ -127,8 +127,8 @@ def damage_not_finite(path: Path) -> None:
 
 
 REFUSED = {
-    damage_nothing_there: rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file, without which the loss would start over",
-    damage_other_shape: rf"{LOSS_STATE_NAME} to hold the table of loss 'adafocal' with .*shape",
+    damage_nothing_there: rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file",
+    damage_other_shape: "size mismatch",
     damage_other_buffers: "Missing key",
     damage_another_loss: "got the table of loss 'ada_dual_focal' with {}; train with that loss",
     damage_not_finite: "got NaN or infinity in gammas",
