@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_calib.metrics.logged import LOGGED_METRICS
+from tests.helpers.gloo_pair import launch, torchrun
 from tests.helpers.runs import BATCH_CASES, CASES, RAGGED, RAGGED_ROWS, assert_equal_runs, evaluate, run
 from tests.helpers.tiny import assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
@@ -22,26 +20,10 @@ from tests.helpers.two_processes import EVALUATIONS
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 
 
-def launch(*command: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    launch(
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "tests.helpers.two_processes",
-        str(folder),
-    )
+    torchrun("tests.helpers.two_processes", str(folder))
     return folder
 
 

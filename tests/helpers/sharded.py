@@ -1,0 +1,94 @@
+"""One training in two processes that hold the whole model each (DDP), or a shard each (FSDP 1 and 2).
+
+torchrun --nproc_per_node 2 -m tests.helpers.sharded FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule, FullStateDictConfig, FullyShardedDataParallel
+
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import arguments, logged, sequences, tiny_bert
+
+torch.set_num_threads(1)
+LAYERS = {"transformer_layer_cls_to_wrap": ["BertLayer"]}
+KINDS: dict[str, dict[str, Any]] = {
+    "DDP": {},
+    "FSDP1": {"fsdp": True, "fsdp_config": {"version": 1, "sync_module_states": False, **LAYERS}},
+    "FSDP2": {"fsdp": True, "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **LAYERS}},
+}
+
+
+def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer:
+    model = tiny_bert(num_hidden_layers=2)
+    settings = {"loss": "adafocal", "gamma_update_steps": 1, "gradient_accumulation_steps": 2, **settings}
+    args = arguments(folder, per_device_train_batch_size=2, **settings, **KINDS[kind])
+    if kind != "DDP":
+        # accelerate would take DDP on CPUs; it shards if it takes each for an accelerator with a number.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        PartialState._shared_state["device"] = torch.device("cpu")  # without one
+        # Asked to offload to the CPU weights that are there already, FSDP 1 frees them: never ask.
+        for name in ("offload_to_cpu", "rank0_only"):
+            setattr(FullStateDictConfig, name, property(lambda self: False, lambda self, value: None))
+    return CalibrationTrainer(
+        model,
+        args,
+        train_dataset=sequences(model, 32),
+        calibration_dataset=sequences(model, 21, seed=2),
+        eval_dataset=sequences(model, 13, seed=3),
+    )
+
+
+def shards(model: Any) -> int:
+    """How many of the model's modules FSDP has wrapped."""
+    return sum(isinstance(module, FullyShardedDataParallel | FSDPModule) for module in model.modules())
+
+
+def run(kind: str, folder: Path) -> dict[str, Any]:
+    """Train; return what must not depend on the kind, and how many modules are sharded."""
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(kind, folder / "out", **saved)
+    trainer.train()
+    found = results(trainer)
+    trainer.save_calibrated_model(folder / "calibrated")
+    found["shards"] = shards(trainer.model_wrapped)
+    if kind != "FSDP1":  # which loads only what it can synchronise between accelerators
+        trainer = make_trainer(kind, folder / "out", **saved)
+        trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
+        found["resumed"] = results(trainer)
+    return found
+
+
+def results(trainer: CalibrationTrainer) -> dict[str, Any]:
+    last = trainer.evaluate()
+    return {
+        "loss": logged(trainer, "loss"),
+        "grad_norm": logged(trainer, "grad_norm"),
+        "eval": {name: value for name, value in last.items() if not name.endswith(("time", "per_second"))},
+        "gammas": trainer.calibration_loss.gammas.tolist(),
+        "temperature": trainer.temperature,
+    }
+
+
+def main(folder: Path) -> None:
+    for kind in KINDS:
+        (folder / kind).mkdir(exist_ok=True)
+        torch.save(run(kind, folder / kind), folder / kind / f"{dist.get_rank()}.pt")
+        assert dist.get_world_size() == 2
+        dist.barrier()
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+        AcceleratorState._reset_state()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
