@@ -79,9 +79,8 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
         raise InputValueError(expected(str(path), requirement, got, _WAY_OUT)) from error
     if "loss" not in metadata:
         warnings.warn(
-            f"{path} does not say which loss it belongs to, as files of hf_calib before 0.2 do not. It was loaded "
-            f"because its shapes fit loss {loss.name!r}. Make sure that the checkpoint was trained with that loss "
-            "and these hyperparameters.",
+            f"{path} does not record its loss; earlier versions did not. It was loaded because its shapes fit loss "
+            f"{loss.name!r}. Make sure that the checkpoint was trained with that loss and these hyperparameters.",
             stacklevel=2,
         )
 

@@ -13,7 +13,8 @@ import torch
 @contextmanager
 def random_state_left_as_found() -> Iterator[None]:
     """Restore Python's, NumPy's and PyTorch's random states (CPU, and the current CUDA device) on exit."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices=devices):
