@@ -1,7 +1,9 @@
 """`hf-calib demo`: from real text to a calibrated model in a plain pipeline, in minutes and with no network.
 
-The model, its rate, the number of epochs and the shares of the splits were chosen with seed 1 for a training
-that over-fits as long fine-tunings do; the default seed 0, whose table a newcomer sees, took no part in the choice.
+The width of the model, its learning rate and its dropout were chosen among four trainings with cross entropy and
+seed 1, by a training that is short, over-fits visibly and is mended by a temperature, as seen on the test split of
+that seed. The default seed 0 was run once, afterwards; seeds split the same paragraphs anew, so its test split
+shares rows with that of seed 1. No setting of focal or adafocal was tuned.
 """
 
 from __future__ import annotations
