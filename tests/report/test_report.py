@@ -465,14 +465,17 @@ def test_class_names_that_differ_in_case_stay_apart() -> None:
     probs, labels = predictions(1_000, 3)
     names = ["apple", "Apple", "APPLE"]
     report = quick(probs, labels, class_names=names)
+    markdown = report.to_markdown()
+    html = report.to_html()
     assert [row["name"] for row in report.to_dict()["before"]["classes"]] == names
     for c, name in enumerate(names):
         row = report.before.classes[c]
         assert (row.name, row.support) == (name, (labels == c).sum())
-        assert f"| {name} | {row.support:,} | {row.frequency:.4f} |" in report.to_markdown()
-        assert f'<th scope="row">{name}</th><td>{row.support:,}</td>' in report.to_html()
-    titles = [axes.get_title(loc="left") for axes in report.figures()["classwise"].axes]
-    shown = " ".join([*titles, *(t.get_text() for a in report.figures()["classwise"].axes for t in a.texts)])
+        assert f"| {name} | {row.support:,} | {row.frequency:.4f} |" in markdown
+        assert f'<th scope="row">{name}</th><td>{row.support:,}</td>' in html
+    panels = report.figures()["classwise"].axes
+    titles = [axes.get_title(loc="left") for axes in panels]
+    shown = " ".join([*titles, *(text.get_text() for axes in panels for text in axes.texts)])
     assert all(name in shown for name in names)
 
 

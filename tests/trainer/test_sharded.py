@@ -14,6 +14,8 @@ from tests.helpers.gloo_pair import torchrun
 from tests.helpers.sharded import KINDS
 from tests.helpers.tiny import differences
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
