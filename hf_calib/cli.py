@@ -227,8 +227,8 @@ def demo(
     output_dir: Annotated[Path, typer.Option(help="Folder for the figure and the model.")] = Path(
         "demo_output"
     ),
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each of the three trainings.")] = 8,
-    max_per_class: Annotated[int, typer.Option(min=10, help="Examples per class; fewer are faster.")] = 1500,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each of the three trainings.")] = 10,
+    max_per_class: Annotated[int, typer.Option(min=10, help="Examples per class; fewer are faster.")] = 3000,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data split and the trainings.")
     ] = 0,

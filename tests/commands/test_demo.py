@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import ClassLabel, Dataset, DatasetDict
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hf_calib import cli
@@ -63,6 +65,16 @@ def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[
     calibration = json.loads((folder / "model" / "config.json").read_text())["calibration"]
     assert calibration["folded"] is True
     assert calibration["temperature"] > 0
+
+
+def test_a_paragraph_longer_than_the_model_reads_is_shown_too(
+    done: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = Dataset.from_dict({"text": ["an array " * 60] * 2, "label": [0, 0]}).cast_column(
+        "label", ClassLabel(names=["numpy", "scipy"])
+    )
+    demo.show_pipeline(Console(), done[0] / "model", DatasetDict({"test": rows}), "focal")
+    assert capsys.readouterr().out.count("% sure (it is from numpy)") == 2
 
 
 def test_the_command_has_the_defaults_of_the_function() -> None:
