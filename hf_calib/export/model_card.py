@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard
+from transformers.utils import CONFIG_NAME
 
 from hf_calib._files import whole_file
 from hf_calib._markdown import escape
@@ -27,7 +29,8 @@ def add_calibration_section(
     """Append the section to the card in the folder, replacing an earlier one, and tag the card.
 
     Args:
-        folder: holds the card, README.md; the reliability diagram is saved beside it.
+        folder: holds the card, README.md; the reliability diagram is saved beside it. Whether the temperature is
+            in the weights is read from the folder's config.json.
         record: the model config's `calibration`.
         evaluation: the last one; its metrics are shown if they were also computed with the temperature.
     """
@@ -41,7 +44,9 @@ def add_calibration_section(
     card.data.library_name = "transformers"  # adapters, which were trained with peft, are merged
     card.data.tags = sorted({*(card.data.tags or []), *TAGS})
     before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
-    card.text = f"{before}\n\n{calibration_section(record, metrics, prefix)}\n"
+    card.text = (
+        f"{before}\n\n{calibration_section({**record, 'folded': _is_folded(folder)}, metrics, prefix)}\n"
+    )
     with whole_file(folder / "README.md") as unfinished:
         card.save(unfinished)
 
@@ -50,7 +55,7 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
     """The section's Markdown.
 
     Args:
-        record: the model config's `calibration`.
+        record: the model config's `calibration`; "folded" tells whether the temperature is in the weights.
         metrics: of an evaluation, `eval_ece` and so on, with and without `_calibrated`; or none.
         prefix: their prefix, "eval" for the evaluation split.
 
@@ -80,15 +85,24 @@ def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float],
     return "\n".join(lines)
 
 
+def _is_folded(folder: Path) -> bool:
+    """Whether the model that lies in the folder has a temperature in its head."""
+    path = folder / CONFIG_NAME
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return bool((config.get("calibration") or {}).get("folded"))
+
+
 def _training_lines(record: Mapping[str, Any]) -> list[str]:
     hyperparameters = ", ".join(
         f"{name}={value}" for name, value in (record.get("loss_kwargs") or {}).items()
     )
+    where = ". It is not in the weights: divide the logits by it to get calibrated probabilities."
+    if record.get("folded"):
+        where = " and folded into the classification head: the model returns calibrated probabilities."
     loss = str(record.get("loss", "unknown")) + (f" ({hyperparameters})" if hyperparameters else "")
     return [
         f"Trained with the loss {escape(loss)}.",
         f"A temperature of {float(record['temperature']):.4f} (criterion: {escape(str(record.get('criterion')))}) "
         f"was fitted on {escape(str(record.get('n_examples')))} examples of the "
-        f"{escape(str(record.get('split')))} split and folded into the classification head: the model returns "
-        "calibrated probabilities.",
+        f"{escape(str(record.get('split')))} split{where}",
     ]

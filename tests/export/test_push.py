@@ -156,6 +156,21 @@ def test_what_comes_from_data_is_escaped(field: str) -> None:
     assert "<img" not in calibration_section(RECORD, named, prefix=HOSTILE)
 
 
+def test_the_card_says_whether_the_temperature_is_in_the_weights_beside_it(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "It is not in the weights: divide the logits by it" in card
+    assert "folded into" not in card
+    trainer.save_calibrated_model(tmp_path)
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "folded into the classification head: the model returns calibrated probabilities" in card
+    assert "not in the weights" not in card
+
+
 def test_the_section_replaces_an_earlier_one(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.train()
