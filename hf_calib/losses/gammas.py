@@ -6,7 +6,6 @@ here say how, and `GammaTableLoss` keeps the table.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -119,18 +118,18 @@ class CalFocalRule:
     per_sample: bool
     gamma_init: ClassVar[float] = 1.0
     gamma_min: ClassVar[float] = 0.0
-    gamma_max: ClassVar[float] = math.inf
+    gamma_max: ClassVar[float] = 1e30  # far beyond it float32 is infinite, and infinity times 0 is NaN
 
     def updated(self, gammas: Tensor, bins: BinStatistics) -> Tensor:
         """(M,) gammas after held-out predictions."""
-        return torch.exp(self.update_rate * bins.gaps)
+        return torch.exp(self.update_rate * bins.gaps).clamp(max=self.gamma_max)
 
     def of_examples(self, p: Tensor, bins: Tensor, gammas: Tensor, accuracies: Tensor) -> Tensor:
         """(N,) gammas of examples with true-class probability p in these bins of the table."""
         if not self.per_sample:
             return gammas[bins]
         gaps = (p - accuracies[bins]).nan_to_num(0.0)  # no accuracy yet: gamma 1
-        return torch.exp(self.update_rate * gaps)
+        return torch.exp(self.update_rate * gaps).clamp(max=self.gamma_max)
 
 
 GammaRule = AdaFocalRule | CalFocalRule

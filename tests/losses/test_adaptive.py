@@ -297,3 +297,14 @@ class TestEceCrossEntropy:
         keep = torch.arange(60) % 4 > 0
         with_ignored = loss(logits, labels.where(keep, -100), reduction="none")
         assert_close(with_ignored[keep], loss(logits[keep], labels[keep], reduction="none"))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_gammas_of_a_very_fast_calfocal_stay_finite(per_sample: bool) -> None:
+    loss = make_loss("calfocal", update_rate=1000.0, per_sample=per_sample)
+    loss.update(torch.linspace(0.01, 0.99, 300), torch.zeros(300))
+    logits = (60 * torch.randn(200, 5, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    loss(logits, torch.arange(200) % 5).backward()
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert bool(loss.gammas.isfinite().all())
