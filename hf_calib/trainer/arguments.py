@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -179,6 +179,8 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_kwargs" and isinstance(value, dict):
+            value = {key: _plain(item) for key, item in value.items()}
         key = name.removeprefix("loss_")
         if key == name or name in type(self).__dataclass_fields__:
             super().__setattr__(name, value)
@@ -211,17 +213,24 @@ class CalibrationTrainingArguments(TrainingArguments):
         return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
 
 
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch, or an array of them, as JSON can hold it."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _numbers(weights: Any) -> list[float] | str | None:
     """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
     if weights is None:
         return None
     if isinstance(weights, str):
         weights = [weights]
-    weights = weights.tolist() if hasattr(weights, "tolist") else list(weights)
-    if weights == [BALANCED]:
+    words = weights if isinstance(weights, Mapping) else list(_plain(weights))
+    if words == [BALANCED]:
         return BALANCED
     try:
-        numbers = [float(weight) for weight in weights]
+        if isinstance(words, Mapping):
+            raise TypeError  # its keys would be taken for the weights
+        numbers = [float(weight) for weight in words]
     except (TypeError, ValueError) as error:
         requirement = f"be numbers, or {BALANCED!r}"
         raise InputValueError(

@@ -246,3 +246,18 @@ def test_class_weights_are_numbers_or_balanced_on_the_command_line(words: list[s
     line = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none", "--class_weights", *words]
     (args,) = HfArgumentParser(CalibrationTrainingArguments).parse_args_into_dataclasses(line)
     assert args.class_weights == ("balanced" if words == ["balanced"] else [0.5, 2.0])
+
+
+def test_hyperparameters_from_numpy_and_torch_can_be_written_as_json(tmp_path: Path) -> None:
+    steps = {"thresholds": np.array([0.2]), "gammas": torch.tensor([5.0, 3.0])}
+    args = CalibrationTrainingArguments(str(tmp_path), loss="flsd", loss_kwargs=steps, report_to="none")
+    assert json.loads(args.to_json_string())["loss_kwargs"] == {"thresholds": [0.2], "gammas": [5.0, 3.0]}
+    args.loss, args.loss_kwargs = "focal", None
+    args.loss_gamma = np.float32(2)
+    assert json.loads(args.to_json_string())["loss_kwargs"] == {"gamma": 2.0}
+
+
+def test_class_weights_in_a_mapping_are_refused(tmp_path: Path) -> None:
+    weights: Any = {1: 0.5, 2: 0.7}  # its keys are no weights
+    with pytest.raises(ValueError, match=r"class_weights to be numbers, or 'balanced', got {1: 0.5, 2: 0.7}"):
+        CalibrationTrainingArguments(str(tmp_path), class_weights=weights, report_to="none")
