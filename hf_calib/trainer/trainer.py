@@ -410,7 +410,11 @@ class CalibrationTrainer(Trainer):
         self._searched_from = (self.args.loss, self.args.loss_kwargs or {})
         space = None if hp_space is None else lambda trial: _loss_first(hp_space(trial))
         objective = compute_objective or itemgetter("eval_nll")
-        return super().hyperparameter_search(space, objective, *args, **kwargs)
+        try:
+            return super().hyperparameter_search(space, objective, *args, **kwargs)
+        finally:
+            # The best trial's values are set next, one by one, and those of the last trial may not go with them.
+            self.args.loss, self.args.loss_kwargs = self._searched_from
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self._load_whole(self.model if model is None else model, resume_from_checkpoint, True):

@@ -181,3 +181,28 @@ def test_callbacks_of_the_users_stay_when_arguments_change(tmp_path: Path) -> No
 
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
+
+
+def test_the_best_trial_can_be_set_after_another_one(tmp_path: Path) -> None:
+    trainer, _ = searching(tmp_path)
+
+    def values(trial: optuna.Trial) -> dict[str, Any]:
+        loss = trial.suggest_categorical("loss", ["focal", "adafocal"])
+        if loss == "focal":
+            return {"loss": loss, "loss_gamma": trial.suggest_float("loss_gamma", 1, 2)}
+        return {"loss": loss, "loss_n_bins": trial.suggest_int("loss_n_bins", 4, 8)}
+
+    losses = []
+
+    def objective(_: dict[str, float]) -> float:  # focal is the best
+        losses.append(trainer.args.loss)
+        return 0.0 if losses[-1] == "focal" else 1.0
+
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    best = trainer.hyperparameter_search(values, objective, n_trials=5, backend="optuna", sampler=sampler)
+    assert losses[-1] == "adafocal"
+    for name, value in best.hyperparameters.items():
+        setattr(trainer.args, name, value)
+    trainer.train()
+    assert trainer.calibration_loss.name == "focal"
+    assert trainer.calibration_loss.hyperparameters == {"gamma": best.hyperparameters["loss_gamma"]}
