@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.data import IterableDataset
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib.trainer.random_state import random_state_left_as_found
@@ -36,37 +37,59 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
     return None
 
 
-def collated_labels(
-    dataset: Any, role: str, collator: Callable[[list[Any]], Any], label_key: str
-) -> Tensor | None:
-    """The first labels as the model's batches will have them; None where this cannot be told.
+def has_rows(dataset: Any) -> bool:
+    """Whether rows can be read by their index. A stream may have a length, and inherits `__getitem__`."""
+    if isinstance(dataset, IterableDataset):
+        return False
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
-    Collators convert: `default_data_collator` makes floats of a list of integers in a column `label`.
+
+def collated_labels(
+    dataset: Any, role: str, collator: Callable[[list[Any]], Any], label_key: str, row: int | None = None
+) -> Tensor | None:
+    """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
+
+    Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
 
     Raises:
-        ValueError: if the first rows cannot be made a batch.
+        ValueError: if the rows cannot be made a batch.
     """
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
+    if not (has_rows(dataset) and len(dataset)):
         return None
+    rows = range(min(2, len(dataset))) if row is None else [row]
     with random_state_left_as_found():  # reading a row may augment it
         try:
-            batch = collator([dataset[row] for row in range(min(2, len(dataset)))])
+            batch = collator([dataset[index] for index in rows])
         except Exception as error:
+            what = "the first rows" if row is None else f"row {row}"
             got, way_out = f"{type(error).__name__}: {error}", "check its rows and the data collator"
             raise InputValueError(
-                expected(f"the first rows of the {role} split", "be made a batch", got, way_out)
+                expected(f"{what} of the {role} split", "be made a batch", got, way_out)
             ) from error
     labels = batch.get(label_key)
     return labels if isinstance(labels, Tensor) else None
 
 
 def balanced_class_weights(
-    dataset: Any, label_key: str, *, n_classes: int | None, multi_label: bool
+    dataset: Any,
+    label_key: str,
+    *,
+    n_classes: int | None,
+    multi_label: bool,
+    collated: Callable[[int], Tensor | None],
 ) -> list[float]:
     """Weights N / (C n_c), which give every class the same share of the loss.
 
+    Args:
+        dataset: the training split.
+        label_key: name of the labels.
+        n_classes: C, or None.
+        multi_label: what the problem is.
+        collated: gives the labels of a row as the model's batches will have them; None where this is not known.
+
     Raises:
-        ValueError: if the labels cannot be read, are multi-label, or lack a class.
+        ValueError: if the labels cannot be read, are changed before the model sees them, are multi-label, or
+            lack a class.
     """
     found = read_labels(dataset, label_key)
     way_out = "give one number per class"
@@ -74,6 +97,12 @@ def balanced_class_weights(
         requirement = "be given as numbers where the training split has no column of class indices"
         raise InputValueError(expected("class_weights", requirement, "'balanced'", way_out))
     counted = found.values[found.values >= 0]
+    for row in sorted({int(found.rows[i]) for i in np.unique(found.values, return_index=True)[1]}):
+        arriving = collated(row)
+        if arriving is not None and set(arriving.flatten().tolist()) - {IGNORE_INDEX} != _classes(found, row):
+            requirement = "be given as numbers where a transform or collator changes the labels"
+            got = f"'balanced', and a row {row} that arrives as {arriving.flatten().tolist()}"
+            raise InputValueError(expected("class_weights", requirement, got, way_out))
     counts = np.bincount(counted, minlength=n_classes or 0)
     if n_classes is not None and len(counts) > n_classes:
         got = f"label {len(counts) - 1} in the training split"
@@ -85,6 +114,10 @@ def balanced_class_weights(
         requirement = "be 'balanced' over classes that the training split has"
         raise InputValueError(expected("class_weights", requirement, got, way_out))
     return (len(counted) / (len(counts) * counts)).tolist()
+
+
+def _classes(found: Labels, row: int) -> set[int]:
+    return set(found.values[found.rows == row].tolist()) - {IGNORE_INDEX}
 
 
 def predicts_next_token(model: Any) -> bool:
@@ -100,9 +133,14 @@ def generates_by_encoder_and_decoder(model: Any) -> bool:
 
 
 def number_of_classes(model: Any) -> int | None:
-    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say."""
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say.
+
+    A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
+    """
     model = _without_adapters(model)
-    if _generates(model):
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return None
+    if _generates(model) or type(model).__name__.endswith("ForMaskedLM"):
         return getattr(model.config.get_text_config(), "vocab_size", None)
     return getattr(getattr(model, "config", None), "num_labels", None)
 

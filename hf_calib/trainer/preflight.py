@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import datasets
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss
@@ -16,8 +19,11 @@ from hf_calib.trainer.labels import (
     Labels,
     first_missing,
     generates_by_encoder_and_decoder,
+    has_rows,
     number_of_classes,
 )
+
+Array = NDArray[Any]
 
 
 def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
@@ -53,7 +59,7 @@ def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -
 
 
 def check_calibration_split(dataset: Any, n_samples: int | None) -> None:
-    """Refuse an empty calibration split, and one without a length where a subset is asked for.
+    """Refuse an empty calibration split, and a stream where a subset is asked for.
 
     Args:
         dataset: the calibration split, or None.
@@ -62,11 +68,10 @@ def check_calibration_split(dataset: Any, n_samples: int | None) -> None:
     Raises:
         TypeError, ValueError: saying what to pass.
     """
-    if dataset is not None and not hasattr(dataset, "__len__"):
-        if n_samples is not None:
-            got, way_out = type(dataset).__name__, "leave gamma_update_samples out"
-            raise InputTypeError(expected("calibration_dataset", "have a length", got, way_out))
-    elif dataset is not None and len(dataset) == 0:
+    if dataset is not None and not has_rows(dataset) and n_samples is not None:
+        got, way_out = type(dataset).__name__, "leave gamma_update_samples out"
+        raise InputTypeError(expected("calibration_dataset", "have a length and rows", got, way_out))
+    if dataset is not None and hasattr(dataset, "__len__") and len(dataset) == 0:
         way_out = "hold some examples out, or leave calibration_dataset out"
         raise InputValueError(expected("the calibration split", "have examples", "none", way_out))
 
@@ -123,7 +128,11 @@ def check_label_kinds(kinds: Mapping[str, bool | None], multi_label: bool | None
 
 
 def check_label_values(
-    labels: Mapping[str, Labels | None], *, multi_label: bool | None, n_classes: int | None
+    labels: Mapping[str, Labels | None],
+    *,
+    multi_label: bool | None,
+    n_classes: int | None,
+    collated: Callable[[str, int], Tensor | None],
 ) -> None:
     """Refuse labels out of range, where this can be told without a pass.
 
@@ -131,6 +140,8 @@ def check_label_values(
         labels: by role; None where they cannot be read.
         multi_label: what the problem is; None if it is not known.
         n_classes: C, or None.
+        collated: gives the labels of a row of a split as the model's batches will have them, after transforms and
+            the collator; None where this is not known.
 
     Raises:
         ValueError: naming the split, the label and its row.
@@ -142,20 +153,37 @@ def check_label_values(
         if multi_label:
             # Training and evaluation take soft targets; a temperature and gammas are fitted to hard ones.
             hard = role == "calibration"
-            fits = np.isin(values, (0, 1)) if hard else (values >= 0) & (values <= 1)
+            fits = _is_decision if hard else _is_share
             requirement = "be 0 or 1" if hard else "be in [0, 1]"
             way_out = "give 0 or 1 per class, or -100 to ignore a decision"
         elif values.dtype.kind in "iu" and n_classes is not None:
-            fits = (values >= 0) & (values < n_classes)
+            fits = partial(_is_class, n_classes=n_classes)
             requirement = f"be in [0, {n_classes})"
             way_out = "set num_labels when the model is loaded, or relabel"
         else:
             continue
-        wrong = ~fits & (values != IGNORE_INDEX)
+        wrong = ~fits(values) & (values != IGNORE_INDEX)
         if wrong.any():
             rows = found.rows[wrong]
+            arriving = collated(role, int(rows[0]))
+            if arriving is not None:
+                seen = arriving.numpy()
+                if (fits(seen) | (seen == IGNORE_INDEX)).all():
+                    continue  # changed on the way to the model
             got = f"{values[wrong][0]} in row {rows[0]} ({len(np.unique(rows))} such rows)"
             raise InputValueError(expected(f"labels of the {role} split", requirement, got, way_out))
+
+
+def _is_class(values: Array, n_classes: int) -> Array:
+    return (values >= 0) & (values < n_classes)
+
+
+def _is_share(values: Array) -> Array:
+    return (values >= 0) & (values <= 1)
+
+
+def _is_decision(values: Array) -> Array:
+    return np.isin(values, (0, 1))
 
 
 def warn_of_double_roles(train: Any, calibration: Any, evaluation: Any, what: str) -> None:

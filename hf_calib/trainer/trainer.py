@@ -186,6 +186,7 @@ class CalibrationTrainer(Trainer):
                 self._label_key,
                 n_classes=number_of_classes(self._unwrapped),
                 multi_label=bool(self._has_label_per_class(self.train_dataset, "training")),
+                collated=lambda row: self._collated(self.train_dataset, "training", row),
             )
         loss = self.args.make_loss(self._problem_type, balanced_weights=balanced)
         self.calibration_loss = loss.to(self.args.device)
@@ -317,11 +318,19 @@ class CalibrationTrainer(Trainer):
         multi_label = self.calibration_loss.multi_label
         preflight.check_label_kinds(kinds, multi_label)
         n_classes = number_of_classes(self._unwrapped)
-        preflight.check_label_values(labels, multi_label=multi_label, n_classes=n_classes)
+        preflight.check_label_values(
+            labels,
+            multi_label=multi_label,
+            n_classes=n_classes,
+            collated=lambda role, row: self._collated(splits[role], role, row),
+        )
+
+    def _collated(self, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
+        collator = self._get_collator_with_removed_columns(self.data_collator, role)
+        return collated_labels(dataset, role, collator, self._label_key, row)
 
     def _has_label_per_class(self, dataset: Any, role: str) -> bool | None:
-        collator = self._get_collator_with_removed_columns(self.data_collator, role)
-        labels = collated_labels(dataset, role, collator, self._label_key)
+        labels = self._collated(dataset, role)
         if labels is None or (labels.is_floating_point() and labels.dim() != 2):
             return None
         return labels.is_floating_point()

@@ -253,3 +253,17 @@ def test_balanced_class_weights_need_every_class(tmp_path: Path) -> None:
     for dataset in (None, absent.to_iterable_dataset()):
         with pytest.raises(ValueError, match=r"class_weights to be given as numbers where .*got 'balanced'"):
             CalibrationTrainer(model, args, train_dataset=dataset)
+
+
+def test_balanced_class_weights_count_what_the_model_gets(tmp_path: Path) -> None:
+    def reversed_labels(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = torch.tensor([row["input_ids"] for row in rows])
+        return {"input_ids": ids, "labels": torch.tensor([N_LABELS - 1 - row["label"] for row in rows])}
+
+    rows = sequences(tiny_bert(), 24)
+    args = arguments(tmp_path, class_weights="balanced")
+    message = (
+        r"where a transform or collator changes the labels, got 'balanced', and a row \d+ that arrives as"
+    )
+    with pytest.raises(ValueError, match=message):
+        CalibrationTrainer(tiny_bert(), args, train_dataset=rows, data_collator=reversed_labels)

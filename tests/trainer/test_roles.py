@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset, IterableDataset
 from transformers import TrainingArguments
 
@@ -17,6 +18,7 @@ from hf_calib.trainer.labels import read_labels
 from hf_calib.trainer.preflight import check_label_values
 from tests.helpers.tiny import (
     N_LABELS,
+    TEXT,
     arguments,
     assert_same,
     sequences,
@@ -152,9 +154,8 @@ def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
 
 
 def check(labels: Any, *, key: str = "labels", **facts: Any) -> None:
-    check_label_values(
-        {"training": read_labels(labels, key)}, **{"multi_label": False, "n_classes": N_LABELS, **facts}
-    )
+    facts = {"multi_label": False, "n_classes": N_LABELS, "collated": lambda role, row: None, **facts}
+    check_label_values({"training": read_labels(labels, key)}, **facts)
 
 
 @pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [-100, 3], [[1, -100], [2, 3]], [[0.0], [2.0]]])
@@ -183,6 +184,74 @@ def test_labels_of_other_data_sets_are_refused_when_they_come(tmp_path: Path) ->
     trainer = CalibrationTrainer(tiny_bert(), arguments(tmp_path, **NO_TEMPERATURE), train_dataset=Rows())
     with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
         trainer.train()
+
+
+def relabelled(shift: int) -> Any:
+    """A collator that adds to the labels of the dataset."""
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {
+            "input_ids": torch.tensor([row["input_ids"] for row in rows]),
+            "labels": torch.tensor([row["label"] + shift for row in rows]),
+        }
+
+    return collate
+
+
+def test_labels_that_the_collator_changes_are_judged_as_the_model_gets_them(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 16)
+    from_1 = rows.map(lambda row: {"label": row["label"] + 1})
+    args = arguments(tmp_path, **NO_TEMPERATURE)
+    CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(-1)).train()
+    trainer = CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(0))
+    with pytest.raises(ValueError, match=r"labels of the training split to be in \[0, 4\), got 4 in row"):
+        trainer.train()
+    from_1.set_transform(relabelled_columns)
+    args = arguments(tmp_path, **NO_TEMPERATURE, remove_unused_columns=False)
+    CalibrationTrainer(tiny_bert(), args, train_dataset=from_1).train()
+
+
+def relabelled_columns(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": batch["input_ids"], "labels": [label - 1 for label in batch["label"]]}
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """It has a length, and inherits a `__getitem__` that raises."""
+
+    def __init__(self, rows: Dataset) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def test_streams_with_a_length_train(tmp_path: Path) -> None:
+    model = tiny_bert()
+    roles = ("train_dataset", "eval_dataset", "calibration_dataset")
+    sets = {role: Stream(sequences(model, 24, seed=seed)) for seed, role in enumerate(roles)}
+    trainer = CalibrationTrainer(model, arguments(tmp_path, loss="adafocal"), **sets)
+    trainer.train()
+    assert trainer.temperature is not None
+    args = arguments(tmp_path, loss="adafocal", gamma_update_steps=1, gamma_update_samples=8)
+    with pytest.raises(TypeError, match="calibration_dataset to have a length and rows, got Stream"):
+        CalibrationTrainer(model, args, **sets).train()
+
+
+def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**TEXT)
+    ids = sequences(tiny_bert(), 16)["input_ids"][:]
+    choices = Dataset.from_dict({"input_ids": [[row] * 4 for row in ids], "label": [3] * 16})
+    masked = Dataset.from_dict({"input_ids": ids, "labels": ids})
+    args = arguments(tmp_path, **NO_TEMPERATURE)
+    for kind, rows in (("MultipleChoice", choices), ("MaskedLM", masked)):
+        model = getattr(transformers, f"BertFor{kind}")(config)
+        CalibrationTrainer(model, args, train_dataset=rows).train()
+    beyond = Dataset.from_dict({"input_ids": ids, "labels": [[config.vocab_size] * len(row) for row in ids]})
+    with pytest.raises(ValueError, match=rf"to be in \[0, {config.vocab_size}\)"):
+        CalibrationTrainer(model, args, train_dataset=beyond).train()
 
 
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
