@@ -153,6 +153,7 @@ class CalibrationTrainer(Trainer):
         self._said_not_folded = False
         self._summary_was_at: int | None = None
         self._own_callbacks: list[_CalibrationCallback] = []
+        self._removed: set[type[_CalibrationCallback]] = set()  # callbacks that the user does not want
         self._resume_from: str | None = None
         self._searched_from: tuple[str, Any] = ("", {})
         super().__init__(model, args, *positional, **kwargs)
@@ -231,10 +232,11 @@ class CalibrationTrainer(Trainer):
     def _add_calibration_callbacks(self) -> None:
         args, adaptive = self.args, isinstance(self.calibration_loss, AdaptiveLoss)
         self._own_callbacks = []
-        if self._callback(AdaFocalCallback) is None and adaptive:
+        if self._callback(AdaFocalCallback) is None and adaptive and AdaFocalCallback not in self._removed:
             steps, samples = args.gamma_update_steps, args.gamma_update_samples
             self._own_callbacks.append(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
-        if self._callback(TemperatureScalingCallback) is None and args.temperature_criterion != "none":
+        wanted = args.temperature_criterion != "none" and TemperatureScalingCallback not in self._removed
+        if self._callback(TemperatureScalingCallback) is None and wanted:
             criterion, strategy = args.temperature_criterion, args.temperature_strategy
             self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
         for callback in self._own_callbacks:
@@ -305,7 +307,8 @@ class CalibrationTrainer(Trainer):
         """Decide the problem type, by the training split where the model does not say, and hold all splits to it."""
         evaluation = self.eval_dataset
         sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
-        splits = {"training": self.train_dataset, "calibration": self.calibration_dataset, **sets}
+        splits = {"training": self.train_dataset, "calibration": self.calibration_dataset}
+        splits |= {f"evaluation {role!r}" if role in splits else role: each for role, each in sets.items()}
         self._set_signature_columns_if_needed()
         inputs: set[str] = set(self._signature_columns or ()) - {self._label_key, "label", "label_ids"}
         labels = {role: read_labels(dataset, self._label_key) for role, dataset in splits.items()}
@@ -380,8 +383,9 @@ class CalibrationTrainer(Trainer):
     def _set_up_training(self) -> None:
         # A new model starts with a new table.
         if self.model_init is not None or self._made_from != self._calibration_arguments():
-            theirs = [c for c in self.callback_handler.callbacks if c not in self._own_callbacks]
-            self.callback_handler.callbacks = theirs
+            present = self.callback_handler.callbacks
+            self._removed |= {type(c) for c in self._own_callbacks if c not in present}
+            self.callback_handler.callbacks = [c for c in present if c not in self._own_callbacks]
             self._held_out_loaders.clear()
             self._make_loss()
             self._add_calibration_callbacks()

@@ -206,3 +206,13 @@ def test_the_best_trial_can_be_set_after_another_one(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.calibration_loss.name == "focal"
     assert trainer.calibration_loss.hyperparameters == {"gamma": best.hyperparameters["loss_gamma"]}
+
+
+def test_a_removed_callback_stays_removed_when_arguments_or_models_change(tmp_path: Path) -> None:
+    changed = tiny_trainer(tmp_path, **SETTINGS)
+    again, _ = searching(tmp_path)
+    for trainer in (changed, again):
+        trainer.remove_callback(TemperatureScalingCallback)
+        for trainer.args.loss in ("focal", "bsce"):  # a new loss each time
+            trainer.train()
+            assert trainer.temperature is None

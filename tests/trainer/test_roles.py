@@ -254,6 +254,16 @@ def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path
         CalibrationTrainer(model, args, train_dataset=beyond).train()
 
 
+def test_an_evaluation_set_may_have_the_name_of_another_split(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 8)
+    wrong = rows.map(lambda row: {"label": N_LABELS})
+    args = arguments(tmp_path, **NO_TEMPERATURE)
+    for train, evaluation, role in ((wrong, rows, "training"), (rows, wrong, "evaluation 'training'")):
+        sets = {"train_dataset": train, "eval_dataset": {"training": evaluation}}
+        with pytest.raises(ValueError, match=f"labels of the {role} split to be in"):
+            CalibrationTrainer(tiny_bert(), args, **sets).train()
+
+
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
     trainer = CalibrationTrainer(
         tiny_bert(),
