@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected, few
 from hf_calib.losses import CalibrationLoss
 from hf_calib.trainer.labels import (
     IGNORE_INDEX,
@@ -74,6 +74,25 @@ def check_calibration_split(dataset: Any, n_samples: int | None) -> None:
     if dataset is not None and hasattr(dataset, "__len__") and len(dataset) == 0:
         way_out = "hold some examples out, or leave calibration_dataset out"
         raise InputValueError(expected("the calibration split", "have examples", "none", way_out))
+
+
+def check_best_metric(metric: str, evaluation: Any) -> None:
+    """Refuse a metric for the best model that several evaluation sets do not have.
+
+    Args:
+        metric: `args.metric_for_best_model`.
+        evaluation: the evaluation set; a dict of several logs each one's metrics under its name.
+
+    Raises:
+        ValueError: naming a metric that there will be.
+    """
+    if not isinstance(evaluation, dict) or not evaluation:
+        return
+    name = metric.removeprefix("eval_")
+    if not any(name.startswith(f"{key}_") for key in evaluation):
+        requirement = f"begin with the name of an evaluation set ({few(list(evaluation))})"
+        way_out = f"set it to 'eval_{next(iter(evaluation))}_{name}', for example"
+        raise InputValueError(expected("metric_for_best_model", requirement, repr(metric), way_out))
 
 
 def check_rows(splits: Mapping[str, Any], labels: Mapping[str, Labels | None], inputs: Iterable[str]) -> None:

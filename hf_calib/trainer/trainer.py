@@ -287,6 +287,8 @@ class CalibrationTrainer(Trainer):
             )
         if adafocal is not None or temperature is not None:
             preflight.check_calibration_split(split, None if adafocal is None else adafocal.n_samples)
+        if self.args.load_best_model_at_end:
+            preflight.check_best_metric(str(self.args.metric_for_best_model), self.eval_dataset)
         self._check_labels()
         if not self.is_world_process_zero():
             return

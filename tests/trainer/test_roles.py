@@ -314,3 +314,27 @@ def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> Non
     )
     assert warned(trainer_of("abc", tmp_path, loss="mmce").train) == []
     assert warned(trainer_of("abc", tmp_path, loss="focal", gradient_accumulation_steps=2).train) == []
+
+
+@pytest.mark.parametrize(("loss", "metric"), [("adafocal", "nll"), ("focal", "loss")])
+def test_the_best_of_several_evaluation_sets_has_to_be_named(loss: str, metric: str, tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 16)
+    settings = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+
+    def trainer(**changes: Any) -> CalibrationTrainer:
+        return CalibrationTrainer(
+            model,
+            arguments(tmp_path, loss=loss, num_train_epochs=1, **settings, **changes),
+            train_dataset=rows,
+            calibration_dataset=sequences(model, 24, seed=2),
+            eval_dataset={"a": sequences(model, 16, seed=4), "b": sequences(model, 16, seed=3)},
+        )
+
+    message = rf"an evaluation set \(a, b\), got '{metric}'; set it to 'eval_a_{metric}'"
+    with pytest.raises(ValueError, match=message):
+        trainer().train()
+    named = trainer(metric_for_best_model=f"eval_b_{metric}", greater_is_better=False)
+    named.train()
+    found = [entry[f"eval_b_{metric}"] for entry in named.state.log_history if f"eval_b_{metric}" in entry]
+    assert named.state.best_metric == found[0]
