@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from hf_calib.metrics._inputs import (
 )
 from hf_calib.metrics._resampled import AnyMetric, Resampled
 from hf_calib.metrics.binning import FloatArray, IntArray
-from hf_calib.metrics.by_name import MetricFunction, find_metric
+from hf_calib.metrics.by_name import Metric, MetricFunction, find_metric
 
 Method = Literal["percentile", "bca"]
 METHODS: tuple[Method, ...] = ("percentile", "bca")
@@ -129,17 +129,56 @@ def bootstrap_interval(
     value = finite_value(found.function, rows, targets, options)
     if method == "bca" and found.resampling != "counts":
         _refuse_many_calls(len(rows))
-    resampled: Resampled = (
-        AnyMetric(partial(found.function, **options), rows, targets)
-        if found.resampled is None
-        else found.resampled(rows, targets, **options)  # the function has accepted the options
-    )
-    draws = _draw(resampled, len(rows), n_resamples, rng)
-    if np.abs(draws - value).max() <= _SAME:
-        return Interval(value, value, value)
-    levels = np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
-    if method == "bca":
+    resampled = _resampled(found, rows, targets, options)
+    (draws,) = _draw([resampled], len(rows), n_resamples, rng)
+    levels = _two_sided(confidence_level)
+    if method == "bca" and not _all_same(draws, value):
         levels = _bca_levels(levels, value, draws, resampled)
+    return _interval(value, draws, levels)
+
+
+def percentile_intervals(
+    metrics: Sequence[tuple[str, dict[str, Any]]],
+    probs: NDArray[Any],
+    labels: NDArray[Any],
+    *,
+    n_resamples: int,
+    confidence_level: float,
+    seed: int,
+) -> list[Interval]:
+    """What `bootstrap_interval` gives for each (name, options), from resamples that are drawn once for all.
+
+    For metrics whose resampling is "counts": there the drawing costs more than the metrics do.
+    """
+    n_resamples = check_n_resamples(n_resamples)
+    check_confidence_level(confidence_level)
+    found = [(find_metric(name), options) for name, options in metrics]
+    values = [finite_value(metric.function, probs, labels, options) for metric, options in found]
+    resampled = [_resampled(metric, probs, labels, options) for metric, options in found]
+    draws = _draw(resampled, len(probs), n_resamples, np.random.default_rng(check_seed(seed)))
+    levels = _two_sided(confidence_level)
+    return [_interval(value, drawn, levels) for value, drawn in zip(values, draws, strict=True)]
+
+
+def _resampled(
+    metric: Metric, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
+) -> Resampled:
+    if metric.resampled is None:
+        return AnyMetric(partial(metric.function, **options), probs, labels)
+    return metric.resampled(probs, labels, **options)  # the function has accepted the options
+
+
+def _two_sided(confidence_level: float) -> FloatArray:
+    return np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
+
+
+def _all_same(draws: FloatArray, value: float) -> bool:
+    return bool(np.abs(draws - value).max() <= _SAME)
+
+
+def _interval(value: float, draws: FloatArray, levels: FloatArray) -> Interval:
+    if _all_same(draws, value):
+        return Interval(value, value, value)
     low, high = np.quantile(draws, levels)
     return Interval(value, float(low), float(high))
 
@@ -191,10 +230,14 @@ def _refuse_many_calls(n_examples: int) -> None:
         raise InputValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
 
 
-def _draw(resampled: Resampled, n_examples: int, n_resamples: int, rng: np.random.Generator) -> FloatArray:
-    """The metric (B,) of B resamples with replacement."""
-    blocks = _counts(n_examples, n_resamples, rng)
-    return check_resamples(np.concatenate([resampled.evaluate(block) for block in blocks]))
+def _draw(
+    resampled: Sequence[Resampled], n_examples: int, n_resamples: int, rng: np.random.Generator
+) -> list[FloatArray]:
+    """Each metric (B,) of the same B resamples with replacement."""
+    blocks = [
+        [metric.evaluate(block) for metric in resampled] for block in _counts(n_examples, n_resamples, rng)
+    ]
+    return [check_resamples(np.concatenate(values)) for values in zip(*blocks, strict=True)]
 
 
 def _counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[IntArray]:

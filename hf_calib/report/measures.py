@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
+from hf_calib.metrics.bootstrap import percentile_intervals
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.logged import LOGGED_METRICS
 
@@ -105,17 +106,38 @@ MEASURES: dict[str, Measure] = {
 
 def measure_all(probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings) -> dict[str, Measurement]:
     """Every metric that the number of examples allows, with its interval, by key."""
-    return {
-        key: _measure(measure, probs, labels, settings)
+    asked = {
+        key: measure
         for key, measure in MEASURES.items()
         if measure.n_examples[0] <= len(probs) <= measure.n_examples[1]
     }
+    counted = {key: measure for key, measure in asked.items() if measure.resampling == "counts"}
+    intervals = percentile_intervals(
+        [(measure.metric, _options(measure, settings)) for measure in counted.values()],
+        probs,
+        labels,
+        n_resamples=settings.n_resamples,
+        confidence_level=settings.confidence_level,
+        seed=settings.seed,
+    )
+    found = {
+        key: Measurement(*interval, settings.n_resamples)
+        for key, interval in zip(counted, intervals, strict=True)
+    }
+    return {
+        key: found[key] if key in found else _measure(measure, probs, labels, settings)
+        for key, measure in asked.items()
+    }
+
+
+def _options(measure: Measure, settings: Settings) -> dict[str, Any]:
+    return dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {})
 
 
 def _measure(
     measure: Measure, probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings
 ) -> Measurement:
-    options = dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {})
+    options = _options(measure, settings)
 
     def compute(rows: NDArray[Any], targets: NDArray[np.int64]) -> float:
         result = getattr(metrics, measure.metric)(rows, targets, **options)
@@ -142,8 +164,6 @@ def _affordable(measure: Measure, shape: tuple[int, ...], n_resamples: int) -> i
     n_examples, n_classes = shape
     if measure.resampling == "none":
         return 0
-    if measure.resampling == "counts":
-        return n_resamples
     width = 2 if measure.resampling == "top_label" else n_classes
     calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * (width + measure.cost))))
     return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0

@@ -14,6 +14,7 @@ import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
 from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
 from hf_calib.metrics.binning import BINNINGS
+from hf_calib.metrics.bootstrap import percentile_intervals
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label, top_label_calibration_error
 
@@ -429,3 +430,24 @@ def test_bad_inputs_are_refused_for_a_function_too(probs: object, labels: object
     for metric in (ECE, lambda p, y: 0.0):
         with pytest.raises(ValueError, match=message):
             bootstrap_interval(metric, np.asarray(probs), np.asarray(labels))
+
+
+def test_several_metrics_share_their_resamples() -> None:
+    probs, labels = predictions(600)
+    settings = {"n_resamples": 30, "confidence_level": 0.9, "seed": 4}
+    asked = [*((name, {}) for name in MEANS), (ECE, {"binning": "equal_mass", "debias": True})]
+    asked += [("classwise_calibration_error", {"n_bins": 5}), ("maximum_calibration_error", {})]
+    together = percentile_intervals(asked, probs, labels, **settings)
+    assert together == [
+        bootstrap_interval(name, probs, labels, **options, **settings) for name, options in asked
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_resamples", 0), ("n_resamples", True), ("confidence_level", 1.0), ("seed", -1)]
+)
+def test_several_metrics_refuse_what_one_refuses(name: str, value: object) -> None:
+    probs, labels = predictions(20)
+    settings = {"n_resamples": 30, "confidence_level": 0.9, "seed": 4, name: value}
+    with pytest.raises((ValueError, TypeError), match=name):
+        percentile_intervals([("accuracy", {})], probs, labels, **settings)
