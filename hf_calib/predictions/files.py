@@ -35,6 +35,7 @@ _UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file 
 # Columns that hold labels, whichever of them is read: never probabilities of a class.
 _NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
 
+_LARGEST_EXACT = 2**53  # above, float64 leaves integers out
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
 
 
@@ -234,10 +235,17 @@ def _from_table(table: DataFrame, label_column: str) -> Predictions:
     columns = [str(name) for name in table.columns]
     table.columns = columns
     if label_column not in columns:
+        if len(columns) == 1 and any(mark in columns[0] for mark in ",;\t"):
+            got = f"one column {columns[0]!r}"
+            way_out = "separate the columns of a .csv by commas, and of a .tsv by tabs"
+            raise InputValueError(expected("the table", "have several columns", got, way_out))
         requirement = f"be one of {', '.join(columns)}"
         raise InputValueError(
             expected("label_column", requirement, repr(label_column), did_you_mean(label_column, columns))
         )
+    if not len(table):
+        way_out = "write the predictions below the header"
+        raise InputValueError(expected("the table", "have rows", "a header only", way_out))
     kind, names = _class_columns(columns, label_column)
     scores = table[list(names.values())]
     for name, dtype in scores.dtypes.items():
@@ -323,10 +331,11 @@ def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int6
         )
     number = {name: i for i, name in enumerate(names)}
     texts = labels.astype(str)
-    if types.is_float_dtype(labels) and not set(texts) <= set(names):
-        parts = np.flatnonzero(labels % 1 != 0)
-        if len(parts):
-            got = f"{labels.iloc[parts[0]]} in row {parts[0]}"
+    may_overflow = types.is_float_dtype(labels) or types.is_unsigned_integer_dtype(labels)
+    if may_overflow and not set(texts) <= set(names):
+        wrong = np.flatnonzero((labels % 1 != 0) | (labels.abs() > _LARGEST_EXACT))
+        if len(wrong):
+            got = f"{labels.iloc[wrong[0]]} in row {wrong[0]}"
             way_out = "choose another label_column"
             raise InputTypeError(expected(f"column {column!r}", "hold class names or ids", got, way_out))
         labels = labels.astype(np.int64)  # pandas writes integers so where some were missing

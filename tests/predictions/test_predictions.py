@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,28 @@ class TestTables:
         with pytest.raises(
             TypeError, match=r"'prob_a' to hold numbers in every row, got .*fill in missing values"
         ):
+            load_predictions(path)
+
+    @pytest.mark.parametrize("mark", [";", "\t"])
+    def test_columns_that_are_not_separated_by_commas(self, mark: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.csv"
+        path.write_text("label,prob_a,prob_b\n0,1,0\n1,0,1\n".replace(",", mark))
+        with pytest.raises(
+            ValueError, match=r"to have several columns, got one column .*separate .* by commas"
+        ):
+            load_predictions(path)
+
+    def test_a_header_only(self, tmp_path: Path) -> None:
+        path = tmp_path / "p.csv"
+        path.write_text("label,prob_a,prob_b\n")
+        with pytest.raises(ValueError, match="the table to have rows, got a header only"):
+            load_predictions(path)
+
+    @pytest.mark.parametrize("label", ["1e+300", str(2**63 + 1)])
+    def test_a_label_beyond_64_bits_is_shown_as_it_is(self, label: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.csv"
+        path.write_text(f"label,prob_a,prob_b\n0,1,0\n{label},0,1\n")
+        with pytest.raises(TypeError, match=f"got {re.escape(label)} in row 1"):
             load_predictions(path)
 
     @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
