@@ -81,6 +81,9 @@ class Predictions:
             way_out = "name each column once"
             raise InputValueError(expected("class_names", requirement, len(self.class_names), way_out))
         if self.class_names is not None:
+            if not all(name.strip() for name in self.class_names):
+                got = "a blank one"
+                raise InputValueError(expected("class_names", "name their classes", got, "name the class"))
             _check_differ("class_names", self.class_names)
 
     def __len__(self) -> int:
@@ -93,7 +96,10 @@ class Predictions:
 
     def probabilities(self) -> NDArray[Any]:
         """(N, C): `probs`, or the softmax of `logits` in float64."""
-        return self._scores() if self.logits is None else softmax(self.logits.astype(np.float64), axis=1)
+        if self.logits is None:
+            return self._scores()
+        with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
+            return softmax(self.logits.astype(np.float64), axis=1)
 
     def as_logits(self) -> NDArray[Any]:
         """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""

@@ -326,6 +326,19 @@ class TestTables:
         ):
             load_predictions(path)
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("class_names", np.array(["", "b"])), ("logits", np.array([[np.inf, 0.0], [0.0, 1.0]]))],
+    )
+    def test_arrays_that_are_refused_without_a_warning(
+        self, name: str, value: np.ndarray, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        arrays = {"logits": np.eye(2) + 1, "labels": np.array([0, 1]), name: value}
+        np.savez(tmp_path / "p.npz", **arrays)
+        with pytest.raises(ValueError, match=r"name their classes, got a blank one|to be finite"):
+            load_predictions(tmp_path / "p.npz")
+        assert not recwarn.list
+
     @pytest.mark.parametrize("mark", [";", "\t"])
     def test_columns_that_are_not_separated_by_commas(self, mark: str, tmp_path: Path) -> None:
         path = tmp_path / "p.csv"
