@@ -46,12 +46,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def few(values: Sequence[object]) -> str:
-    """The first values, in words.
+    """The first values, in words, each cut to a length that can be read.
 
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
     """
-    return ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
+    shown = [text if len(text) <= 80 else f"{text[:77]}..." for text in map(str, values[:5])]
+    return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str] | None:

@@ -115,8 +115,8 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
     for path in sorted(made.rglob("*")):
         old = target / path.relative_to(made)
         if _is_there(old) and old.is_dir() != path.is_dir():
-            kind = "a folder" if path.is_dir() else "a file"
-            raise InputValueError(expected(str(old), f"be {kind}", "the other", "name another output folder"))
+            kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+            raise InputValueError(expected(str(old), f"be {kind}", got, "name another output folder"))
         if old.is_dir() and old.stat().st_dev != path.stat().st_dev:
             got = "a mount or a link to another one"
             way_out = "name another output folder"

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from hf_calib.commands import console
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
-# A file of predictions has one label per row, and so have the models that are run here.
-_METHODS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
-_FOLDED = ", ".join(method for method, entry in _METHODS.items() if entry.foldable)
-Method = Enum("Method", {method: method for method in _METHODS}, type=str)  # type: ignore[misc]
+_FOLDED = ", ".join(method for method, entry in SINGLE_LABEL_SCALERS.items() if entry.foldable)
+Method = Enum("Method", {method: method for method in SINGLE_LABEL_SCALERS}, type=str)  # type: ignore[misc]
 
 
 class Criterion(str, Enum):

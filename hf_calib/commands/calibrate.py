@@ -19,13 +19,13 @@ from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silen
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
-from hf_calib.scaling import SCALERS, ScalerEntry
+from hf_calib.scaling import ScalerEntry
+from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# The methods for one label per row; those of them that a model's head can hold.
-METHODS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+# Those that a model's head can hold.
 FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
 
 _CALIBRATED = "predictions.npz"

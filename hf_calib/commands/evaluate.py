@@ -57,7 +57,7 @@ def check_data(source: str, data: str | None) -> None:
         raise InputValueError(expected("data", "be given with a model only", data, way_out))
     if data is None and not is_predictions_file(source):
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
-        raise InputValueError(expected("data", "be given with a model", None, way_out))
+        raise InputValueError(expected("data", "be given with a model", "none", way_out))
 
 
 @dataclass(frozen=True)

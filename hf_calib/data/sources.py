@@ -103,27 +103,27 @@ def _load_files(files: dict[str, Path], cache: str | None) -> DatasetDict:
                 expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")
             )
     for role, path in files.items():  # before the first one is read
-        _reader(role, path)
-    return DatasetDict({role: load_file(role, path, cache) for role, path in files.items()})
+        _reader(f"{role}_file", path)
+    return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in files.items()})
 
 
-def load_file(role: str, path: Path, cache: str | None) -> Dataset:
-    kind, options = _reader(role, path)
+def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
+    kind, options = _reader(argument, path)
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
     except (DatasetGenerationError, OSError, ValueError) as error:
         cause = error.__cause__ or error
         raise InputValueError(
-            expected(f"{role}_file", f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
+            expected(argument, f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
         ) from error
 
 
-def _reader(role: str, path: Path) -> tuple[str, dict[str, object]]:
+def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
     if not os.path.isfile(path):
-        raise InputValueError(expected(f"{role}_file", "name an existing file", path, "check the path"))
+        raise InputValueError(expected(argument, "name an existing file", path, "check the path"))
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix.lower() not in _READERS:
         raise InputValueError(
-            expected(f"{role}_file", "end in a known format", path.name, did_you_mean(suffix, _READERS))
+            expected(argument, "end in a known format", path.name, did_you_mean(suffix, _READERS))
         )
     return _READERS[suffix.lower()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -137,4 +138,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
         requirement = f"end in {', '.join(_FORMATS)}"
         raise InputValueError(expected("path", requirement, repr(str(path)), "name the file reliability.png"))
     with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=200)
+        write_image(figure, unfinished, dpi=200)
+
+
+def write_image(figure: Figure, target: Any, **options: Any) -> None:
+    """Draw to a file or stream. Letters that the font lacks become boxes; matplotlib would warn of each one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(target, **options)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from hf_calib.plots._common import write_image
 from hf_calib.report.figures import CAPTIONS, alt_texts
 from hf_calib.report.text import bin_table, class_table, final_state, footnotes, metric_table, summary
 
@@ -124,7 +125,7 @@ def _figures(figures: dict[str, Figure], alt_texts: dict[str, str]) -> str:
 def _figure(figure: Figure, caption: str, alt: str) -> str:
     """PNG, which is the same on every run; its width in CSS pixels is that of the figure on paper."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=_DPI)
+    write_image(figure, stream, format="png", dpi=_DPI)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
     width = round(figure.get_figwidth() * 96)
     return (

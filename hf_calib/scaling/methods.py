@@ -42,3 +42,5 @@ SCALERS: dict[str, ScalerEntry] = {
     "spline": ScalerEntry("SplineScaling", "spline"),
     "inverse_link": ScalerEntry("InverseLink", "inverse_link", needs="training_loss"),
 }
+# What the commands offer: their models and files of predictions have one label per row.
+SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}

@@ -512,7 +512,7 @@ class TestOutput:
         (tmp_path / "report.md").mkdir()
         (tmp_path / "report.html").write_text("mine")
         result = call("evaluate", workplace / "data.npz", "--output", tmp_path)
-        assert_refused(result, "report.md to be a file, got the other")
+        assert_refused(result, "report.md to be a file, got a folder")
         assert (tmp_path / "report.html").read_text() == "mine"
         assert names_in(tmp_path) == {"report.md", "report.html"}
 
@@ -657,9 +657,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("evaluate", "model"), "expected data to be given with a model, got None; name labelled texts"),
+            (("evaluate", "model"), "expected data to be given with a model, got none; name labelled texts"),
             (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
-            (("evaluate", "a" * 5000), "data to be given with a model, got None"),
+            (("evaluate", "a" * 5000), "data to be given with a model, got none"),
             (("evaluate", "a" * 5000 + ".csv"), "expected predictions to name an existing file, got aaa"),
             (("evaluate", "model", "--data", "a" * 5000), "data to have a split 'test', got aaa"),
             (("evaluate", "a" * 5000, "--data", "data.csv"), "the model to be loadable, got aaa"),
@@ -671,7 +671,7 @@ class TestRefusals:
                 "expected predictions to name an existing file, got aaa",
             ),
             (("evaluate", "nothing.npz"), "expected predictions to name an existing file, got nothing.npz"),
-            (("evaluate", "model", "--data", "nothing.csv"), "expected data_file to name an existing file"),
+            (("evaluate", "model", "--data", "nothing.csv"), "expected data to name an existing file"),
             (
                 ("evaluate", "nobody/none", "--data", "data.csv"),
                 "expected the model to be loadable, got nobody/none",

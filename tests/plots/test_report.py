@@ -262,3 +262,9 @@ def test_a_class_panel_shows_its_bins_with_wilson_intervals() -> None:
 def test_names_of_other_classes_are_refused() -> None:
     with pytest.raises(ValueError, match="class_names to be 4 names, got 1"):
         plots.class_reliability_grid(*classifier(), class_names=["a"])
+
+
+def test_names_in_letters_that_the_font_lacks_are_drawn_as_boxes(tmp_path: Path) -> None:
+    figure = plots.class_reliability_grid(*predictions(300, 3), class_names=["猫", "犬", "鳥"])
+    plots.save_figure(figure, tmp_path / "grid.png")  # warnings are errors here
+    assert (tmp_path / "grid.png").stat().st_size > 1000
