@@ -51,7 +51,7 @@ def few(values: Sequence[object]) -> str:
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
     """
-    shown = [text if len(text) <= 80 else f"{text[:77]}..." for text in map(str, values[:5])]
+    shown = [text if len(text) <= 200 else f"{text[:197]}..." for text in map(str, values[:5])]
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
 

@@ -141,6 +141,7 @@ def test_text_recipe_trains_reports_and_saves(
     assert prediction["label"] in {"numpy", "scipy", "sklearn", "pandas", "torch", "transformers"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
