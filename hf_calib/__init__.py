@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hf_calib._moved  # noqa: F401  (the old paths of moved modules)
 
 if TYPE_CHECKING:
+    from hf_calib._errors import InputError
     from hf_calib.export import fold, fold_temperature
     from hf_calib.trainer import (
         AdaFocalCallback,
@@ -25,6 +26,7 @@ __all__ = [
     "AdaFocalCallback",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
+    "InputError",
     "TemperatureScalingCallback",
     "fold",
     "fold_temperature",
@@ -34,6 +36,7 @@ _HOMES = {
     "AdaFocalCallback": "hf_calib.trainer",
     "CalibrationTrainer": "hf_calib.trainer",
     "CalibrationTrainingArguments": "hf_calib.trainer",
+    "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",

@@ -61,6 +61,7 @@ def test_the_public_names() -> None:
         "AdaFocalCallback",
         "CalibrationTrainer",
         "CalibrationTrainingArguments",
+        "InputError",
         "TemperatureScalingCallback",
         "fold",
         "fold_temperature",
