@@ -16,6 +16,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker is left with one of them when the others have finished."""
+    items.sort(key=lambda item: {"trainer", "export", "commands"}.isdisjoint(item.path.parts))
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """Numbers made by running the papers' own code."""

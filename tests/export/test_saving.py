@@ -308,17 +308,19 @@ class TestOriginals:
         assert (tmp_path / "model.safetensors").exists()
 
 
-def interrupted(how: str, folder: Path) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.helpers.interrupted_saving", how, str(folder)]
+    folder = tmp_path_factory.mktemp("interrupted")
+    command = [sys.executable, "-m", "tests.helpers.interrupted_saving", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(interrupted: Any) -> None:
     """Never folded weights under a config that says they are not, which would be folded twice."""
-    tries = interrupted("killed", tmp_path)
+    tries = interrupted["killed"]
     for old in ("whole", "shards"):
         states = [each["state"] for each in tries if each["old"] == old]
         assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state] == [
@@ -332,10 +334,9 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_pa
     assert {(each["told"], each["again"], each["leftovers"]) for each in tries} == {("", "new", 0)}
 
 
-def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Path) -> None:
-    tries = interrupted("full", tmp_path)
+def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(interrupted: Any) -> None:
     line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
-    for each in tries:
+    for each in interrupted["full"]:
         assert re.fullmatch(line, each["told"]), each
         assert (each["same"], each["new"], each["leftovers"]) == (True, False, 0)
 

@@ -1,7 +1,7 @@
-"""Saves a model over another one, and is stopped: `python -m tests.helpers.interrupted_saving HOW FOLDER`.
+"""Saves a model over another one, and is stopped: `python -m tests.helpers.interrupted_saving FOLDER`.
 
-HOW is "killed", before each file operation in turn, or "full", when a file reaches each of several sizes. Each try
-runs in a fork of this process; what it leaves is printed as a JSON list.
+It is killed before each file operation in turn, and finds the disk full when a file reaches each of several sizes.
+Each try runs in a fork of this process; what it leaves is printed as JSON.
 """
 
 from __future__ import annotations
@@ -135,4 +135,9 @@ def full(folder: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"killed": killed, "full": full}[sys.argv[1]](Path(sys.argv[2]))))
+    found = {}
+    for stop in (killed, full):
+        workplace = Path(sys.argv[1], stop.__name__)
+        workplace.mkdir()
+        found[stop.__name__] = stop(workplace)
+    print(json.dumps(found))
