@@ -25,7 +25,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "hf_calib.experiments",
         "hf_calib.data",
         "hf_calib.data.arguments",
-        "hf_calib.experiments.train_and_report",
+        "hf_calib.experiments.reported_training",
     ),
     "hf_calib.saving": ("hf_calib.export.saving",),
     "hf_calib.training_args": ("hf_calib.trainer",),

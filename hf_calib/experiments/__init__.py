@@ -1,6 +1,6 @@
 """Experiments: YAML arguments with command-line overrides, and one training from data to report."""
 
 from hf_calib.experiments.config_file import parse_arguments
-from hf_calib.experiments.train_and_report import train_and_report
+from hf_calib.experiments.reported_training import train_and_report
 
 __all__ = ["parse_arguments", "train_and_report"]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hf_calib.experiments import reported_training
+from hf_calib.report import calibration_report
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
@@ -64,6 +67,10 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     found["temperature"] = trainer.temperature
     found["log"] = [_without_times(entry) for entry in trainer.state.log_history]
     trainer.save_calibrated_model(folder / "calibrated")
+    reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
+    reported_training.calibration_report = partial(calibration_report, n_resamples=10)
+    reported_training.train_and_report(reported, reported.eval_dataset)
+    found["written"] = sorted(path.name for path in (folder / "reported").iterdir())
     return found
 
 

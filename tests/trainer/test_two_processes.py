@@ -105,6 +105,11 @@ def _without_times(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, 
     }
 
 
+def test_a_reported_training_returns_when_all_is_written(evaluations: list[dict[str, Any]]) -> None:
+    for found in evaluations:
+        assert {"calibrated", "report", "results.json"} <= set(found["written"])
+
+
 def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = evaluations
     for key in ("gammas", "edges", "temperature"):

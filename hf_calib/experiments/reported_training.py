@@ -38,7 +38,7 @@ def train_and_report(
         resume: as for `Trainer.train`: a checkpoint, or True for the newest.
 
     Returns:
-        The test metrics, keys `test_...`.
+        The test metrics, keys `test_...`; on every process, once all is written.
     """
     with warnings.catch_warnings():
         # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
@@ -54,6 +54,8 @@ def train_and_report(
         _write_results(trainer, metrics, folder)
         _write_report(trainer, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    # A process that ended before would take the first one down with it if its end failed.
+    trainer.accelerator.wait_for_everyone()
     return metrics
 
 
