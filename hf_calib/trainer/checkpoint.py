@@ -128,11 +128,8 @@ def load_weights(model: nn.Module, directory: str | os.PathLike[str]) -> bool:
     arrived = {id(own[name]) for name in (*weights, *misshapen)}
     missing = [name for name, value in own.items() if id(value) not in arrived and name not in not_saved]
     problems = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
-    if any(problems.values()):
-        got = "; ".join(f"{len(names)} {what}: {few(names)}" for what, names in problems.items() if names)
-        requirement = f"hold every weight of the {type(model).__name__} and no other"
-        way_out = "resume with the architecture that the checkpoint was trained with"
-        raise InputValueError(expected(f"checkpoint {directory}", requirement, got, way_out))
+    way_out = "resume with the architecture that the checkpoint was trained with"
+    _check_all_arrived(problems, directory, f"the {type(model).__name__}", way_out)
     model.load_state_dict(weights, strict=False)
     return True
 
@@ -179,12 +176,19 @@ def load_adapter(model: Any, directory: str | os.PathLike[str], *, is_trainable:
         problems = {"missing": loaded.missing_keys, "unknown": loaded.unexpected_keys}
     except KeyError as error:  # a layer that was to be saved whole
         problems = {"missing": [error.args[0]]}
-    if any(problems.values()):
-        got = "; ".join(f"{len(names)} {what}: {few(names)}" for what, names in problems.items() if names)
-        way_out = "resume with the versions of transformers and peft that the checkpoint was trained with"
-        requirement = "hold every weight of the adapter and no other"
-        raise InputValueError(expected(f"checkpoint {directory}", requirement, got, way_out))
+    way_out = "resume with the versions of transformers and peft that the checkpoint was trained with"
+    _check_all_arrived(problems, directory, "the adapter", way_out)
     return True
+
+
+def _check_all_arrived(
+    problems: Mapping[str, list[str]], directory: str | os.PathLike[str], owner: str, way_out: str
+) -> None:
+    """Raise if a kind of problem, such as "missing", has names of weights."""
+    got = "; ".join(f"{len(names)} {what}: {few(names)}" for what, names in problems.items() if names)
+    if got:
+        requirement = f"hold every weight of {owner} and no other"
+        raise InputValueError(expected(f"checkpoint {directory}", requirement, got, way_out))
 
 
 # ---- Which checkpoint is whole ----

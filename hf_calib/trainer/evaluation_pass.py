@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 
@@ -63,7 +64,7 @@ class EvaluationPass:
         if self.keep_logits:
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
-            keep = (labels != -100).any(1) if multi_label else labels != -100
+            keep = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
             self.rows.append((logits[keep].float(), labels[keep]))
 
     def finish(self) -> None:

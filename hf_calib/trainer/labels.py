@@ -13,9 +13,8 @@ from torch.nn.functional import pad
 from torch.utils.data import IterableDataset
 
 from hf_calib._errors import InputValueError, expected, few
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.trainer.random_state import random_state_left_as_found
-
-IGNORE_INDEX = -100
 
 
 class Labels(NamedTuple):
@@ -117,7 +116,8 @@ def balanced_class_weights(
 
 
 def _classes(found: Labels, row: int) -> set[int]:
-    return set(found.values[found.rows == row].tolist()) - {IGNORE_INDEX}
+    start, end = np.searchsorted(found.rows, (row, row + 1))  # the values come row by row
+    return set(found.values[start:end].tolist()) - {IGNORE_INDEX}
 
 
 def predicts_next_token(model: Any) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hf_calib._errors import InputTypeError, InputValueError, expected, few
 from hf_calib.losses import CalibrationLoss
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.trainer.labels import (
-    IGNORE_INDEX,
     Labels,
     first_missing,
     generates_by_encoder_and_decoder,

@@ -28,6 +28,7 @@ from hf_calib.export.saving import (
     standalone_copy,
 )
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.trainer import preflight
 from hf_calib.trainer.arguments import BALANCED, CalibrationTrainingArguments, hub_token_left_out
@@ -47,7 +48,6 @@ from hf_calib.trainer.checkpoint import (
 )
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from hf_calib.trainer.labels import (
-    IGNORE_INDEX,
     aligned_labels,
     balanced_class_weights,
     check_decisions,
@@ -700,12 +700,7 @@ class CalibrationTrainer(Trainer):
         if scaling is None:
             scaling = (self._callback(TemperatureScalingCallback) or TemperatureScalingCallback()).scaling
         logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
-        n_examples, multi_label = len(labels), labels.ndim == 2
-        if multi_label:
-            decided = labels != IGNORE_INDEX
-            if not decided.all():  # each decision is an example of its own, so one column will do
-                logits, labels = logits[decided][:, None], labels[decided][:, None]
-        scaling.set_params(multi_label=multi_label).fit(logits, labels)
+        scaling.set_params(multi_label=labels.ndim == 2).fit(logits, labels)
         self.temperature = float(scaling.temperature_)
         if self._config is not None:
             weights = self.calibration_loss.class_weights
@@ -714,7 +709,7 @@ class CalibrationTrainer(Trainer):
                 "temperature": self.temperature,
                 "criterion": scaling.criterion,
                 "split": "calibration" if self.calibration_dataset is not None else "evaluation",
-                "n_examples": n_examples,
+                "n_examples": len(labels),
                 "loss": self.calibration_loss.name,
                 "loss_kwargs": self.calibration_loss.hyperparameters,
                 **({} if weights is None else {"class_weights": weights.tolist()}),
