@@ -21,6 +21,7 @@ from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import ScalerEntry
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
+from hf_calib.scaling.methods import fitted_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -279,15 +280,6 @@ def fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
         warnings.simplefilter("always")
         scaler.fit(predictions.as_logits(), predictions.labels)
     return tuple(str(warning.message) for warning in caught)
-
-
-def fitted_numbers(scaler: Any) -> dict[str, Any]:
-    """The fitted parameters, where these are at most a number per class."""
-    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
-    arrays = {
-        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
-    }
-    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
 
 
 def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from hf_calib.export.heads import (
     transformed,
     undisturbed,
 )
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling.methods import SCALERS, fitted_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -250,15 +250,16 @@ def _fitted_map(model: PreTrainedModel, scaler: Any) -> _FittedMap:
     _check_problem_type(model, per_label or getattr(scaler, "multi_label", False))
     if method == "temperature":
         return _temperature_map("scaler.temperature_", scaler.temperature_, _FIT_AGAIN)
-    if method == "per_label_temperature":
-        temperatures = _checked_numbers("temperatures_", scaler.temperatures_, above_0=True)
-        return _FittedMap(method, LinearMap(1 / temperatures), {"temperatures": temperatures.tolist()})
-    weight = _checked_numbers("weight_", scaler.weight_)
-    bias = _checked_numbers("bias_", scaler.bias_)
-    parameters = {"weight": weight.tolist(), "bias": bias.tolist()}
-    if method == "matrix":  # C x C numbers are too many for a config file
-        parameters = {}
-    return _FittedMap(method, LinearMap(weight, bias if bias.any() else None), parameters)
+    numbers = {name: value for name, value in fitted_numbers(scaler).items() if name in _PARAMETERS}
+    for name, value in numbers.items():
+        _check_numbers(f"{name}_", value, above_0=name == "temperatures")
+    weight, bias = scaler.affine_map()
+    _check_numbers("weight_", weight)
+    linear_map = LinearMap(
+        torch.from_numpy(weight), None if bias is None or not bias.any() else torch.from_numpy(bias)
+    )
+    # C x C numbers are too many for a config file.
+    return _FittedMap(method, linear_map, numbers if weight.ndim < 2 else {})
 
 
 def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:
@@ -285,13 +286,12 @@ def _check_problem_type(model: PreTrainedModel, multi_label: bool) -> None:
     raise InputValueError(expected("model", f"be {kind} classifier, as the scaler is", got, way_out))
 
 
-def _checked_numbers(name: str, values: Any, *, above_0: bool = False) -> torch.Tensor:
+def _check_numbers(name: str, values: Any, *, above_0: bool = False) -> None:
     numbers = np.array(values, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise InputValueError(expected(f"scaler.{name}", "be finite", "NaN or infinity", _FIT_AGAIN))
     if above_0 and not (numbers > 0).all():
         raise InputValueError(expected(f"scaler.{name}", "be above 0", numbers.min(), _FIT_AGAIN))
-    return torch.from_numpy(numbers)
 
 
 def _informative_logits(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 
 class ScalerEntry(NamedTuple):
     """One row of `SCALERS`.
@@ -44,3 +46,12 @@ SCALERS: dict[str, ScalerEntry] = {
 }
 # What the commands offer: their models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+
+
+def fitted_numbers(scaler: Any) -> dict[str, Any]:
+    """The fitted parameters, where these are at most a number per class."""
+    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
+    arrays = {
+        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
+    }
+    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}

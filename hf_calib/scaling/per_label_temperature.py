@@ -16,6 +16,7 @@ from hf_calib.scaling._base import FloatArray, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_binary_labels, as_matrix
 from hf_calib.scaling._objectives import SigmoidObjective
 from hf_calib.scaling._solver import BOUNDS, SMOOTHED, best_temperature
+from hf_calib.scaling.affine import AffineMap
 
 # Warnings, in the order in which they are given.
 _ONE_VALUE = (
@@ -116,6 +117,11 @@ class PerLabelTemperatureScaling(BaseEstimator):
         """Return the calibrated probability of each label, sigmoid(logits / temperatures)."""
         scaled = self.transform(logits)
         return expit(scaled, out=scaled)
+
+    def affine_map(self) -> AffineMap:
+        """What `fold` writes into a classification head: z / T, label by label."""
+        check_is_fitted(self, "temperatures_")
+        return AffineMap(1 / self.temperatures_)
 
     def _fit_label(self, logits: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[float, str | None]:
         """Return a label's temperature and, if its data do not determine it, the problem."""

@@ -20,6 +20,7 @@ from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logit
 from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
+from hf_calib.scaling.affine import AffineMap
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
@@ -134,6 +135,11 @@ class TemperatureScaling(BaseEstimator):
         if self.multi_label:
             return expit(scaled, out=scaled)
         return softmax_in_place(scaled)
+
+    def affine_map(self) -> AffineMap:
+        """What `fold` writes into a classification head: z / T."""
+        check_is_fitted(self, "temperature_")
+        return AffineMap(np.array(1 / self.temperature_))
 
     def _checked_grid(self) -> NDArray[np.float64] | None:
         if self.grid is None:

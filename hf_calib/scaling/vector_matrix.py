@@ -15,6 +15,7 @@ from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._solver import SMOOTHED
+from hf_calib.scaling.affine import AffineMap
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -183,14 +184,13 @@ class VectorScaling(LinearScaling):
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return weight * logits + bias in float64; logits of any shape that ends in C."""
+        mapping = self.affine_map()
+        return mapping(as_fitted_logits(logits, len(self.bias_)))
+
+    def affine_map(self) -> AffineMap:
+        """What `fold` writes into a classification head."""
         check_is_fitted(self, "weight_")
-        scaled = as_fitted_logits(logits, len(self.bias_))
-        masked = np.isneginf(scaled)
-        scaled[masked] = 0  # its product with a weight that is not above 0 would mask nothing
-        scaled *= self.weight_
-        scaled += self.bias_
-        scaled[masked] = -np.inf
-        return scaled
+        return AffineMap(self.weight_, self.bias_)
 
     def _solve(self, problem: LinearProblem) -> tuple[Linear, bool]:
         return fit_vector(problem)
@@ -234,6 +234,11 @@ class MatrixScaling(PenalisedMatrixScaling):
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  0.8])
     """
+
+    def affine_map(self) -> AffineMap:
+        """What `fold` writes into a classification head."""
+        check_is_fitted(self, "weight_")
+        return AffineMap(self.weight_, self.bias_)
 
 
 def _undetermined_classes(problem: LinearProblem, *, free_bias: bool) -> str | None:

@@ -1,0 +1,64 @@
+"""Affine maps of the logits: what every scaler that folds into a classification head is, once fitted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_calib.scaling._inputs import FloatArray
+
+
+class AffineMap(NamedTuple):
+    r"""z -> weight z + bias, in float64.
+
+    Args:
+        weight: () or (C,), which multiplies the logits, or (C, C), which mixes them.
+        bias: (C,), or None.
+
+    Notes:
+        A weight of () or (C,) keeps a class masked that is -inf in a row; one of (C, C) refuses no mask by
+        itself, and returns NaN there.
+
+    >>> double = AffineMap(np.array(2.0))
+    >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))
+    >>> shifted([[1.0, 0.0]])
+    array([[2. , 0.5]])
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None = None
+
+    def __call__(self, logits: ArrayLike) -> FloatArray:
+        """Map logits of any shape that ends in C; the result is a new array."""
+        rows = np.asarray(logits, dtype=np.float64)
+        if self.weight.ndim == 2:
+            mapped = rows @ self.weight.T
+        else:
+            masked = np.isneginf(rows)
+            # The product of -inf with a weight that is not above 0 would mask nothing.
+            mapped = np.where(masked, 0, rows) * self.weight
+            mapped[masked] = -np.inf
+        if self.bias is not None:
+            mapped += self.bias
+        return mapped
+
+    def then(self, following: AffineMap) -> AffineMap:
+        """The one map that this one and a following one are together."""
+        if following.weight.ndim == 2:
+            own = (
+                self.weight
+                if self.weight.ndim == 2
+                else np.diag(np.broadcast_to(self.weight, len(following.weight)))
+            )
+            weight = following.weight @ own
+        else:
+            weight = (following.weight * self.weight.T).T
+        bias = following.bias
+        if self.bias is not None:
+            moved = (
+                following.weight @ self.bias if following.weight.ndim == 2 else following.weight * self.bias
+            )
+            bias = moved if bias is None else moved + bias
+        return AffineMap(weight, bias)
