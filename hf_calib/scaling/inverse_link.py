@@ -36,11 +36,13 @@ class InverseLink(LogitScaling):
 
     Notes:
         It removes the loss's own bias, not a model's: it assumes a network that reached the minimum of the
-        expected loss. What is left is about what a model trained with cross entropy would have had. After a
-        short fine-tuning, where a focal loss leaves a model under-confident, that is most of the way. Where a
-        model has over-fitted, the loss's caution is all that holds it back, and to undo it makes matters
-        worse. So compare before and after on held-out data, where there are any. The logits must be those
-        that the loss saw, not divided by a temperature.
+        expected loss. What is left is about what a model trained with cross entropy would have had. It helps
+        after a short fine-tuning, where the loss is what makes a model under-confident (MiniLM, 3 epochs of
+        AG News, focal: ECE 0.178 to 0.048; 0.017 with a temperature fitted on 1,000 rows). It harms a model
+        that has over-fitted (a CNN on 20 Newsgroups, focal: 0.139 to 0.273; 0.033 with a temperature): there
+        the loss's caution is all that holds it back.
+        Compare before and after on held-out data, where there are any. The logits must be those that the loss
+        saw, not divided by a temperature.
 
         Supported: cross_entropy and brier (nothing to undo), label_smoothing, entropy_regularized, focal,
         inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the
