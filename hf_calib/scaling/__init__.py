@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_calib.scaling.methods import SCALERS, ScalerEntry
 
 if TYPE_CHECKING:
+    from hf_calib.scaling.auto import AutoScaling
     from hf_calib.scaling.dirichlet import DirichletScaling
     from hf_calib.scaling.ensemble_temperature import EnsembleTemperatureScaling
     from hf_calib.scaling.histogram import HistogramBinning
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from hf_calib.scaling.isotonic import IsotonicScaling
     from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
     from hf_calib.scaling.spline import SplineScaling
+    from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
     from hf_calib.scaling.temperature import TemperatureScaling
     from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 __all__ = [
     "SCALERS",
+    "AutoScaling",
     "DirichletScaling",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
@@ -31,6 +34,8 @@ __all__ = [
     "PerLabelTemperatureScaling",
     "ScalerEntry",
     "SplineScaling",
+    "StructuredMatrixScaling",
+    "StructuredVectorScaling",
     "TemperatureScaling",
     "VectorScaling",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
+from hf_calib.scaling.affine import AffineMap
 
 
 class LogitScaling(BaseEstimator):
@@ -19,6 +23,26 @@ class LogitScaling(BaseEstimator):
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
         return softmax_in_place(self.transform(logits))
+
+
+class AffineScaling(LogitScaling):
+    """A scaler that is an affine map of the logits once it is fitted."""
+
+    weight_: FloatArray
+    bias_: FloatArray
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the mapped logits in float64; logits of any shape that ends in C."""
+        mapping = self.affine_map()
+        rows = as_fitted_logits(logits, len(self.bias_))
+        if mapping.weight.ndim == 2:
+            refuse_masks(rows)
+        return mapping(rows)
+
+    def affine_map(self) -> AffineMap:
+        """What `fold` writes into a classification head."""
+        check_is_fitted(self, "weight_")
+        return AffineMap(self.weight_, self.bias_)
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:
@@ -42,6 +66,16 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
             expected("logits", f"have the {n_classes} classes of fit", f"shape {checked.shape}", way_out)
         )
     return checked.astype(np.float64)
+
+
+def refuse_masks(logits: NDArray[Any]) -> None:
+    """Raise if a class is masked: a map that mixes the classes would mask all of them."""
+    masked = np.count_nonzero(np.isneginf(logits))
+    if masked:
+        way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
+        raise InputValueError(
+            expected("logits", "be finite, as the classes are mixed", f"{masked} of -inf", way_out)
+        )
 
 
 def listed(numbers: NDArray[np.int64], one: str, several: str) -> str:

@@ -1,8 +1,9 @@
-"""Maximum-likelihood fits of linear maps of the logits: the convex problem, its preconditioner, its solver.
+"""Maximum-likelihood fits of linear maps of the logits: the convex problem, and its curvature.
 
 Parameters are found for features in units of `unit`, a number near the fitted temperature, so that neither
-the solver nor a penalty sees the scale of the logits. The solver is L-BFGS in coordinates in which the
-curvature is near 1; there, half of the squared norm of the gradient estimates what is left to gain.
+the solver nor a penalty sees the scale of the logits. Newton's steps are preconditioned by the curvature in
+the weight and the bias of each class, which is exact for a moderate number of classes, and by a Kronecker
+product in the weights between classes.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling._newton import Point, minimise
 from hf_calib.scaling._objectives import SoftmaxObjective
 from hf_calib.scaling._solver import BOUNDS, best_temperature
 
 Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
 
-_MAX_STEPS = 1000
-_STOP_AT = 1e-8  # largest entry of the gradient; rounding sets in a little below
-_LEFT_TO_GAIN = 1e-9  # nats per example: more than that is not converged
-_LEAST_CURVATURE = 1e-8  # relative to the largest: flatter directions are left where they start
+LEFT_TO_GAIN = 1e-8  # nats per example, before the last step
+_LEAST_CURVATURE = 1e-13  # relative to the largest: flatter directions are left where they start
+_DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 
 
 class LinearProblem:
@@ -42,9 +42,9 @@ class LinearProblem:
         self.size, self.n_classes = logits.shape
         self.smoothing = 0.0
         self.unit = 1.0
-        self.unit = self._unit()
 
-    def _unit(self) -> float:
+    def typical_unit(self) -> float:
+        """The temperature; where there is none, the spread of the features."""
         objective = SoftmaxObjective(self.logits, self.labels)
         if objective.is_constant:
             return 1.0
@@ -54,6 +54,11 @@ class LinearProblem:
                 return temperature
         total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, _, _ in self)
         return float(np.sqrt(total / self.logits.size))
+
+    @property
+    def separated_below(self) -> float:
+        """The mean loss below which each row's is less than log 2: then every label is ranked first."""
+        return -np.inf if self.smoothing else np.log(2) / self.size
 
     def __iter__(self) -> Iterator[tuple[FloatArray, NDArray[np.bool_] | None, NDArray[np.int64]]]:
         """Yield features, with 0 for masked ones, the mask if there is any, and labels."""
@@ -67,53 +72,36 @@ class LinearProblem:
             else:
                 yield block, None, self.labels[rows]
 
-    def residuals(
+    def probabilities(
         self, scores: FloatArray, masked: NDArray[np.bool_] | None, labels: NDArray[np.int64]
     ) -> float:
-        """Return the summed loss of the scores, and turn them into its gradient in them."""
-        each = np.arange(len(labels))
+        """Turn scores into probabilities, and return their summed loss."""
         if masked is not None:
             scores[masked] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
-        loss = -(1 - self.smoothing) * scores[each, labels].sum()
-        spread = self._spread(scores, masked)
+        loss = -(1 - self.smoothing) * scores[np.arange(len(labels)), labels].sum()
         if self.smoothing:
+            spread = self._spread(scores, masked)
             loss -= np.multiply(spread, scores, where=spread > 0, out=np.zeros_like(scores)).sum()
         np.exp(scores, out=scores)
-        mass = scores.sum(axis=1, keepdims=True)
+        mass = scores @ np.ones(self.n_classes)
         loss += np.log(mass).sum()
-        scores /= mass
-        scores[each, labels] -= 1 - self.smoothing
-        scores -= spread
+        scores /= mass[:, None]
         return float(loss)
+
+    def subtract_targets(
+        self, probs: FloatArray, masked: NDArray[np.bool_] | None, labels: NDArray[np.int64]
+    ) -> None:
+        """Turn probabilities into the gradient of the loss in the scores."""
+        probs[np.arange(len(labels)), labels] -= 1 - self.smoothing
+        if self.smoothing:
+            probs -= self._spread(probs, masked)
 
     def _spread(self, scores: FloatArray, masked: NDArray[np.bool_] | None) -> FloatArray:
         """The share of a label's 1 that smoothing gives to each class that is not masked."""
         if masked is None:
             return np.full((1, self.n_classes), self.smoothing / self.n_classes)
         return self.smoothing * ~masked / np.count_nonzero(~masked, axis=1)[:, None]
-
-    def curvature(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Mean of p (1 - p) of each class, p = softmax(features), and the feature's moments under it."""
-        total = np.zeros((3, self.n_classes))
-        for rows, masked, labels in self:
-            scores = rows.copy()
-            self.residuals(scores, masked, labels)
-            scores[np.arange(len(labels)), labels] += 1 - self.smoothing
-            scores += self._spread(scores, masked)
-            scores *= 1 - scores
-            total += scores.sum(axis=0), (scores * rows).sum(axis=0), (scores * rows**2).sum(axis=0)
-        mass = np.maximum(total[0], np.finfo(float).tiny)
-        mean = total[1] / mass
-        return _at_least(total[0] / self.size, 1e-3), mean, np.maximum(total[2] / mass - mean**2, 0)
-
-    def second_moment(self, constant: float) -> FloatArray:
-        """Mean of x x' over the examples, x the features and a constant."""
-        total = np.zeros((self.n_classes + 1, self.n_classes + 1))
-        for rows, _, _ in self:
-            with_constant = np.hstack([rows, np.full((len(rows), 1), constant)])
-            total += with_constant.T @ with_constant
-        return total / self.size
 
     def separated_classes(self, *, free_bias: bool) -> NDArray[np.bool_]:
         """Which classes are separated from all others by their own feature, at a threshold (0 if the bias is not free).
@@ -150,90 +138,173 @@ class LinearProblem:
         return True
 
 
-def fit_vector(problem: LinearProblem) -> tuple[Linear, bool]:
-    """Return a weight and a bias per class, for features in units of `unit`, and whether they converged."""
-    curvature, mean, variance = problem.curvature()
-    scale = np.sqrt(_at_least(np.stack([curvature * variance, curvature]), _LEAST_CURVATURE))
+class _OwnCurvature:
+    """The curvature in a weight and a bias for each class, (2, C), gathered block by block.
 
-    def unpack(theta: FloatArray) -> Linear:
-        weight, centered = theta.reshape(2, -1) / scale
-        return weight, centered - weight * mean
+    All of it for a moderate number of classes, otherwise that of each class's two parameters.
+    """
 
-    def value_and_gradient(theta: FloatArray) -> tuple[float, FloatArray]:
-        weight, bias = unpack(theta)
-        loss, gradient = 0.0, np.zeros((2, problem.n_classes))
+    def __init__(self, n_classes: int) -> None:
+        self.moments = np.zeros((3, n_classes))  # of p: 1, x, x^2; or of p (1 - p)
+        self.products = np.zeros((2, n_classes, 2, n_classes)) if n_classes <= _DENSE else None
+
+    def add(self, rows: FloatArray, probs: FloatArray) -> None:
+        ones = np.ones(len(rows))
+        if self.products is None:
+            weighted = probs - probs * probs
+        else:
+            weighted = probs.copy()
+            self.products[1, :, 1] += probs.T @ probs
+        self.moments[0] += ones @ weighted
+        weighted *= rows
+        self.moments[1] += ones @ weighted
+        if self.products is not None:
+            self.products[0, :, 1] += weighted.T @ probs
+            self.products[0, :, 0] += weighted.T @ weighted
+        weighted *= rows
+        self.moments[2] += ones @ weighted
+
+    def inverse(self, size: int, penalties: FloatArray) -> Callable[[FloatArray], FloatArray]:
+        """What divides a (2, C) gradient by the mean curvature with that of the penalties, (2, 1)."""
+        count, first, second = self.moments / size
+        if self.products is not None:
+            c = len(count)
+            each = np.arange(c)
+            hessian = -self.products / size
+            hessian[0, each, 0, each] += second + 2 * penalties[0]
+            hessian[0, each, 1, each] += first
+            hessian[1, each, 1, each] += count + 2 * penalties[1]
+            hessian[1, :, 0] = hessian[0, :, 1].T
+            eigenvalues, basis = np.linalg.eigh(hessian.reshape(2 * c, 2 * c))
+            eigenvalues = _at_least(eigenvalues, _LEAST_CURVATURE)
+            return lambda vector: (((vector.ravel() @ basis) / eigenvalues) @ basis.T).reshape(2, c)
+        by_weight = _at_least(second + 2 * penalties[0], _LEAST_CURVATURE)
+        by_bias = _at_least(count + 2 * penalties[1], _LEAST_CURVATURE)
+        determinant = np.maximum(by_weight * by_bias - first**2, _LEAST_CURVATURE * by_weight * by_bias)
+        inverse = np.array([[by_bias, -first], [-first, by_weight]]) / determinant
+        return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
+
+
+def fit_vector(
+    problem: LinearProblem, weight_penalty: float = 0.0, bias_penalty: float = 0.0
+) -> tuple[Linear, bool]:
+    """Return a weight and a bias per class, for features in units of `unit`, and whether they converged.
+
+    The penalties are those of a squared (weight - 1) and of a squared bias, for the mean loss.
+    """
+    penalties = np.array([[weight_penalty], [bias_penalty]])
+    start = np.stack([np.ones(problem.n_classes), np.zeros(problem.n_classes)])  # the identity
+
+    def evaluate(theta: FloatArray) -> Point:
+        loss, gradient = 0.0, np.zeros_like(theta)
+        curvature = _OwnCurvature(problem.n_classes)
         for rows, masked, labels in problem:
-            scores = rows * weight + bias
-            loss += problem.residuals(scores, masked, labels)
-            gradient[1] += scores.sum(axis=0)
-            gradient[0] += np.einsum("nc,nc->c", scores, rows)
-        gradient[0] -= mean * gradient[1]
-        return loss / problem.size, (gradient / scale).ravel() / problem.size
+            ones = np.ones(len(rows))
+            probs = rows * theta[0]
+            probs += theta[1]
+            loss += problem.probabilities(probs, masked, labels)
+            curvature.add(rows, probs)
+            problem.subtract_targets(probs, masked, labels)
+            gradient[1] += ones @ probs
+            probs *= rows
+            gradient[0] += ones @ probs
+        value = loss / problem.size + float((penalties * np.square(theta - start)).sum())
+        gradient = gradient / problem.size + 2 * penalties * (theta - start)
 
-    start = np.stack([np.ones(problem.n_classes), mean]) * scale  # the identity
-    theta, converged = _minimise(value_and_gradient, start.ravel())
-    weight, bias = unpack(theta)
+        def product(direction: FloatArray) -> FloatArray:
+            total = np.zeros_like(direction)
+            for rows, masked, labels in problem:
+                ones = np.ones(len(rows))
+                probs = rows * theta[0]
+                probs += theta[1]
+                problem.probabilities(probs, masked, labels)
+                change = rows * direction[0]
+                change += direction[1]
+                change *= probs
+                probs *= change.sum(axis=1, keepdims=True)
+                change -= probs
+                total[1] += ones @ change
+                change *= rows
+                total[0] += ones @ change
+            return total / problem.size + 2 * penalties * direction
+
+        return Point(value, gradient, product, curvature.inverse(problem.size, penalties))
+
+    (weight, bias), converged = minimise(evaluate, start, LEFT_TO_GAIN, problem.separated_below)
     return (weight, bias - bias.mean()), converged
 
 
 def fit_matrix(
-    problem: LinearProblem, off_diagonal_penalty: float, bias_penalty: float
+    problem: LinearProblem, off_diagonal_penalty: float, bias_penalty: float, diagonal_penalty: float = 0.0
 ) -> tuple[Linear, bool]:
     """Return a (C, C) weight and a bias per class, for features in units of `unit`.
 
-    The weight is sought as diag(d) + V with the penalty on all of V. As d is free, the diagonal of V is 0 at
-    the minimum, so the minimum is the one sought; but the curvature in V is now nearly a Kronecker product.
+    The penalties are those of the squared weights off the diagonal, of the squared bias, and of the squared
+    distance of the diagonal from 1, for the mean loss.
+
+    The weight is sought as diag(d) + V with the penalty on all of V: then its curvature is nearly a Kronecker
+    product. At the minimum the two share the diagonal so that they pay, together, one penalty of
+    1 / (1 / d's + 1 / V's).
     """
     c = problem.n_classes
-    per_weight, per_bias = off_diagonal_penalty / (c * (c - 1)), bias_penalty / c
-    # The bias is the weight of a constant, chosen so that one penalty fits both.
-    constant = np.sqrt(per_weight / per_bias) if per_weight > 0 and per_bias > 0 else 1.0
-    curvature, _, _ = problem.curvature()
-    moment = problem.second_moment(constant)
-    eigenvalues, basis = np.linalg.eigh(moment)
-    scale = np.sqrt(_at_least(np.outer(curvature, eigenvalues) + 2 * per_weight, _LEAST_CURVATURE))
-    own_scale = np.sqrt(_at_least(curvature * moment.diagonal()[:c], _LEAST_CURVATURE))
+    own_penalty = diagonal_penalty
+    if off_diagonal_penalty > 0:
+        own_penalty = diagonal_penalty * off_diagonal_penalty / (off_diagonal_penalty - diagonal_penalty)
+    own_penalties = np.array([[own_penalty], [bias_penalty]])
+    # Rows are d, the bias, V transposed.
+    penalties = np.vstack([own_penalties, np.full((c, 1), off_diagonal_penalty)])
+    start = np.zeros((c + 2, c))  # the identity
+    start[0] = 1
 
-    def unpack(theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        mixing = (theta[c:].reshape(c, c + 1) / scale) @ basis.T
-        return theta[:c] / own_scale, mixing[:, :c], constant * mixing[:, c]
+    def evaluate(theta: FloatArray) -> Point:
+        loss, gradient = 0.0, np.zeros_like(theta)
+        curvature = _OwnCurvature(c)
+        moment, mass = np.zeros((c, c)), np.zeros(c)
+        weight = theta[2:] + np.diag(theta[0])
+        kept = []  # the probabilities, which a product would need to compute again
+        for rows, masked, labels in problem:
+            ones = np.ones(len(rows))
+            probs = rows @ weight
+            probs += theta[1]
+            loss += problem.probabilities(probs, masked, labels)
+            kept.append(probs.copy())
+            curvature.add(rows, probs)
+            spread = probs - probs * probs
+            mass += ones @ spread
+            moment += (rows * spread.sum(axis=1, keepdims=True)).T @ rows
+            problem.subtract_targets(probs, masked, labels)
+            gradient[2:] += rows.T @ probs
+            gradient[1] += ones @ probs
+        gradient[0] = gradient[2:].diagonal()
+        value = loss / problem.size + float((penalties * np.square(theta - start)).sum())
+        gradient = gradient / problem.size + 2 * penalties * (theta - start)
 
-    def value_and_gradient(theta: FloatArray) -> tuple[float, FloatArray]:
-        own, mixing, bias = unpack(theta)
-        loss, by_weight, by_bias = _loss_of_matrix(problem, mixing + np.diag(own), bias)
-        loss += per_weight * np.square(mixing).sum() + per_bias * np.square(bias).sum()
-        by_mixing = np.hstack(
-            [by_weight + 2 * per_weight * mixing, constant * (by_bias + 2 * per_bias * bias)[:, None]]
+        def product(direction: FloatArray) -> FloatArray:
+            total = np.zeros_like(direction)
+            change_of_weight = direction[2:] + np.diag(direction[0])
+            for (rows, _, _), probs in zip(problem, kept, strict=True):
+                change = rows @ change_of_weight
+                change += direction[1]
+                change *= probs
+                change -= probs * change.sum(axis=1, keepdims=True)
+                total[2:] += rows.T @ change
+                total[1] += np.ones(len(rows)) @ change
+            total[0] = total[2:].diagonal()
+            return total / problem.size + 2 * penalties * direction
+
+        own_inverse = curvature.inverse(problem.size, own_penalties)
+        eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
+        scale = _at_least(
+            np.outer(eigenvalues, mass / problem.size) + 2 * off_diagonal_penalty, _LEAST_CURVATURE
         )
-        gradient = [by_weight.diagonal() / own_scale, ((by_mixing @ basis) / scale).ravel()]
-        return loss, np.concatenate(gradient)
 
-    start = np.concatenate([own_scale, np.zeros(c * (c + 1))])  # the identity
-    theta, converged = _minimise(value_and_gradient, start)
-    own, mixing, bias = unpack(theta)
-    return (mixing + np.diag(own), bias - bias.mean()), converged
+        def precondition(vector: FloatArray) -> FloatArray:
+            return np.vstack([own_inverse(vector[:2]), basis @ ((basis.T @ vector[2:]) / scale)])
 
+        return Point(value, gradient, product, precondition)
 
-def _loss_of_matrix(
-    problem: LinearProblem, weight: FloatArray, bias: FloatArray
-) -> tuple[float, FloatArray, FloatArray]:
-    """The mean loss, with its gradients in the weight and in the bias."""
-    loss, by_weight, by_bias = 0.0, np.zeros_like(weight), np.zeros_like(bias)
-    for rows, masked, labels in problem:
-        scores = rows @ weight.T
-        scores += bias
-        loss += problem.residuals(scores, masked, labels)
-        by_weight += scores.T @ rows
-        by_bias += scores.sum(axis=0)
-    return loss / problem.size, by_weight / problem.size, by_bias / problem.size
-
-
-def _minimise(
-    value_and_gradient: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray
-) -> tuple[FloatArray, bool]:
-    options = {"maxiter": _MAX_STEPS, "maxfun": 2 * _MAX_STEPS, "gtol": _STOP_AT, "ftol": 0.0, "maxcor": 20}
-    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    return found.x, bool(np.square(found.jac).sum() / 2 <= _LEFT_TO_GAIN)
+    theta, converged = minimise(evaluate, start, LEFT_TO_GAIN, problem.separated_below)
+    return (theta[2:].T + np.diag(theta[0]), theta[1] - theta[1].mean()), converged
 
 
 def _apply(rows: FloatArray, weight: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed, refuse_masks
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._solver import SMOOTHED
@@ -31,6 +31,7 @@ class LinearScaling(LogitScaling):
 
     def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
         problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
+        problem.unit = problem.typical_unit()
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.smoothing = 1 / (problem.size + 1) if reason else 0.0
         (weight, bias), converged = self._solve(problem)
@@ -100,7 +101,7 @@ class PenalisedMatrixScaling(LinearScaling):
         for name in ("off_diagonal_penalty", "bias_penalty"):
             _check_penalty(name, getattr(self, name))
         matrix = as_matrix(logits, least_columns=2)
-        _refuse_masks(matrix)
+        refuse_masks(matrix)
         self._fit(matrix, labels)
         return self
 
@@ -108,7 +109,7 @@ class PenalisedMatrixScaling(LinearScaling):
         """Return features @ weight.T + bias in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "weight_")
         features = as_fitted_logits(logits, len(self.bias_))
-        _refuse_masks(features)
+        refuse_masks(features)
         scaled = self._features(features) @ self.weight_.T
         scaled += self.bias_
         return scaled
@@ -120,7 +121,7 @@ class PenalisedMatrixScaling(LinearScaling):
             off_diagonal = 10 * c**2 * (c - 1) / n
         if bias is None:
             bias = c / (2 * n)
-        return fit_matrix(problem, off_diagonal, bias)
+        return fit_matrix(problem, off_diagonal / (c * (c - 1)), bias / c)
 
     def _has_free_bias(self) -> bool:
         return self.bias_penalty == 0
@@ -263,12 +264,3 @@ def _check_penalty(name: str, penalty: float | None) -> None:
     if penalty is not None and not (isinstance(penalty, Real) and 0 <= penalty < np.inf):
         way_out = "None takes a default that follows the numbers of classes and examples"
         raise InputValueError(expected(name, "be a finite number of at least 0", repr(penalty), way_out))
-
-
-def _refuse_masks(logits: NDArray[Any]) -> None:
-    masked = np.count_nonzero(np.isneginf(logits))
-    if masked:
-        way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
-        raise InputValueError(
-            expected("logits", "be finite, as the classes are mixed", f"{masked} of -inf", way_out)
-        )

@@ -400,7 +400,7 @@ class TestDataThatDoNotDetermineTheParameters:
         assert [warning.filename for warning in caught] == [__file__]
 
     def test_a_fit_that_does_not_converge_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hf_calib.scaling._linear._MAX_STEPS", 1)
+        monkeypatch.setattr("hf_calib.scaling._newton._MAX_STEPS", 1)
         with pytest.warns(UserWarning, match="The fit did not converge"):
             VectorScaling().fit(*sampled(500, 5))
 

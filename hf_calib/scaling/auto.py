@@ -1,0 +1,259 @@
+"""The affine map that suits the data, chosen by cross-validation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, log_expit, log_softmax
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.scaling._base import AffineScaling, softmax_in_place
+from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
+from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
+from hf_calib.scaling._solver import best_temperature
+from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
+from hf_calib.scaling.temperature import TemperatureScaling
+from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
+
+_MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
+_PENALTIES = (10.0, 1.0, 0.1, 0.01)  # from the simplest map to the freest
+
+
+class _Candidate(NamedTuple):
+    method: str
+    penalty: float | None
+    make: Callable[[], Any] | None  # None: the logits as they are
+    n_parameters: int
+    left_out: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
+
+
+class AutoScaling(AffineScaling):
+    r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
+
+    For when you do not know whether your data carry more than a temperature. It compares the logits as they
+    are, `TemperatureScaling`, `StructuredVectorScaling`, `VectorScaling`, `StructuredMatrixScaling` and
+    `MatrixScaling`, the structured ones with several penalties, and takes the simplest that is not clearly
+    worse than the best. It can change the predicted class.
+
+    Args:
+        n_folds: parts of the cross-validation, at least 2; with fewer rows, one part per row.
+        multi_label: True for sigmoid outputs with a 0/1 label per logit. Compared are then the logits, one
+            temperature, `PerLabelTemperatureScaling` and `StructuredVectorScaling`.
+        random_state: seed of the parts.
+
+    Attributes:
+        choice_: the chosen method, a key of `SCALERS` or "identity", with its penalty:
+            "structured_matrix(penalty=0.1)".
+        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats per
+            row), "standard_error", "difference" to the best and "difference_standard_error", "chosen", and
+            "left_out": why it was not tried, or None.
+        weight_: () or (C,), which multiplies the logits, or (C, C), which mixes them.
+        bias_: (C,).
+
+    Notes:
+        Each candidate is fitted on all parts but one, and maps the rows of that one. A map that is right for
+        the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
+        rows of the other parts, and the loss of the rows judged with it. The simplest candidate is chosen
+        whose loss is within one standard error of the best, that of the differences row by row. It is fitted
+        again on all rows, with the temperature of all mapped rows on top: one affine map in the end.
+
+    References:
+        Breiman et al. 1984, "Classification and regression trees", for the rule of one standard error; the
+        maps: see their classes.
+
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(scale=2, size=(1000, 3))
+    >>> labels = (logits + [0, 0, 2] + rng.gumbel(size=(1000, 3))).argmax(axis=1)
+    >>> scaler = AutoScaling().fit(2 * logits, labels)
+    >>> scaler.choice_, scaler.bias_.round(1)
+    ('structured_vector(penalty=1)', array([-0.7, -0.5,  1.3]))
+    """
+
+    choice_: str
+    results_: list[dict[str, Any]]
+
+    def __init__(self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0) -> None:
+        self.n_folds = n_folds
+        self.multi_label = multi_label
+        self.random_state = random_state
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
+        """Choose the map, and fit it.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
+            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
+                label is not known.
+
+        Returns:
+            self, with `weight_`, `bias_`, `choice_` and `results_`.
+
+        Raises:
+            TypeError: if a dtype is wrong.
+            ValueError: if a parameter, a shape or a value is wrong.
+        """
+        if not (isinstance(self.n_folds, Integral) and self.n_folds >= 2):
+            way_out = "5 is enough; more folds cost more fits"
+            raise InputValueError(
+                expected("n_folds", "be an integer of at least 2", repr(self.n_folds), way_out)
+            )
+        matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
+        if self.multi_label:
+            as_binary_labels(labels, matrix)
+            targets: NDArray[Any] = np.asarray(labels)
+        else:
+            targets = as_class_labels(labels, matrix)
+        self._objective(matrix, targets)  # refuses a masked label
+        candidates = list(self._candidates(matrix))
+        folds = self._folds(targets)
+        losses, temperatures = [], []
+        for candidate in candidates:
+            if candidate.left_out is None:
+                loss, temperature = self._cross_validated(candidate, matrix, targets, folds)
+                losses.append(loss)
+                temperatures.append(temperature)
+        tried = [candidate for candidate in candidates if candidate.left_out is None]
+        means = [loss.mean() for loss in losses]
+        best = int(np.argmin(means))
+        differences = [loss - losses[best] for loss in losses]
+        errors = [_standard_error(difference) for difference in differences]
+        chosen = next(i for i, d in enumerate(differences) if d.mean() <= errors[i])
+        self.choice_ = tried[chosen].name
+        self.results_ = []
+        for candidate in candidates:
+            row = {"method": candidate.method, "penalty": candidate.penalty}
+            row["n_parameters"] = candidate.n_parameters
+            if candidate.left_out is None:
+                i = tried.index(candidate)
+                row |= {
+                    "nll": float(means[i]),
+                    "standard_error": _standard_error(losses[i]),
+                    "difference": float(differences[i].mean()),
+                    "difference_standard_error": errors[i],
+                    "chosen": i == chosen,
+                    "left_out": None,
+                }
+            else:
+                row |= dict.fromkeys(
+                    ["nll", "standard_error", "difference", "difference_standard_error"], None
+                )
+                row |= {"chosen": False, "left_out": candidate.left_out}
+            self.results_.append(row)
+        mapping = _fitted(tried[chosen], matrix, targets).then(AffineMap(np.array(1 / temperatures[chosen])))
+        self.weight_ = mapping.weight
+        self.bias_ = np.zeros(matrix.shape[1]) if mapping.bias is None else mapping.bias
+        return self
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the calibrated probabilities: the softmax of `transform`, or the sigmoid with multi_label."""
+        scaled = self.transform(logits)
+        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
+
+    def _objective(self, logits: NDArray[Any], labels: NDArray[Any]) -> Objective:
+        if self.multi_label:
+            return SigmoidObjective(logits, *as_binary_labels(labels, logits))
+        return SoftmaxObjective(logits, labels)
+
+    def _candidates(self, logits: NDArray[Any]) -> Iterator[_Candidate]:
+        """From the simplest to the freest."""
+        n, c = logits.shape
+        multi_label = self.multi_label
+        yield _Candidate("identity", None, None, 0)
+        yield _Candidate("temperature", None, partial(TemperatureScaling, multi_label=multi_label), 1)
+        if multi_label:
+            yield _Candidate("per_label_temperature", None, PerLabelTemperatureScaling, c)
+        for penalty in _PENALTIES:
+            yield _Candidate(
+                "structured_vector",
+                penalty,
+                partial(StructuredVectorScaling, penalty, multi_label=multi_label),
+                2 * c if c > 2 else 2,
+            )
+        if multi_label:
+            return
+        yield _Candidate("vector", None, VectorScaling, 2 * c)
+        why_not = None
+        if np.isneginf(logits).any():
+            why_not = "it would mix masked classes with the others"
+        elif c == 2:
+            why_not = "for two classes it is no more than a vector map"
+        elif n * c**2 > _MATRIX_COST:
+            why_not = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+        for penalty in _PENALTIES:
+            yield _Candidate(
+                "structured_matrix",
+                penalty,
+                partial(StructuredMatrixScaling, penalty),
+                c * (c + 1),
+                why_not,
+            )
+        yield _Candidate("matrix", None, MatrixScaling, c * (c + 1), why_not)
+
+    def _folds(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+        """The fold of each row, (N,): rows of one class are dealt in turn, in a random order."""
+        n = len(labels)
+        order = np.random.default_rng(self.random_state).permutation(n)
+        if labels.ndim == 1:
+            first_seen = np.full(labels.max() + 1, n)
+            np.minimum.at(first_seen, labels, np.arange(n))  # so that the numbers of classes do not matter
+            order = order[np.argsort(first_seen[labels[order]], kind="stable")]
+        folds = np.empty(n, dtype=np.int64)
+        folds[order] = np.arange(n) % min(self.n_folds, n)
+        return folds
+
+    def _cross_validated(
+        self, candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any], folds: NDArray[np.int64]
+    ) -> tuple[FloatArray, float]:
+        """The loss of each row (N,), and the temperature on top."""
+        if candidate.make is None:
+            return self._losses(logits.astype(np.float64), labels), 1.0
+        mapped = np.empty(logits.shape)
+        for fold in range(folds.max() + 1):
+            held_out = folds == fold
+            train = ~held_out if held_out.sum() < len(folds) else held_out
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mapped[held_out] = _fitted(candidate, logits[train], labels[train])(logits[held_out])
+        if candidate.method == "temperature":
+            return self._losses(mapped, labels), 1.0
+        losses = np.empty(len(labels))
+        for fold in range(folds.max() + 1):
+            held_out = folds == fold
+            train = ~held_out if held_out.sum() < len(folds) else held_out
+            temperature = self._temperature(mapped[train], labels[train])
+            losses[held_out] = self._losses(mapped[held_out] / temperature, labels[held_out])
+        return losses, self._temperature(mapped, labels)
+
+    def _temperature(self, logits: FloatArray, labels: NDArray[Any]) -> float:
+        objective = self._objective(logits, labels)
+        return 1.0 if objective.is_constant else best_temperature(objective)
+
+    def _losses(self, logits: FloatArray, labels: NDArray[Any]) -> FloatArray:
+        """Negative log-likelihood of each row, (N,)."""
+        if self.multi_label:
+            positive, known = as_binary_labels(labels, logits)
+            losses = -log_expit(np.where(positive, logits, -logits))
+            return losses.sum(axis=1, where=True if known is None else known)
+        return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+
+
+def _fitted(candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any]) -> AffineMap:
+    if candidate.make is None:
+        return AffineMap(np.array(1.0))
+    return candidate.make().fit(logits, labels).affine_map()
+
+
+def _standard_error(values: FloatArray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
