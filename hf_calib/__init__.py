@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hf_calib.export import fold, fold_temperature
     from hf_calib.trainer import (
         AdaFocalCallback,
+        CalibrationMapCallback,
         CalibrationTrainer,
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
@@ -24,6 +25,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AdaFocalCallback",
+    "CalibrationMapCallback",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
     "InputError",
@@ -34,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "AdaFocalCallback": "hf_calib.trainer",
+    "CalibrationMapCallback": "hf_calib.trainer",
     "CalibrationTrainer": "hf_calib.trainer",
     "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",

@@ -59,6 +59,7 @@ def test_the_public_names() -> None:
     assert hf_calib.__all__ == sorted(hf_calib.__all__)
     assert hf_calib.__all__ == [
         "AdaFocalCallback",
+        "CalibrationMapCallback",
         "CalibrationTrainer",
         "CalibrationTrainingArguments",
         "InputError",

@@ -22,6 +22,7 @@ from hf_calib.report.writing import write_report
 from hf_calib.scaling import ScalerEntry
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 from hf_calib.scaling.methods import fitted_numbers
+from hf_calib.scaling.saved_map import save_map
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -131,7 +132,8 @@ def calibrate_model(
 
     stages(f"saving to {output}")
     minimised = getattr(scaler, "criterion", None)
-    fitting = {"criterion": minimised, "split": "calibration", "n_examples": len(fitted_on)}
+    fitting = {"split": "calibration", "n_examples": len(fitted_on)}
+    fitting |= {} if minimised is None else {"criterion": minimised}
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
     calibrated = scaler.predict_proba(found.as_logits()[: len(texts)])
     with whole_folder(output, replace_model) as folder:
@@ -139,6 +141,7 @@ def calibrate_model(
         plain.config.calibration = {**recorded, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         fold(plain, scaler, batch=classifier.batch(first)).save_pretrained(folder)
+        save_map(scaler, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         classifier.tokenizer.save_pretrained(folder)
         difference = _served_difference(
             folder,

@@ -43,6 +43,7 @@ from hf_calib.metrics import accuracy, bootstrap_interval, consistency_test
 from hf_calib.metrics.calibration import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
+from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.trainer import CalibrationTrainer
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -55,11 +56,10 @@ MAX_LENGTH = 32  # tokens; most paragraphs are shorter, and twice as many would 
 
 @dataclass
 class Outcome:
-    """A trained model and its probabilities on the test split, before and after the temperature."""
+    """A trained model and its probabilities on the test split, before and after its calibration map."""
 
     trainer: CalibrationTrainer
-    temperature: float
-    calibration_nll: float  # with the temperature; the models are chosen by it, not by the test split
+    calibration_nll: float  # with the map; the models are chosen by it, not by the test split
     labels: NDArray[np.int64]
     before: NDArray[np.float64]
     after: NDArray[np.float64]
@@ -192,15 +192,13 @@ def train(
     trainer.train()
     found = trainer.predict(dataset["test"])
     logits, labels = np.asarray(found.predictions, dtype=np.float64), np.asarray(found.label_ids)
-    assert trainer.temperature is not None
     held_out = trainer.evaluate(dataset["calibration"])
     return Outcome(
         trainer,
-        trainer.temperature,
         held_out["eval_nll_calibrated"],
         labels,
         softmax(logits, axis=1),
-        softmax(logits / trainer.temperature, axis=1),
+        trainer.calibration_map.predict_proba(logits),
     )
 
 
@@ -237,7 +235,8 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, outcome in outcomes.items():
         table.add_row(name, *measured(outcome.before, outcome.labels))
-        table.add_row(f"  after T = {outcome.temperature:.2f}", *measured(outcome.after, outcome.labels))
+        after = f"  after {in_words(outcome.trainer.calibration_map)}"
+        table.add_row(after, *measured(outcome.after, outcome.labels))
     return table
 
 

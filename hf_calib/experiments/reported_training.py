@@ -17,6 +17,8 @@ from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report import calibration_report
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
+from hf_calib.scaling.saved_map import title_of
+from hf_calib.trainer.calibration_map import in_words
 
 if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 def train_and_report(
     trainer: CalibrationTrainer, test_dataset: Any, *, resume: bool | str | None = None
 ) -> dict[str, float]:
-    """Train, report the test set before and after the temperature, and save the calibrated model.
+    """Train, report the test set before and after the calibration map, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no temperature was
+    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no map was
     fitted; `results.json`, the numbers; `report/`, the calibration report with its figures; for a loss with
     gammas, `gammas.png`.
 
@@ -45,7 +47,7 @@ def train_and_report(
         warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
         trainer.train(resume_from_checkpoint=resume)
     folder = Path(str(trainer.args.output_dir))
-    if trainer.temperature is None:
+    if trainer.calibration_map is None:
         trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
     else:
         trainer.save_calibrated_model(folder / "calibrated")
@@ -70,31 +72,35 @@ def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
         )
         return
     logits = logits.astype(np.float64)
-    temperature, model = trainer.temperature, cast(Any, trainer.model)
+    scaler, model = trainer.calibration_map, cast(Any, trainer.model)
     report = calibration_report(
         softmax(logits, axis=1),
         labels,
-        calibrated=None if temperature is None else softmax(logits / temperature, axis=1),
+        calibrated=None if scaler is None else scaler.predict_proba(logits),
         n_bins=trainer.args.n_bins,
         class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],
         name=trainer.calibration_loss.name,
     )
     write_to(folder / "report", report)
-    print(results_table(report, temperature))
+    print(results_table(report, None if scaler is None else in_words(scaler)))
     print(
         "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"
     )
 
 
-def results_table(report: CalibrationReport, temperature: float | None) -> str:
-    """The trainer's metrics with their 95% intervals, before and after the temperature, as plain text.
+def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
+    """The trainer's metrics with their 95% intervals, before and after the calibration map, as plain text.
+
+    Args:
+        report: of one set of predictions, before and, if there is a map, after.
+        calibration_map: in words.
 
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
     >>> print(results_table(report, None).splitlines()[1])
     Accuracy                         0.5000 [0.4100, 0.6000]
     """
-    after = "" if temperature is None else f"after T = {temperature:.3f}"
+    after = "" if calibration_map is None else f"after {calibration_map}"
     width = max(len(row.title) for row in LOGGED_METRICS.values()) + 1
     lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]
@@ -108,10 +114,11 @@ def results_table(report: CalibrationReport, temperature: float | None) -> str:
 def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], folder: Path) -> None:
     from hf_calib.plots import gamma_dynamics, save_figure
 
-    args = trainer.args
+    args, scaler = trainer.args, trainer.calibration_map
     results = {
         "loss": trainer.calibration_loss.name,
         "hyperparameters": trainer.calibration_loss.hyperparameters,
+        "calibration_map": None if scaler is None else title_of(scaler),
         "seed": args.seed,
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
     }

@@ -24,7 +24,8 @@ from hf_calib.export.heads import (
     transformed,
     undisturbed,
 )
-from hf_calib.scaling.methods import SCALERS, fitted_numbers
+from hf_calib.scaling.methods import fitted_numbers, foldable_method
+from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
 
 _FIT_AGAIN = "fit it again, on finite logits"
-_PARAMETERS = ("temperature", "temperatures", "weight", "bias")  # those that a record may hold
+_PARAMETERS = ("temperature", "temperatures", "weight", "bias", "choice")  # those that a record may hold
 
 
 class _FittedMap(NamedTuple):
@@ -44,7 +45,7 @@ class _FittedMap(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.method.replace('_', ' ')} scaling"
+        return map_title(self.method)
 
     def no_head(self, got: str) -> str:
         """The message where it cannot be folded."""
@@ -239,27 +240,20 @@ def _fitted_map(model: PreTrainedModel, scaler: Any) -> _FittedMap:
     """The linear map that a scaler is, once it is known to be one for this kind of model."""
     from sklearn.utils.validation import check_is_fitted
 
-    foldable = {method: entry for method, entry in SCALERS.items() if entry.foldable}
-    method = next((name for name, entry in foldable.items() if isinstance(scaler, entry.load())), None)
-    if method is None:
-        names = ", ".join(entry.name for entry in foldable.values())
-        way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
-        raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    method = foldable_method(scaler)
     check_is_fitted(scaler)
-    per_label = foldable[method].needs == "label_matrix"
-    _check_problem_type(model, per_label or getattr(scaler, "multi_label", False))
+    _check_problem_type(model, is_multi_label(scaler))
     if method == "temperature":
         return _temperature_map("scaler.temperature_", scaler.temperature_, _FIT_AGAIN)
-    numbers = {name: value for name, value in fitted_numbers(scaler).items() if name in _PARAMETERS}
-    for name, value in numbers.items():
-        _check_numbers(f"{name}_", value, above_0=name == "temperatures")
+    for name, value in fitted_numbers(scaler).items():
+        if name in _PARAMETERS:
+            _check_numbers(f"{name}_", value, above_0=name == "temperatures")
     weight, bias = scaler.affine_map()
     _check_numbers("weight_", weight)
     linear_map = LinearMap(
         torch.from_numpy(weight), None if bias is None or not bias.any() else torch.from_numpy(bias)
     )
-    # C x C numbers are too many for a config file.
-    return _FittedMap(method, linear_map, numbers if weight.ndim < 2 else {})
+    return _FittedMap(method, linear_map, few_parameters(scaler))
 
 
 def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import InputTypeError, InputValueError, expected
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 TOLERANCE = 1e-5  # of the largest logit
 
@@ -186,3 +187,23 @@ def has_bias_when_loaded(model: PreTrainedModel, head: str) -> bool:
     with torch.device("meta"):
         fresh = type(model)(copy.deepcopy(model.config))
     return fresh.get_submodule(head).bias is not None
+
+
+def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
+    """Whether no layer that can be the head has a bias when the model is loaded; False where this cannot be told.
+
+    Args:
+        model: also one with adapters, or whose weights are sharded: only its class and config are looked at.
+        n_outputs: the number of its classes.
+    """
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if n_outputs is None or not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        return False
+    with torch.device("meta"):
+        fresh = type(model)(copy.deepcopy(model.config))
+    layers = linear_layers(fresh, n_outputs)
+    beside_the_body = [
+        layer for name, layer in layers.items() if not name.startswith(f"{fresh.base_model_prefix}.")
+    ]
+    candidates = beside_the_body or list(layers.values())
+    return bool(candidates) and all(layer.bias is None for layer in candidates)

@@ -1,4 +1,4 @@
-"""Saving a calibrated model: a plain copy, the temperature folded in, the whole directory or nothing."""
+"""Saving a calibrated model: a plain copy, the fitted map folded in, the whole directory or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from huggingface_hub import HfApi
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import move_files, whole_folder
-from hf_calib.export.fold import fold_temperature
+from hf_calib.export.fold import fold
+from hf_calib.scaling.saved_map import save_map
 
 # Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
 # old model, nothing, or the new model: a file that makes others loadable comes after them.
@@ -87,15 +88,30 @@ def loaded_from(model: Any) -> set[str]:
 
 
 def save_folded(
-    plain: Any, temperature: float, output_dir: str | os.PathLike[str], *, batch: Any, processing_class: Any
+    plain: Any,
+    scaler: Any,
+    output_dir: str | os.PathLike[str],
+    *,
+    batch: Any,
+    processing_class: Any,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Fold the temperature into a standalone copy, check it on the batch, and save it.
+    """Fold a fitted scaler into a standalone copy, check it on the batch, and save it with its calibration.json.
 
     A new directory appears whole; for one that exists already, see `replace_model`.
+
+    Args:
+        plain: see `standalone_copy`.
+        scaler: any that `fold` takes.
+        output_dir: where to.
+        batch: as for `fold`.
+        processing_class: a tokenizer or image processor, which is saved too; or None.
+        about: what calibration.json says of the map besides its numbers.
     """
-    fold_temperature(plain, temperature, batch=batch)
+    fold(plain, scaler, batch=batch)
     with whole_folder(Path(output_dir), replace_model) as folder:
         plain.save_pretrained(folder)
+        save_map(scaler, folder, {**(about or {}), "folded": True, "head": plain.config.calibration["head"]})
         if processing_class is not None:
             processing_class.save_pretrained(folder)
 

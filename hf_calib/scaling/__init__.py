@@ -5,6 +5,7 @@ The classes are loaded when they are first used, so that the command line can re
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hf_calib.scaling.methods import SCALERS, ScalerEntry
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hf_calib.scaling.inverse_link import InverseLink
     from hf_calib.scaling.isotonic import IsotonicScaling
     from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+    from hf_calib.scaling.saved_map import load_map, save_map
     from hf_calib.scaling.spline import SplineScaling
     from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
     from hf_calib.scaling.temperature import TemperatureScaling
@@ -38,10 +40,14 @@ __all__ = [
     "StructuredVectorScaling",
     "TemperatureScaling",
     "VectorScaling",
+    "load_map",
+    "save_map",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("load_map", "save_map"):
+        return getattr(import_module("hf_calib.scaling.saved_map"), name)
     entry = next((entry for entry in SCALERS.values() if entry.name == name), None)
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hf_calib._errors import InputTypeError, expected
+
 
 class ScalerEntry(NamedTuple):
     """One row of `SCALERS`.
@@ -17,12 +19,14 @@ class ScalerEntry(NamedTuple):
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
             "training_loss", and then no labels.
         foldable: whether it is a linear map of the logits, which `hf_calib.fold` can write into the head.
+        bias: whether that map always adds a bias, which the head then has to have.
     """
 
     name: str
     module: str
     needs: Literal["labels", "label_matrix", "training_loss"] = "labels"
     foldable: bool = False
+    bias: bool = False
 
     def load(self) -> Any:
         """The class; scikit-learn is imported here, not with the table."""
@@ -35,10 +39,10 @@ SCALERS: dict[str, ScalerEntry] = {
     "per_label_temperature": ScalerEntry(
         "PerLabelTemperatureScaling", "per_label_temperature", needs="label_matrix", foldable=True
     ),
-    "vector": ScalerEntry("VectorScaling", "vector_matrix", foldable=True),
-    "matrix": ScalerEntry("MatrixScaling", "vector_matrix", foldable=True),
-    "structured_vector": ScalerEntry("StructuredVectorScaling", "structured", foldable=True),
-    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "structured", foldable=True),
+    "vector": ScalerEntry("VectorScaling", "vector_matrix", foldable=True, bias=True),
+    "matrix": ScalerEntry("MatrixScaling", "vector_matrix", foldable=True, bias=True),
+    "structured_vector": ScalerEntry("StructuredVectorScaling", "structured", foldable=True, bias=True),
+    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "structured", foldable=True, bias=True),
     "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
     "dirichlet": ScalerEntry("DirichletScaling", "dirichlet"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "ensemble_temperature"),
@@ -49,6 +53,22 @@ SCALERS: dict[str, ScalerEntry] = {
 }
 # What the commands offer: their models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
+
+
+def foldable_method(scaler: Any) -> str:
+    """The method of a scaler that folds, or of the one that it is derived from.
+
+    Raises:
+        TypeError: for any other object.
+    """
+    rows = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in FOLDABLE_SCALERS.items()}
+    for kind in type(scaler).__mro__:
+        if (kind.__module__, kind.__name__) in rows:
+            return rows[kind.__module__, kind.__name__]
+    names = ", ".join(entry.name for entry in FOLDABLE_SCALERS.values())
+    way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
+    raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:

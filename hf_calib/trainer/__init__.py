@@ -1,11 +1,12 @@
 """The Hugging Face Trainer with a calibration loss, its arguments and its callbacks."""
 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
-from hf_calib.trainer.callbacks import AdaFocalCallback, TemperatureScalingCallback
+from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
 from hf_calib.trainer.trainer import CalibrationTrainer
 
 __all__ = [
     "AdaFocalCallback",
+    "CalibrationMapCallback",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
     "TemperatureScalingCallback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +15,9 @@ from transformers import TrainingArguments
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.logged import lower_is_better
-from hf_calib.trainer.callbacks import TEMPERATURE_STRATEGIES
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.methods import FOLDABLE_SCALERS
+from hf_calib.trainer.callbacks import STRATEGIES
 
 if TYPE_CHECKING:
     ClassWeights = Sequence[float] | str | None
@@ -22,6 +25,7 @@ else:  # HfArgumentParser takes one type per field: words, which become numbers 
     ClassWeights = list[str] | None
 
 BALANCED = "balanced"
+CALIBRATION_METHODS = (*FOLDABLE_SCALERS, "none")
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
 # Lowest and highest value of whole numbers; NumPy takes no larger seed.
@@ -49,14 +53,14 @@ def hub_token_left_out() -> Iterator[None]:
 # repr=False: a repr of the dataclass would replace the one that masks the token.
 @dataclass(repr=False)
 class CalibrationTrainingArguments(TrainingArguments):
-    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the temperature.
+    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the calibration map.
 
     Everything is checked here, before any data is touched. From Python, from the command line (through
     `transformers.HfArgumentParser`), or from a YAML file with command-line overrides (`parse_arguments`).
 
     With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
     (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
-    otherwise. Those after the temperature (`eval_nll_calibrated`, ...) need `temperature_strategy="evaluate"`.
+    otherwise. Those of the calibration map (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`.
     With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
 
     The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, as a
@@ -103,18 +107,29 @@ class CalibrationTrainingArguments(TrainingArguments):
             "split. Default: all of it."
         },
     )
+    calibration_method: str = field(
+        default="temperature",
+        metadata={
+            "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
+            f"{', '.join(FOLDABLE_SCALERS)}, or none for no map."
+        },
+    )
     temperature_criterion: str = field(
         default="nll",
         metadata={
-            "help": "What the temperature minimises on the calibration split: nll (exact), ece or adaptive_ece "
+            "help": "What a temperature minimises on the calibration split: nll (exact), ece or adaptive_ece "
             "(grid 0.1 to 10, as in the papers), or none for no temperature."
         },
     )
-    temperature_strategy: str = field(
+    calibration_strategy: str = field(
         default="end",
         metadata={
-            "help": "When the temperature is fitted: 'end' of the training, or at each 'evaluate' too."
+            "help": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too."
         },
+    )
+    # Behind the new name, which it sets.
+    temperature_strategy: str | None = field(
+        default=None, metadata={"help": "The old name of calibration_strategy, until 0.4."}
     )
     gather_batch: bool = field(
         default=False,
@@ -132,15 +147,12 @@ class CalibrationTrainingArguments(TrainingArguments):
         if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
             self.greater_is_better = False  # the base class takes all but losses for scores
         super().__post_init__()
-        for name, options in (
-            ("temperature_criterion", TEMPERATURE_CRITERIA),
-            ("temperature_strategy", TEMPERATURE_STRATEGIES),
-        ):
-            value = getattr(self, name)
-            if value not in options:
-                raise InputValueError(
-                    expected(name, f"be one of {options}", repr(value), did_you_mean(value, options))
-                )
+        if self.calibration_strategy not in STRATEGIES:
+            got, way_out = (
+                repr(self.calibration_strategy),
+                did_you_mean(self.calibration_strategy, STRATEGIES),
+            )
+            raise InputValueError(expected("calibration_strategy", f"be one of {STRATEGIES}", got, way_out))
         for name, (low, high) in WHOLE_NUMBERS.items():
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -157,12 +169,12 @@ class CalibrationTrainingArguments(TrainingArguments):
                 expected("gamma_update_samples", "go with gamma_update_steps", got, "set both")
             )
         metric = self.metric_for_best_model or ""
-        every_time = self.temperature_strategy == "evaluate" and self.temperature_criterion != "none"
-        if metric.endswith("_calibrated") and not every_time:
-            requirement = f"be 'evaluate' for metric_for_best_model={metric!r}, with a temperature_criterion"
-            got = f"{self.temperature_strategy!r} and {self.temperature_criterion!r}"
+        has_map = self.make_scaler() is not None
+        if metric.endswith("_calibrated") and not (has_map and self.calibration_strategy == "evaluate"):
+            requirement = f"be 'evaluate' for metric_for_best_model={metric!r}, with a map to fit"
+            got = f"{self.calibration_strategy!r}" + ("" if has_map else " and no map")
             way_out = f"set both, or use metric_for_best_model={metric.removesuffix('_calibrated')!r}"
-            raise InputValueError(expected("temperature_strategy", requirement, got, way_out))
+            raise InputValueError(expected("calibration_strategy", requirement, got, way_out))
         if self.label_smoothing_factor != 0 and self.loss != "cross_entropy":
             got = f"label_smoothing_factor={self.label_smoothing_factor} with loss={self.loss!r}"
             way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {self.label_smoothing_factor}}} alone"
@@ -179,6 +191,11 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "temperature_strategy" and value is not None:
+            message = "temperature_strategy has a new name. Use calibration_strategy."
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            self.calibration_strategy = value
+            return
         if name == "loss_kwargs" and isinstance(value, dict):
             value = {key: _plain(item) for key, item in value.items()}
         key = name.removeprefix("loss_")
@@ -211,6 +228,31 @@ class CalibrationTrainingArguments(TrainingArguments):
             name, kwargs = "label_smoothing", {"smoothing": self.label_smoothing_factor}
         weights = balanced_weights if self.class_weights == BALANCED else self.class_weights
         return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
+
+    def make_scaler(self) -> Any:
+        """The scaler, not fitted, that these arguments describe; None for no calibration map.
+
+        Raises:
+            ValueError: for an unknown method or criterion, or a criterion that does not go with the method.
+        """
+        method, criterion = self.calibration_method, self.temperature_criterion
+        for name, value, options in (
+            ("calibration_method", method, CALIBRATION_METHODS),
+            ("temperature_criterion", criterion, TEMPERATURE_CRITERIA),
+        ):
+            if value not in options:
+                way_out = did_you_mean(value, options)
+                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
+        if method not in ("temperature", "none") and criterion != "nll":
+            requirement = "be given with calibration_method='temperature' only"
+            got = f"{criterion!r} with calibration_method={method!r}"
+            way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
+            raise InputValueError(expected("temperature_criterion", requirement, got, way_out))
+        if "none" in (method, criterion):
+            return None
+        if method == "temperature":
+            return TemperatureScaling(criterion)  # type: ignore[arg-type]
+        return FOLDABLE_SCALERS[method].load()()
 
 
 def _plain(value: Any) -> Any:

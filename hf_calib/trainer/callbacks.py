@@ -1,4 +1,4 @@
-"""Callbacks of `CalibrationTrainer`: gammas that follow the calibration split, and the temperature.
+"""Callbacks of `CalibrationTrainer`: gammas that follow the calibration split, and the calibration map.
 
 `CalibrationTrainer` adds these callbacks by itself, as its arguments say. Pass one of them to it only to
 choose its settings in Python.
@@ -9,14 +9,17 @@ from __future__ import annotations
 import warnings
 from typing import Any, get_args
 
+from sklearn.base import clone
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.methods import foldable_method
+from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
 
-TEMPERATURE_STRATEGIES = ("end", "evaluate")
+STRATEGIES = ("end", "evaluate")
 
 
 class _CalibrationCallback(TrainerCallback):
@@ -142,8 +145,8 @@ class AdaFocalCallback(_CalibrationCallback):
             self._unlogged = False
 
 
-class TemperatureScalingCallback(_CalibrationCallback):
-    """Fits a temperature on the calibration split, and has it reported beside the raw probabilities.
+class CalibrationMapCallback(_CalibrationCallback):
+    """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
 
     At the end of the training, after the best model was loaded and before trackers close, the evaluation set
     (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
@@ -153,30 +156,23 @@ class TemperatureScalingCallback(_CalibrationCallback):
     A trainer has one: the last that it is given.
 
     Args:
-        criterion: "nll" (exact), "ece" or "adaptive_ece" (the papers' grid).
+        scaler: not fitted, with settings of its own; each fit is of a copy.
         strategy: "end" or "evaluate".
 
     Raises:
-        ValueError: for another criterion or strategy.
-
-    References:
-        Guo et al. 2017; the papers' grid: Mukhoti et al. 2020.
+        TypeError: if the scaler cannot be folded into a model's head.
+        ValueError: for another strategy.
 
     Example:
-        >>> TemperatureScalingCallback(criterion="ece").scaling
-        TemperatureScaling(criterion='ece')
+        >>> from hf_calib.scaling import MatrixScaling
+        >>> CalibrationMapCallback(MatrixScaling(off_diagonal_penalty=1.0)).scaler
+        MatrixScaling(off_diagonal_penalty=1.0)
     """
 
-    def __init__(self, *, criterion: Any = "nll", strategy: str = "end") -> None:
-        choices = (
-            ("criterion", criterion, get_args(Criterion)),
-            ("strategy", strategy, TEMPERATURE_STRATEGIES),
-        )
-        for name, value, options in choices:
-            if value not in options:
-                way_out = did_you_mean(value, options)
-                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
-        self.scaling = TemperatureScaling(criterion=criterion)
+    def __init__(self, scaler: Any, *, strategy: str = "end") -> None:
+        self.title = map_title(foldable_method(scaler))
+        _check_option("strategy", strategy, STRATEGIES)
+        self.scaler = scaler
         self.strategy = strategy
         self._last_step = -1
 
@@ -210,13 +206,43 @@ class TemperatureScalingCallback(_CalibrationCallback):
         """Fit; but no failure (a model whose logits are NaN, a broken row) is a reason to lose a training."""
         trainer = self._attached()
         try:
-            trainer.fit_temperature(self.scaling)
+            trainer.fit_calibration_map(clone(self.scaler))
         except Exception as error:
             warnings.warn(
-                f"No temperature was fitted: {_in_short(error)}. The trained model is kept, and its probabilities "
-                "stay as trained. Mend the cause, and call fit_temperature().",
+                f"{self.title.capitalize()} was not fitted: {_in_short(error)}. The trained model is kept, and its "
+                "probabilities stay as trained. Mend the cause, and call fit_calibration_map().",
                 stacklevel=2,
             )
+
+
+class TemperatureScalingCallback(CalibrationMapCallback):
+    """Fits a temperature: `CalibrationMapCallback` with `TemperatureScaling`.
+
+    Args:
+        criterion: "nll" (exact), "ece" or "adaptive_ece" (the papers' grid).
+        strategy: "end" or "evaluate".
+
+    Raises:
+        ValueError: for another criterion or strategy.
+
+    References:
+        Guo et al. 2017; the papers' grid: Mukhoti et al. 2020.
+
+    Example:
+        >>> TemperatureScalingCallback(criterion="ece").scaling
+        TemperatureScaling(criterion='ece')
+    """
+
+    def __init__(self, *, criterion: Any = "nll", strategy: str = "end") -> None:
+        _check_option("criterion", criterion, get_args(Criterion))
+        self.scaling = TemperatureScaling(criterion=criterion)
+        super().__init__(self.scaling, strategy=strategy)
+
+
+def _check_option(name: str, value: object, options: tuple[str, ...]) -> None:
+    if value not in options:
+        way_out = did_you_mean(value, options)
+        raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
 
 
 def _in_short(error: Exception) -> str:

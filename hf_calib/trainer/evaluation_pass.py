@@ -11,10 +11,15 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from hf_calib._compat import full_float32
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.saved_map import temperature_of, title_of
+
+_MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
 
 
 class EvaluationPass:
@@ -24,7 +29,7 @@ class EvaluationPass:
         accelerator: the trainer's.
         prefix: of the log keys, such as "eval".
         n_bins: bins of the calibration errors.
-        temperature: if one is fitted, its metrics are computed beside the raw ones.
+        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
         keep_logits: keep logits and labels, for a fit or a report that needs them.
     """
 
@@ -34,13 +39,13 @@ class EvaluationPass:
         prefix: str,
         *,
         n_bins: int,
-        temperature: float | None = None,
+        calibration_map: Any = None,
         keep_logits: bool = False,
     ) -> None:
         self.accelerator = accelerator
         self.prefix = prefix
         self.n_bins = n_bins
-        self.temperature = temperature
+        self.calibration_map = calibration_map
         self.keep_logits = keep_logits
         # Made with the first batch, which tells the problem type.
         self.raw: StreamingCalibration | None = None
@@ -55,12 +60,16 @@ class EvaluationPass:
         multi_label = labels.is_floating_point()
         if self.raw is None:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
-            if self.temperature is not None:
-                self.calibrated = StreamingCalibration(
-                    n_bins=self.n_bins, temperature=self.temperature, multi_label=multi_label
-                )
-        for state in self._states():
-            state.update(logits, labels)
+            if self.calibration_map is not None:
+                self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+        self.raw.update(logits, labels)
+        if self.calibrated is not None:
+            mapping, n_classes = self.calibration_map.affine_map(), logits.shape[-1]
+            step = max(1, _MAPPED_AT_ONCE // n_classes)
+            rows = logits.reshape(-1, n_classes)
+            targets = labels.reshape(rows.shape) if multi_label else labels.reshape(-1)
+            for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
+                self.calibrated.update(mapped(chunk, mapping), chunk_labels)
         if self.keep_logits:
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
@@ -81,16 +90,19 @@ class EvaluationPass:
             return {}
         prefix = self.prefix
         metrics = {f"{prefix}_{name}": value for name, value in _compute(self.raw).items()}
-        if self.calibrated is not None and self.temperature is not None:
+        if self.calibrated is not None:
             calibrated = _compute(self.calibrated)
             metrics |= {f"{prefix}_{name}_calibrated": value for name, value in calibrated.items()}
-            metrics["temperature"] = self.temperature
+            temperature = temperature_of(self.calibration_map)
+            metrics |= {} if temperature is None else {"temperature": temperature}
         return metrics
 
     def panels(self) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """(confidences, correct) before and, if a temperature was given, after it: for a reliability diagram."""
-        names = ("before", "after the temperature")
-        return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=False)}
+        """(confidences, correct) before and, if there is a map, after it: for a reliability diagram."""
+        names = (
+            ["before"] if self.calibrated is None else ["before", f"after {title_of(self.calibration_map)}"]
+        )
+        return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
 
     def labelled(self) -> StreamingCalibration:
         """The sums of the pass, which had labels.
@@ -132,6 +144,28 @@ class EvaluationPass:
         padded = self.accelerator.gather(self.accelerator.pad_across_processes(rows, dim=0))
         parts = padded.split(int(sizes.max()))
         return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+
+
+@torch.no_grad()
+def mapped(logits: Tensor, mapping: AffineMap) -> Tensor:
+    """The map of logits (N, C) on their device, in float32, or in float64 if they are; -inf stays -inf.
+
+    >>> mapped(torch.tensor([[1.0, 0.0]]), AffineMap(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.0, 0.5])))
+    tensor([[0.0000, 1.5000]])
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    weight = torch.as_tensor(mapping.weight).to(wide.dtype).to(wide.device)
+    if weight.ndim == 2:
+        with full_float32():
+            result = wide @ weight.T
+    else:
+        masked = wide.isneginf()
+        result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
+    return (
+        result
+        if mapping.bias is None
+        else result + torch.as_tensor(mapping.bias).to(wide.dtype).to(wide.device)
+    )
 
 
 def _compute(state: StreamingCalibration) -> dict[str, float]:

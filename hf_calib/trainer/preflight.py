@@ -170,7 +170,7 @@ def check_label_values(
             continue
         values = found.values
         if multi_label:
-            # Training and evaluation take soft targets; a temperature and gammas are fitted to hard ones.
+            # Training and evaluation take soft targets; a map and gammas are fitted to hard ones.
             hard = role == "calibration"
             fits = _is_decision if hard else _is_share
             requirement = "be 0 or 1" if hard else "be in [0, 1]"
@@ -235,16 +235,17 @@ def warn_of_double_roles(train: Any, calibration: Any, evaluation: Any, what: st
         warnings.warn(message, stacklevel=5)
 
 
-def warn_of_no_temperature(evaluation: Any) -> None:
-    """Warn that nothing tells which split to fit the temperature on.
+def warn_of_no_map(title: str, evaluation: Any) -> None:
+    """Warn that nothing tells which split to fit the calibration map on.
 
     Args:
+        title: the map's, such as "temperature scaling".
         evaluation: None, or a dict of several evaluation sets.
     """
     found = "several evaluation sets" if isinstance(evaluation, dict) else "no evaluation set either"
     warnings.warn(
-        f"There is no calibration_dataset, and {found}. No temperature will be fitted, so the probabilities stay "
-        "as trained. Pass calibration_dataset, or set temperature_criterion='none'.",
+        f"There is no calibration_dataset, and {found}. {title.capitalize()} will not be fitted, so the "
+        "probabilities stay as trained. Pass calibration_dataset, or set calibration_method='none'.",
         stacklevel=5,
     )
 

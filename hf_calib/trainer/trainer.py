@@ -1,9 +1,10 @@
-"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a temperature."""
+"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a calibration map."""
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from sklearn.base import clone
 from torch import Tensor
 from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
@@ -19,6 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.model_card import add_calibration_section
 from hf_calib.export.saving import (
     check_overwrites_no_original,
@@ -30,10 +33,21 @@ from hf_calib.export.saving import (
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.methods import foldable_method
+from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, save_map, temperature_of, title_of
 from hf_calib.trainer import preflight
 from hf_calib.trainer.arguments import BALANCED, CalibrationTrainingArguments, hub_token_left_out
+from hf_calib.trainer.calibration_map import (
+    check_fitted,
+    check_head,
+    check_problem,
+    fit_once,
+    has_bias,
+    map_of_checkpoint,
+)
 from hf_calib.trainer.callbacks import (
     AdaFocalCallback,
+    CalibrationMapCallback,
     EndOfTraining,
     TemperatureScalingCallback,
     _CalibrationCallback,
@@ -74,33 +88,40 @@ class CalibrationTrainer(Trainer):
     * `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`, `eval_nll`,
       `eval_brier` at each evaluation, with no extra forward pass and without keeping logits;
     * for losses that adapt, updates of their gammas from the calibration split, saved in every checkpoint;
-    * a temperature, fitted on the calibration split at the end, and the same metrics with it,
-      `eval_ece_calibrated` and so on;
+    * a calibration map (`args.calibration_method`), fitted on the calibration split at the end, and the same
+      metrics with it, `eval_ece_calibrated` and so on;
     * `save_calibrated_model`: a directory that a plain `transformers.pipeline` serves calibrated.
 
     Args:
         model: a classifier whose output has `logits`: sequence, token or image classification, multi-label;
             or a causal language model.
         args: `CalibrationTrainingArguments`.
-        calibration_dataset: held-out examples for the gammas and the temperature, like `eval_dataset`; used
-            for nothing else. None uses the evaluation set for both, with a warning.
+        calibration_dataset: held-out examples for the gammas and the calibration map, like `eval_dataset`;
+            used for nothing else. None uses the evaluation set for both, with a warning.
         **kwargs: the other arguments of `Trainer`. Of several `AdaFocalCallback` or
-            `TemperatureScalingCallback` in `callbacks`, the last of each counts.
+            `CalibrationMapCallback` in `callbacks`, the last of each counts.
+
+    Attributes:
+        calibration_map: the fitted scaler, or None: the one object that metrics, records and saving go by.
 
     Raises:
         TypeError: if args are not `CalibrationTrainingArguments`.
         ValueError: for arguments that do not fit together; before any training.
 
     Notes:
-        `save_model` and the checkpoints hold the model as trained, as with `Trainer`: its probabilities are
-        not divided by the temperature. What is to be served is written by `save_calibrated_model`, or by
-        `push_to_hub`.
+        `save_model` and the checkpoints hold the model as trained, as with `Trainer`, and the map beside it in
+        `calibration.json`, from which a resumed training has it again. What is to be served is written by
+        `save_calibrated_model`, or by `push_to_hub`.
+
+        A head that has no bias when it is loaded (GPT-2's) cannot hold a map with one: vector, matrix and the like
+        are refused before the training. "auto", which chooses by the data, gives way to a temperature there, with
+        a warning.
 
         Whether the problem is multi-label is decided once: by the model's `problem_type`, else by the labels of
         the training split. All splits are held to it.
 
         A causal language model's logits at position t are compared with the label at t + 1, as in
-        transformers, in the loss, the metrics and the temperature alike. Encoder-decoders that generate are
+        transformers, in the loss, the metrics and the map alike. Encoder-decoders that generate are
         refused.
 
         On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored, so
@@ -140,7 +161,8 @@ class CalibrationTrainer(Trainer):
             )
         self.calibration_dataset = calibration_dataset
         self.calibration_loss: CalibrationLoss
-        self.temperature: float | None = None
+        self.calibration_map: Any = None
+        self._about_map: dict[str, Any] = {}
         self.last_evaluation: EvaluationPass | None = None
         self.evaluated_dataset: Any = None
         self._pass: EvaluationPass | None = None
@@ -175,8 +197,8 @@ class CalibrationTrainer(Trainer):
         loss, args = self.args.make_loss(), self.args
         weights = args.class_weights if loss.class_weights is None else loss.class_weights.tolist()
         updates = (args.gamma_update_steps, args.gamma_update_samples)
-        temperature = (args.temperature_criterion, args.temperature_strategy)
-        return loss.name, loss.hyperparameters, weights, args.gather_batch, updates, temperature
+        calibration = (args.calibration_method, args.temperature_criterion, args.calibration_strategy)
+        return loss.name, loss.hyperparameters, weights, args.gather_batch, updates, calibration
 
     def _make_loss(self) -> None:
         self._made_from = self._calibration_arguments()
@@ -196,7 +218,7 @@ class CalibrationTrainer(Trainer):
 
     @property
     def calibration_split(self) -> Any:
-        """The dataset for gammas and temperature: `calibration_dataset`, else one evaluation set, else None."""
+        """The dataset for gammas and map: `calibration_dataset`, else one evaluation set, else None."""
         if self.calibration_dataset is not None:
             return self.calibration_dataset
         return None if isinstance(self.eval_dataset, dict) else self.eval_dataset
@@ -235,10 +257,14 @@ class CalibrationTrainer(Trainer):
         if self._callback(AdaFocalCallback) is None and adaptive and AdaFocalCallback not in self._removed:
             steps, samples = args.gamma_update_steps, args.gamma_update_samples
             self._own_callbacks.append(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
-        wanted = args.temperature_criterion != "none" and TemperatureScalingCallback not in self._removed
-        if self._callback(TemperatureScalingCallback) is None and wanted:
-            criterion, strategy = args.temperature_criterion, args.temperature_strategy
-            self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
+        scaler, strategy = args.make_scaler(), args.calibration_strategy
+        removed = any(issubclass(kind, CalibrationMapCallback) for kind in self._removed)
+        if self._callback(CalibrationMapCallback) is None and scaler is not None and not removed:
+            if args.calibration_method == "temperature":  # remove_callback is asked for this one
+                criterion = args.temperature_criterion
+                self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
+            else:
+                self._own_callbacks.append(CalibrationMapCallback(scaler, strategy=strategy))
         for callback in self._own_callbacks:
             self.add_callback(callback)
         self._arrange_callbacks()
@@ -249,15 +275,15 @@ class CalibrationTrainer(Trainer):
         self._arrange_callbacks()
 
     def _arrange_callbacks(self) -> None:
-        """Keep the last of each kind of ours; the temperature comes after the gammas."""
+        """Keep the last of each kind of ours; the map comes after the gammas."""
         callbacks = self.callback_handler.callbacks
-        for kind in (AdaFocalCallback, TemperatureScalingCallback):
+        for kind in (AdaFocalCallback, CalibrationMapCallback):
             for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
                 callbacks.remove(earlier)
         for callback in callbacks:
             if isinstance(callback, _CalibrationCallback):
                 callback.trainer = self
-        callbacks.sort(key=lambda callback: isinstance(callback, TemperatureScalingCallback))
+        callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
         if not isinstance(callbacks[0], EndOfTraining):
             callbacks.insert(0, EndOfTraining(self))
 
@@ -278,24 +304,29 @@ class CalibrationTrainer(Trainer):
 
     def _check_data(self) -> None:
         adafocal, split = self._callback(AdaFocalCallback), self.calibration_split
-        temperature = self._callback(TemperatureScalingCallback)
+        fitting = self._callback(CalibrationMapCallback)
         if adafocal is not None and split is None:
             got = "several evaluation sets" if isinstance(self.eval_dataset, dict) else "none"
             requirement = f"be given for loss {self.args.loss!r}, whose gammas follow held-out predictions"
             raise InputValueError(
                 expected("calibration_dataset", requirement, got, "pass calibration_dataset")
             )
-        if adafocal is not None or temperature is not None:
+        if adafocal is not None or fitting is not None:
             preflight.check_calibration_split(split, None if adafocal is None else adafocal.n_samples)
         if self.args.load_best_model_at_end:
             preflight.check_best_metric(str(self.args.metric_for_best_model), self.eval_dataset)
         self._check_labels()
+        if fitting is not None:
+            self._check_goes_with(fitting.scaler)
         if not self.is_world_process_zero():
             return
-        if split is None and temperature is not None:
-            preflight.warn_of_no_temperature(self.eval_dataset)
-        elif adafocal is not None or temperature is not None:
-            what = "The temperature" if adafocal is None else "The loss's gammas and the temperature"
+        if split is None and fitting is not None:
+            preflight.warn_of_no_map(fitting.title, self.eval_dataset)
+        elif adafocal is not None or fitting is not None:
+            names = [] if adafocal is None else ["the loss's gammas"]
+            names += [] if fitting is None else [fitting.title]
+            what = " and ".join(names)
+            what = what[0].upper() + what[1:]
             preflight.warn_of_double_roles(self.train_dataset, split, self.eval_dataset, what)
         preflight.warn_of_split_batches(
             self.calibration_loss,
@@ -347,16 +378,17 @@ class CalibrationTrainer(Trainer):
     ) -> TrainOutput:
         """Train as `Trainer.train` does; data and checkpoint are checked first.
 
-        If the loss or the temperature's settings in `args` have changed since the last training, loss and
+        If the loss or the map's settings in `args` have changed since the last training, loss and
         callbacks are made anew.
 
         Args:
             resume_from_checkpoint: a checkpoint, or True for the newest complete one in `output_dir`. The table
-                of an adaptive loss is restored with it.
+                of an adaptive loss and the calibration map are restored with it.
 
         Raises:
-            ValueError: for labels out of range or missing, an adaptive loss without held-out data, or a checkpoint
-                that is incomplete, of another model or of another loss.
+            ValueError: for labels out of range or missing, an adaptive loss without held-out data, a calibration
+                method that does not go with the problem or the model's head, or a checkpoint that is incomplete,
+                of another model or of another loss.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self._output_dir, self.args.world_size)
@@ -396,7 +428,12 @@ class CalibrationTrainer(Trainer):
         if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, self._resume_from)
         # Further training undoes an earlier calibration.
-        self._forget_temperature()
+        self._forget_calibration_map()
+        fitting = self._callback(CalibrationMapCallback)
+        if self._resume_from is not None and fitting is not None:
+            saved = map_of_checkpoint(self._resume_from, fitting.scaler)
+            if saved is not None:
+                self._take_calibration_map(saved.scaler, saved.about)
         self.last_evaluation = None
         self._summary_was_at = None
 
@@ -547,7 +584,7 @@ class CalibrationTrainer(Trainer):
             metric_key_prefix: of the log keys.
             keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`.
         """
-        callback = self._callback(TemperatureScalingCallback)
+        callback = self._callback(CalibrationMapCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         self.evaluated_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -569,7 +606,7 @@ class CalibrationTrainer(Trainer):
             self.accelerator,
             metric_key_prefix,
             n_bins=self.args.n_bins,
-            temperature=self.temperature,
+            calibration_map=self.calibration_map,
             keep_logits=self._keep_logits,
         )
         with self._recording(current):
@@ -676,11 +713,61 @@ class CalibrationTrainer(Trainer):
         self.log(self.calibration_loss.log_values())
         self.control.should_log = due  # the training loss may still have to be logged
 
-    def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
-        """Fit the temperature on the calibration split, and record it in the model's config.
+    @property
+    def temperature(self) -> float | None:
+        """T, where the fitted calibration map divides the logits by one number; else None."""
+        return None if self.calibration_map is None else temperature_of(self.calibration_map)
+
+    def fit_calibration_map(self, scaler: Any = None) -> Any:
+        """Fit a map of the logits on the calibration split, and record it in the model's config.
 
         From then on evaluations report the metrics with it too. The model's weights stay as they are:
-        `save_calibrated_model` folds the temperature into what it saves. A fit that fails leaves no temperature.
+        `save_calibrated_model` folds the map into what it saves. A fit that fails leaves no map.
+
+        Args:
+            scaler: any of `SCALERS` that folds, fitted in place; its `multi_label` is set by the labels. None takes
+                a copy of the `CalibrationMapCallback`'s, or else what the arguments say, or else a temperature.
+
+        Returns:
+            The fitted scaler, which is also `calibration_map`. If `AutoScaling` chose a map with a bias for a head
+            that cannot keep one, it is a `TemperatureScaling` instead.
+
+        Raises:
+            TypeError: if the scaler cannot be folded.
+            ValueError: if there is no calibration split, if its logits or labels cannot be fitted, or if the map
+                does not go with the problem or with the model's head.
+        """
+        if self.calibration_split is None:
+            got, way_out = "none", "pass calibration_dataset to the trainer"
+            raise InputValueError(
+                expected("calibration_dataset", "be given to fit a calibration map", got, way_out)
+            )
+        if scaler is None:
+            callback = self._callback(CalibrationMapCallback)
+            scaler = clone(callback.scaler) if callback is not None else self.args.make_scaler()
+            scaler = TemperatureScaling() if scaler is None else scaler
+        self._check_goes_with(scaler)
+        self._forget_calibration_map()
+        logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
+        check_problem(scaler, labels.ndim == 2)
+        fit_once(self.accelerator, scaler, logits, labels)
+        model = self._unwrapped
+        if has_bias(scaler) and head_loses_bias(model, number_of_classes(model)):
+            if self.is_world_process_zero():
+                warnings.warn(
+                    f"{title_of(scaler).capitalize()} has a bias, which the head of {type(model).__name__} loses when "
+                    "it is loaded. A temperature was fitted instead. Use a model whose head has a bias, or set "
+                    "calibration_method='temperature'.",
+                    stacklevel=2,
+                )
+            scaler = TemperatureScaling()
+            fit_once(self.accelerator, scaler, logits, labels)
+        split = "calibration" if self.calibration_dataset is not None else "evaluation"
+        self.use_calibration_map(scaler, split=split, n_examples=len(labels))
+        return scaler
+
+    def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
+        """Fit a temperature, as `fit_calibration_map` does any map.
 
         Args:
             scaling: what fits it; None takes the `TemperatureScalingCallback`'s, or the negative log-likelihood.
@@ -691,76 +778,105 @@ class CalibrationTrainer(Trainer):
         Raises:
             ValueError: if there is no calibration split, or its logits or labels cannot be fitted.
         """
-        if self.calibration_split is None:
-            way_out = "pass calibration_dataset to the trainer"
-            raise InputValueError(
-                expected("calibration_dataset", "be given to fit a temperature", "none", way_out)
-            )
-        self._forget_temperature()
         if scaling is None:
-            scaling = (self._callback(TemperatureScalingCallback) or TemperatureScalingCallback()).scaling
-        logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
-        scaling.set_params(multi_label=labels.ndim == 2).fit(logits, labels)
-        self.temperature = float(scaling.temperature_)
-        if self._config is not None:
-            weights = self.calibration_loss.class_weights
-            self._config.calibration = {
-                "method": "temperature",
-                "temperature": self.temperature,
-                "criterion": scaling.criterion,
-                "split": "calibration" if self.calibration_dataset is not None else "evaluation",
-                "n_examples": len(labels),
-                "loss": self.calibration_loss.name,
-                "loss_kwargs": self.calibration_loss.hyperparameters,
-                **({} if weights is None else {"class_weights": weights.tolist()}),
-                "folded": False,
-            }
-        return self.temperature
+            callback = self._callback(CalibrationMapCallback)
+            own = TemperatureScaling() if callback is None else callback.scaler
+            scaling = clone(own) if isinstance(own, TemperatureScaling) else TemperatureScaling()
+        return float(self.fit_calibration_map(scaling).temperature_)
 
-    def _forget_temperature(self) -> None:
-        self.temperature = None
+    def use_calibration_map(self, scaler: Any, *, split: str, n_examples: int) -> None:
+        """Take a map that was fitted elsewhere, for example on out-of-fold logits, as if it had been fitted here.
+
+        Evaluations report it, the model's config records it, and what is saved or pushed has it. Every process
+        passes the same map.
+
+        Args:
+            scaler: fitted on logits of this model; any of `SCALERS` that folds.
+            split: what it was fitted on, as the record and the model card call it.
+            n_examples: how many rows that were.
+
+        Raises:
+            TypeError: if the scaler cannot be folded.
+            ValueError: if it does not go with the problem, the classes or the head of the model, or has NaN.
+        """
+        self._check_goes_with(scaler)
+        n_classes, multi_label = number_of_classes(self._unwrapped), self.calibration_loss.multi_label
+        check_fitted(scaler, multi_label=multi_label, n_classes=n_classes)
+        weights, criterion = self.calibration_loss.class_weights, getattr(scaler, "criterion", None)
+        about = {
+            **({} if criterion is None else {"criterion": criterion}),
+            "split": split,
+            "n_examples": n_examples,
+            "loss": self.calibration_loss.name,
+            "loss_kwargs": self.calibration_loss.hyperparameters,
+            **({} if weights is None else {"class_weights": weights.tolist()}),
+            "folded": False,
+        }
+        self._take_calibration_map(scaler, about)
+
+    def _take_calibration_map(self, scaler: Any, about: dict[str, Any]) -> None:
+        self.calibration_map, self._about_map = scaler, about
+        if self._config is not None:
+            self._config.calibration = {
+                "method": foldable_method(scaler),
+                **few_parameters(scaler),
+                **about,
+            }
+
+    def _forget_calibration_map(self) -> None:
+        self.calibration_map = None
         if hasattr(self._config, "calibration"):
             del self._config.calibration
+
+    def _check_goes_with(self, scaler: Any) -> None:
+        check_problem(scaler, self.calibration_loss.multi_label)
+        check_head(scaler, self._unwrapped, number_of_classes(self._unwrapped))
 
     # ---- Saving ----
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as trained, as `Trainer.save_model` does: the temperature is not folded in.
+        """Save the model as trained, as `Trainer.save_model` does: the map is not folded in, but lies beside it.
 
         What is to be served is written by `save_calibrated_model`.
         """
         if self._pushing and output_dir is None:  # push_to_hub saves what it uploads
             self._save_calibrated_model(self._output_dir)
             return
-        if self.temperature is not None and not _internal_call and not self._said_not_folded:
+        if self.calibration_map is not None and not _internal_call and not self._said_not_folded:
             self._said_not_folded = True
             if self.is_world_process_zero():
                 logger.warning(
-                    "save_model writes the model as trained, without its temperature %.4f: a pipeline that loads it "
-                    "is not calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
-                    self.temperature,
+                    "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
+                    "calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
+                    title_of(self.calibration_map),
                 )
         with hub_token_left_out():
             super().save_model(output_dir, _internal_call)
-        if isinstance(self.calibration_loss, AdaptiveLoss) and self.args.should_save:
-            save_loss_state(self.calibration_loss, output_dir or self._output_dir)
+        if self.args.should_save:
+            folder = Path(output_dir or self._output_dir)
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                save_loss_state(self.calibration_loss, folder)
+            if self.calibration_map is not None:
+                save_map(self.calibration_map, folder, self._about_map)
+            else:  # that of an earlier training is not this model's
+                (folder / MAP_NAME).unlink(missing_ok=True)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with hub_token_left_out():
             super()._push_from_checkpoint(checkpoint_folder)
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save a copy of the model with the temperature folded into its head.
+        """Save a copy of the model with the calibration map folded into its head.
 
-        The directory needs no code of ours: `transformers.pipeline` on it gives softmax(z / T). It holds
+        The directory needs no code of ours: `transformers.pipeline` on it gives the map's probabilities. It holds
         float32 weights and the tokenizer or image processor, and adapters are merged. The model in memory
-        keeps its weights.
+        keeps its weights. `calibration.json` has the map as numbers.
 
         Args:
             output_dir: appears whole; in an existing directory, files are replaced and other weights removed.
 
         Raises:
-            ValueError: if no temperature was fitted, or if the model has no head it can be folded into; if
+            ValueError: if no map was fitted, or if the model has no head it can be folded into; if
                 output_dir is where the model was loaded from, or holds adapters, which would be lost.
             OSError: if output_dir cannot be written; it is as it was then.
         """
@@ -769,20 +885,21 @@ class CalibrationTrainer(Trainer):
 
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save it over anything: a push replaces what the training has left in its own output folder."""
-        if self.temperature is None:
-            got = f"temperature_criterion={self.args.temperature_criterion!r}, not yet fitted"
-            way_out = "train with a calibration_dataset, or call fit_temperature()"
-            raise InputValueError(expected("the temperature", "be fitted", got, way_out))
+        if self.calibration_map is None:
+            got = "no map" if self.args.make_scaler() is None else f"no {self.args.calibration_method} yet"
+            way_out = "train with a calibration_dataset, or call fit_calibration_map()"
+            raise InputValueError(expected("the calibration map", "be fitted", got, way_out))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
         if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             save_folded(
                 standalone_copy(model, state_dict),
-                self.temperature,
+                self.calibration_map,
                 output_dir,
                 batch=self._example_batch,
                 processing_class=self.processing_class or getattr(self.data_collator, "tokenizer", None),
+                about=self._about_map,
             )
         self.accelerator.wait_for_everyone()
 
@@ -795,7 +912,7 @@ class CalibrationTrainer(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Push as `Trainer.push_to_hub` does, but the calibrated model, once a temperature is fitted.
+        """Push as `Trainer.push_to_hub` does, but the calibrated model, once a map is fitted.
 
         Args:
             commit_message: of the commit.
@@ -807,12 +924,12 @@ class CalibrationTrainer(Trainer):
         """
         if private is not None:
             kwargs["private"] = private
-        self._pushing = self.temperature is not None
+        self._pushing = self.calibration_map is not None
         try:
             pushed = super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
         finally:
             self._pushing = False
-        if self.temperature is not None and self.is_world_process_zero():
+        if self.calibration_map is not None and self.is_world_process_zero():
             remove_other_weights(
                 str(self.hub_model_id),
                 self._output_dir,
@@ -822,11 +939,11 @@ class CalibrationTrainer(Trainer):
         return pushed
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card, with a section on calibration once a temperature is fitted."""
+        """Write the Trainer's model card, with a section on calibration once a map is fitted."""
         history = self.state.log_history
         if self._summary_was_at is not None:
             # The stock card makes a table of the evaluations before the summary, and expects them to have the same
-            # metrics; the final one has those with the temperature too.
+            # metrics; the final one has those with the map too.
             for_card = list(history)
             for entry in [entry for entry in history if "train_runtime" in entry]:
                 for_card.remove(entry)
@@ -837,7 +954,7 @@ class CalibrationTrainer(Trainer):
         finally:
             self.state.log_history = history
         record = getattr(self._config, "calibration", None)
-        if self.temperature is not None and record is not None and self.is_world_process_zero():
+        if self.calibration_map is not None and record is not None and self.is_world_process_zero():
             add_calibration_section(Path(self._output_dir), record, self.last_evaluation)
 
 

@@ -19,7 +19,7 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     with torch.no_grad():
         trainer.model.classifier.bias[0] = math.nan
     with (
-        pytest.warns(UserWarning, match="No temperature was fitted"),
+        pytest.warns(UserWarning, match="Temperature scaling was not fitted"),
         pytest.warns(UserWarning, match="has no calibration metrics"),
         pytest.warns(UserWarning, match="There is no report on them"),
     ):

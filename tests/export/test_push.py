@@ -98,8 +98,9 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     assert card.data.library_name == "transformers"
     section = card.text.split("## Calibration")[1]
     assert "Trained with the loss focal \\(gamma=3.0\\)." in section
-    assert f"A temperature of {found['plain']['temperature']:.4f} \\(criterion: nll\\)" not in section
-    assert f"A temperature of {found['plain']['temperature']:.4f} (criterion: nll)" in section
+    temperature = found["plain"]["temperature"]
+    assert f"Temperature scaling (temperature {temperature:.4f}; criterion: nll) was fitted on" in section
+    assert "| Metric | Before | After temperature scaling |" in section
     assert "fitted on 40 examples of the calibration split" in section
     assert "On the evaluation split:" in section
     before, after = found["plain"]["ece"], found["plain"]["ece_calibrated"]
@@ -135,7 +136,7 @@ def test_figures_on_the_calibration_split_are_called_optimistic() -> None:
 
 def test_a_card_without_an_evaluation_has_no_empty_table() -> None:
     section = calibration_section(RECORD, {})
-    assert "A temperature of 1.5000" in section
+    assert "Temperature scaling (temperature 1.5000; criterion: nll) was fitted on 100" in section
     assert "|" not in section
     assert "reliability.png" not in section
 
@@ -162,7 +163,7 @@ def test_the_card_says_whether_the_temperature_is_in_the_weights_beside_it(tmp_p
     trainer.save_model()
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
-    assert "It is not in the weights: divide the logits by it" in card
+    assert "It is not in the weights: calibration.json holds it as the weight and bias" in card
     assert "folded into" not in card
     trainer.save_calibrated_model(tmp_path)
     trainer.create_model_card()

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from scipy.special import expit, softmax
 
 from hf_calib import CalibrationTrainer
+from hf_calib.scaling import VectorScaling
 from tests.helpers.tiny import (
     arguments,
     assert_same,
@@ -103,7 +104,7 @@ def trainer_of(model: Any, trainer: CalibrationTrainer, folder: Path) -> Calibra
     other = CalibrationTrainer(
         model, arguments(folder / "out"), calibration_dataset=trainer.calibration_dataset
     )
-    other.temperature = trainer.temperature
+    other.use_calibration_map(trainer.calibration_map, split="calibration", n_examples=40)
     return other
 
 
@@ -188,11 +189,9 @@ def test_the_collators_tokenizer_is_saved_where_there_is_no_other(tmp_path: Path
     assert saved("w0 w7 unknown").input_ids == tokenizer()("w0 w7 unknown").input_ids == [5, 12, 1]
 
 
-def test_nothing_is_saved_without_a_temperature(tmp_path: Path) -> None:
+def test_nothing_is_saved_without_a_map(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "out", temperature_criterion="none")
-    message = (
-        r"expected the temperature to be fitted, got temperature_criterion='none', not yet fitted; .*fit_temp"
-    )
+    message = r"expected the calibration map to be fitted, got no map; .*call fit_calibration_map"
     with pytest.raises(ValueError, match=message):
         trainer.save_calibrated_model(tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -207,7 +206,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError("no space left on device")
 
     monkeypatch.setattr(trainer.processing_class, "save_pretrained", full)
-    trainer.temperature = 5.0
+    trainer.fit_calibration_map(VectorScaling())
     for target in (tmp_path / "model", tmp_path / "new" / "model"):
         with pytest.raises(OSError, match="no space left"):
             trainer.save_calibrated_model(target)

@@ -20,9 +20,11 @@ import torch
 from transformers import BertForSequenceClassification
 
 from hf_calib.export.saving import save_folded
+from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import tiny_bert, tokenizer
 
 TEMPERATURE = 2.5
+SCALER = TemperatureScaling(grid=[TEMPERATURE]).fit([[1.0, 0.0]], [0])
 FILE_OPERATIONS = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 SIZES = (
     0,
@@ -34,7 +36,7 @@ SIZES = (
 
 
 def save(target: Path) -> None:
-    save_folded(tiny_bert(seed=1), TEMPERATURE, target, batch=None, processing_class=tokenizer())
+    save_folded(tiny_bert(seed=1), SCALER, target, batch=None, processing_class=tokenizer())
 
 
 def kill_before(operation: int, target: Path) -> None:

@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "ece_ce": {"loss": "ece_ce", **BY_STEPS, "kill": 6},
     "calfocal": {"loss": "calfocal", **BY_STEPS, "kill": 3},
-    "with a temperature": {**BY_STEPS, "eval_steps": 2, "temperature_strategy": "evaluate", "kill": 5},
+    "with a temperature": {**BY_STEPS, "eval_steps": 2, "calibration_strategy": "evaluate", "kill": 5},
     "focal": {"loss": "focal", "kill": 5},
     "before the optimizer": {**BY_STEPS, "kill": "optimizer"},
     "amid the table": {**BY_STEPS, "kill": "table"},

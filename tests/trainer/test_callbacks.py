@@ -398,7 +398,7 @@ def test_it_is_fitted_to_the_best_model(tmp_path: Path) -> None:
 
 
 def test_it_can_be_fitted_before_each_evaluation(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, temperature_strategy="evaluate", eval_on_start=True, **BY_STEPS)
+    trainer = tiny_trainer(tmp_path, calibration_strategy="evaluate", eval_on_start=True, **BY_STEPS)
     trainer.train()
     found = [(e["step"], e["temperature"]) for e in trainer.state.log_history if "temperature" in e]
     assert [step for step, _ in found] == [0, 2, 4, 4]
@@ -413,13 +413,13 @@ def test_no_temperature_where_none_is_wanted_or_possible(tmp_path: Path) -> None
     trainer.train()
     model = tiny_bert()
     no_data = CalibrationTrainer(model, arguments(tmp_path), train_dataset=sequences(model, 8))
-    with pytest.warns(UserWarning, match="No temperature will be fitted"):
+    with pytest.warns(UserWarning, match="Temperature scaling will not be fitted"):
         no_data.train()
     for each in (trainer, no_data):
         assert each.temperature is None
         assert not hasattr(each.model.config, "calibration")
         assert not logged(each, "temperature")
-    with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a temperature"):
+    with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a calibration map"):
         no_data.fit_temperature()
 
 

@@ -101,9 +101,7 @@ def test_a_failure_after_the_last_step_keeps_the_model(split: str, tmp_path: Pat
     whole.train()
     if split == "calibration":
         trainer.calibration_dataset = failing_rows(20)
-        message = (
-            r"No temperature was fitted: ValueError: .*The trained model is kept.*call fit_temperature\(\)"
-        )
+        message = r"Temperature scaling was not fitted: ValueError: .*The trained model is kept.*call fit_calibration_map\(\)"
     else:
         trainer.eval_dataset = failing_rows(20)
         message = r"The evaluation after the training failed: ValueError: .*The trained model is kept"
@@ -132,13 +130,13 @@ def test_a_fit_that_fails_leaves_no_stale_temperature(tmp_path: Path) -> None:
         trainer.fit_temperature()
     assert trainer.temperature is None
     assert not hasattr(trainer.model.config, "calibration")
-    with pytest.raises(ValueError, match="expected the temperature to be fitted"):
+    with pytest.raises(ValueError, match="expected the calibration map to be fitted"):
         trainer.save_calibrated_model(tmp_path / "calibrated")
 
 
 def test_a_refit_that_fails_during_the_training_leaves_no_stale_temperature(tmp_path: Path) -> None:
     trainer = tiny_trainer(
-        tmp_path, temperature_strategy="evaluate", eval_strategy="steps", eval_steps=2, learning_rate=1e-3
+        tmp_path, calibration_strategy="evaluate", eval_strategy="steps", eval_steps=2, learning_rate=1e-3
     )
     seen: list[float | None] = []
 
@@ -150,7 +148,7 @@ def test_a_refit_that_fails_during_the_training_leaves_no_stale_temperature(tmp_
 
     trainer.add_callback(Diverge())
     with (
-        pytest.warns(UserWarning, match="No temperature was fitted"),
+        pytest.warns(UserWarning, match="Temperature scaling was not fitted"),
         pytest.warns(UserWarning, match="no calibration metrics"),
     ):
         trainer.train()
@@ -215,7 +213,12 @@ def test_saving_the_uncalibrated_model_says_so_once(tmp_path: Path, caplog: pyte
     assert "save_model" not in caplog.text  # neither before there is a temperature, nor for checkpoints
     for name in ("one", "two"):
         trainer.save_model(str(tmp_path / name))
-    assert caplog.text.count("save_model writes the model as trained, without its temperature") == 1
+    assert (
+        caplog.text.count(
+            "save_model writes the model as trained, without its temperature scaling: a pipeline"
+        )
+        == 1
+    )
     assert "Use save_calibrated_model" in caplog.text
     saved = tiny_bert().from_pretrained(tmp_path / "one")
     assert_same(weights(saved), weights(trainer.model))

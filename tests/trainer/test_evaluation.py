@@ -18,6 +18,7 @@ from hf_calib.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
+from hf_calib.scaling import TemperatureScaling
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
 from tests.helpers.tiny import (
     N_LABELS,
@@ -54,7 +55,8 @@ def test_the_metrics_are_those_of_all_logits_at_once(kind: str, n_bins: int, tmp
     assert metrics["eval_loss"] == pytest.approx(metrics["eval_nll"], rel=0.1)
     assert "temperature" not in metrics
 
-    trainer.temperature = 2.0
+    scaler = TemperatureScaling(grid=[2.0]).fit(logits, predicted.label_ids.flatten()[counted])
+    trainer.use_calibration_map(scaler, split="evaluation", n_examples=len(logits))
     metrics = trainer.evaluate()
     assert_reports(metrics, wanted, "eval")
     assert_reports(
@@ -188,7 +190,7 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     sets = {name: sequences(model, 20, seed=seed) for seed, name in enumerate("ab", 2)}
     trainer = CalibrationTrainer(
         model,
-        arguments(tmp_path, eval_strategy="epoch", loss="adafocal", temperature_strategy="evaluate"),
+        arguments(tmp_path, eval_strategy="epoch", loss="adafocal", calibration_strategy="evaluate"),
         train_dataset=sequences(model, 8),
         calibration_dataset=sequences(model, 20, seed=5),
         eval_dataset=sets,
@@ -268,7 +270,9 @@ def test_a_model_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     assert all(math.isnan(metrics[f"eval_{name}"]) for name in NAMES)
     with (
         pytest.warns(UserWarning, match="has no calibration metrics"),
-        pytest.warns(UserWarning, match="No temperature was fitted: .*NaN.*The trained model is kept"),
+        pytest.warns(
+            UserWarning, match="Temperature scaling was not fitted: .*NaN.*The trained model is kept"
+        ),
     ):
         trainer.train()
     assert trainer.temperature is None

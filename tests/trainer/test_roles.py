@@ -57,17 +57,30 @@ def trainer_of(roles: str, folder: Path, **settings: Any) -> CalibrationTrainer:
         ("ab-", []),
         (
             "a--",
-            ["There is no calibration_dataset, and no evaluation set either. No temperature will be fitted"],
+            [
+                "There is no calibration_dataset, and no evaluation set either. Temperature scaling will not be fitted"
+            ],
         ),
         (
             "a-*",
-            ["There is no calibration_dataset, and several evaluation sets. No temperature will be fitted"],
+            [
+                "There is no calibration_dataset, and several evaluation sets. Temperature scaling will not be fitted"
+            ],
         ),
-        ("a-b", ["The evaluation split is also the calibration split. The temperature will follow"]),
-        ("abb", ["The evaluation split is also the calibration split. The temperature will follow"]),
-        ("aac", ["The training split is also the calibration split. The temperature will follow a model"]),
-        ("aaa", ["The training split is also the calibration split. The temperature will follow a model"]),
-        ("a-a", ["The training split is also the calibration split. The temperature will follow a model"]),
+        ("a-b", ["The evaluation split is also the calibration split. Temperature scaling will follow"]),
+        ("abb", ["The evaluation split is also the calibration split. Temperature scaling will follow"]),
+        (
+            "aac",
+            ["The training split is also the calibration split. Temperature scaling will follow a model"],
+        ),
+        (
+            "aaa",
+            ["The training split is also the calibration split. Temperature scaling will follow a model"],
+        ),
+        (
+            "a-a",
+            ["The training split is also the calibration split. Temperature scaling will follow a model"],
+        ),
         ("aba", ["The training split is also the evaluation split. What is reported"]),
         ("ab*", ["The evaluation split is also the calibration split"]),
         ("aa*", ["The training split is also the calibration split"]),
@@ -83,7 +96,7 @@ def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str]
 
 def test_the_warning_names_what_follows_the_split(tmp_path: Path) -> None:
     (found,) = warned(trainer_of("a-b", tmp_path, loss="adafocal").train)
-    assert "The loss's gammas and the temperature will follow" in found
+    assert "The loss's gammas and temperature scaling will follow" in found
     assert warned(trainer_of("a-b", tmp_path, **NO_TEMPERATURE).train) == []
 
 

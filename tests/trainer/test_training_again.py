@@ -46,7 +46,7 @@ def test_gammas_are_updated_at_the_same_step_again(tmp_path: Path) -> None:
 
 
 def test_a_temperature_is_fitted_at_the_same_step_again(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, temperature_strategy="evaluate", **ONCE)
+    trainer = tiny_trainer(tmp_path, calibration_strategy="evaluate", **ONCE)
     for _ in range(2):
         trainer.train()
         evaluations = [entry for entry in trainer.state.log_history if "eval_ece" in entry]

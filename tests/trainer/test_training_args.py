@@ -21,7 +21,7 @@ from tests.helpers.tiny import arguments, tiny_trainer
 def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
     args = CalibrationTrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
     names = ("loss", "loss_kwargs", "class_weights", "n_bins", "gamma_update_steps", "gamma_update_samples")
-    names += ("temperature_criterion", "temperature_strategy", "gather_batch")
+    names += ("calibration_method", "temperature_criterion", "calibration_strategy", "gather_batch")
     found = {name: getattr(args, name) for name in names}
     assert found == {
         "loss": "cross_entropy",
@@ -30,8 +30,9 @@ def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
         "n_bins": 15,
         "gamma_update_steps": None,
         "gamma_update_samples": None,
+        "calibration_method": "temperature",
         "temperature_criterion": "nll",
-        "temperature_strategy": "end",
+        "calibration_strategy": "end",
         "gather_batch": False,
     }
 
@@ -69,7 +70,20 @@ def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
         ),
         ({"gamma_update_samples": 10}, "gamma_update_samples to go with gamma_update_steps"),
         ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
-        ({"temperature_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
+        ({"calibration_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
+        (
+            {"calibration_method": "vectors"},
+            "calibration_method to be one of .*got 'vectors'; did you mean 'vector'",
+        ),
+        ({"calibration_method": "isotonic"}, "calibration_method to be one of .*got 'isotonic'"),
+        (
+            {"calibration_method": "vector", "temperature_criterion": "ece"},
+            "be given with calibration_method='temperature' only, got 'ece' with .*'vector'; leave it out",
+        ),
+        (
+            {"calibration_method": "vector", "temperature_criterion": "none"},
+            "got 'none' with .*'vector'; set calibration_method='none' for no map",
+        ),
         (
             {"loss": "focal", "label_smoothing_factor": 0.1},
             "label smoothing to go with cross entropy, got label_smoothing_factor=0.1 with loss='focal'; "
@@ -112,7 +126,7 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
 
 def test_the_help_names_every_field() -> None:
     text = HfArgumentParser(CalibrationTrainingArguments).format_help()
-    for name in ("--loss_kwargs", "--gamma_update_samples", "--temperature_strategy", "--gather_batch"):
+    for name in ("--loss_kwargs", "--gamma_update_samples", "--calibration_strategy", "--gather_batch"):
         assert name in text
 
 
@@ -133,7 +147,7 @@ def test_the_help_names_every_field() -> None:
     ],
 )
 def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bool, tmp_path: Path) -> None:
-    settings = {"metric_for_best_model": metric, "temperature_strategy": "evaluate"}
+    settings = {"metric_for_best_model": metric, "calibration_strategy": "evaluate"}
     assert arguments(tmp_path, **settings).greater_is_better is greater
     assert arguments(tmp_path, **settings, greater_is_better=True).greater_is_better is True
 
@@ -155,7 +169,7 @@ def test_the_best_model_of_an_adaptive_loss_is_the_one_with_the_smallest_nll(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature_strategy": "evaluate", "temperature_criterion": "none"}]
+    "settings", [{}, {"calibration_strategy": "evaluate", "temperature_criterion": "none"}]
 )
 def test_a_best_model_by_metrics_after_a_temperature_needs_one_at_each_evaluation(
     settings: dict[str, Any], tmp_path: Path
@@ -164,7 +178,22 @@ def test_a_best_model_by_metrics_after_a_temperature_needs_one_at_each_evaluatio
     message = "be 'evaluate' for metric_for_best_model='eval_ece_calibrated'.*or use .*='eval_ece'$"
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, **metric, **settings)
-    assert arguments(tmp_path, **metric, temperature_strategy="evaluate").greater_is_better is False
+    assert arguments(tmp_path, **metric, calibration_strategy="evaluate").greater_is_better is False
+
+
+def test_the_old_name_of_the_strategy_works_and_says_so(tmp_path: Path) -> None:
+    with pytest.warns(
+        DeprecationWarning, match="temperature_strategy has a new name. Use calibration_strategy"
+    ):
+        args = arguments(tmp_path, temperature_strategy="evaluate")
+    assert (args.calibration_strategy, args.temperature_strategy) == ("evaluate", None)
+    assert (
+        arguments(tmp_path, **{"calibration_strategy": args.calibration_strategy}).to_dict() == args.to_dict()
+    )
+    args.calibration_strategy = "end"
+    with pytest.warns(DeprecationWarning, match="Use calibration_strategy"):
+        args.temperature_strategy = "evaluate"
+    assert args.calibration_strategy == "evaluate"
 
 
 def test_hyperparameters_of_the_loss_have_flat_names(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""The calibration map of a training: whether it goes with the model, one fit for all processes, its checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.export.heads import head_loses_bias
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, map_title, title_of
+
+
+def check_problem(scaler: Any, multi_label: bool | None) -> None:
+    """Refuse a scaler, fitted or not, that does not go with the labels.
+
+    Args:
+        scaler: one that folds.
+        multi_label: what the problem is; None if it is not known yet.
+
+    Raises:
+        TypeError: if it is no scaler that folds.
+        ValueError: naming the methods that go with them.
+    """
+    method = foldable_method(scaler)
+    if multi_label is None or multi_label in _kinds(scaler):
+        return
+    kind = "multi" if multi_label else "single"
+    others = [key for key, entry in FOLDABLE_SCALERS.items() if multi_label in _kinds(entry.load()())]
+    requirement = f"go with a {kind}-label problem"
+    way_out = f"choose one of {', '.join(others)}"
+    raise InputValueError(expected("the calibration method", requirement, repr(method), way_out))
+
+
+def _kinds(scaler: Any) -> tuple[bool, ...]:
+    """The values that `multi_label` of the problem may have."""
+    if "multi_label" in scaler.get_params():
+        return False, True
+    return (is_multi_label(scaler),)
+
+
+def check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
+    """Refuse a map with a bias where the model's head loses it; "auto" is judged once it is fitted.
+
+    Raises:
+        ValueError: naming the way out.
+    """
+    method = foldable_method(scaler)
+    if (FOLDABLE_SCALERS[method].bias or has_bias(scaler)) and head_loses_bias(model, n_classes):
+        requirement = f"have a bias in its head for {map_title(method)}"
+        got = f"{type(model).__name__}, which makes none when it is loaded"
+        way_out = "use calibration_method='temperature', or a model whose head has a bias"
+        raise InputValueError(expected("the model", requirement, got, way_out))
+
+
+def check_fitted(scaler: Any, *, multi_label: bool | None, n_classes: int | None) -> None:
+    """Refuse a fitted scaler that is not for this model's logits.
+
+    Raises:
+        ValueError: if its numbers are not finite, or are those of other classes or of the other kind of problem.
+        sklearn.exceptions.NotFittedError: if it is not fitted.
+    """
+    weight, bias = scaler.affine_map()
+    if not (np.isfinite(weight).all() and (bias is None or np.isfinite(bias).all())):
+        way_out = "fit it again, on finite logits"
+        raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
+    sizes = {*weight.shape, *(() if bias is None else bias.shape)}
+    if n_classes is not None and sizes - {n_classes}:
+        way_out = "fit it on this model's logits"
+        raise InputValueError(expected("scaler", f"be fitted on {n_classes} classes", max(sizes), way_out))
+    if multi_label is not None and is_multi_label(scaler) != multi_label:
+        got = f"multi_label={is_multi_label(scaler)}"
+        way_out = "fit it with the labels of this problem"
+        raise InputValueError(expected("scaler", f"be fitted with multi_label={multi_label}", got, way_out))
+
+
+def has_bias(scaler: Any) -> bool:
+    """Whether a scaler is fitted, and its map adds something to the logits."""
+    try:
+        bias = scaler.affine_map().bias
+    except NotFittedError:
+        return False
+    return bias is not None and bool(bias.any())
+
+
+def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Fit on the first process, whose numbers the others take: the map is the same everywhere, bit for bit.
+
+    Raises:
+        Exception: whatever the fit raises; a RuntimeError about it on the other processes.
+    """
+    if "multi_label" in scaler.get_params():
+        scaler.set_params(multi_label=labels.ndim == 2)
+    outcome: list[Any] = [None]
+    failure: Exception | None = None
+    if accelerator.is_main_process:
+        try:
+            scaler.fit(logits, labels)
+            outcome = [vars(scaler)]
+        except Exception as error:
+            failure = error
+            outcome = [f"{type(error).__name__}: {error}"]
+    broadcast_object_list(outcome)
+    if failure is not None:
+        raise failure
+    if isinstance(outcome[0], str):
+        raise RuntimeError(f"The fit on the first process failed: {outcome[0]}")
+    vars(scaler).update(outcome[0])
+
+
+def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedMap | None:
+    """The map that was saved with a checkpoint, if there is one of this scaler's method.
+
+    Raises:
+        ValueError: if its file is not a whole map.
+    """
+    if not (Path(checkpoint) / MAP_NAME).is_file():
+        return None
+    saved = load_map(checkpoint)
+    return saved if foldable_method(saved.scaler) == foldable_method(scaler) else None
+
+
+def in_words(scaler: Any) -> str:
+    """What stands behind "after" in tables: T = 1.234, or the map's title."""
+    temperature = getattr(scaler, "temperature_", None) if foldable_method(scaler) == "temperature" else None
+    return title_of(scaler) if temperature is None else f"T = {temperature:.3f}"
