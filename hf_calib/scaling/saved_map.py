@@ -57,6 +57,7 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     (True, {'n_examples': 4})
     """
     method, mapping = foldable_method(scaler), scaler.affine_map()
+    check_finite(scaler)
     parameters: dict[str, Any] = {}
     for name, value in vars(scaler).items():
         of_the_map = name in ("weight_", "bias_") and value is getattr(mapping, name.rstrip("_"))
@@ -65,19 +66,14 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     record = {
         "method": method,
         "settings": scaler.get_params(deep=False),
-        "parameters": parameters,
+        # Of what a scaler says about its fit, some may not be finite.
+        "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
         "weight": mapping.weight,
         "bias": mapping.bias,
         **(about or {}),
         "hf_calib": version("hf_calib"),
     }
-    try:
-        text = json.dumps(record, default=_plain, allow_nan=False)
-    except ValueError as error:
-        way_out = "fit it again, on finite logits"
-        raise InputValueError(
-            expected("scaler", "have finite numbers", "NaN or infinity", way_out)
-        ) from error
+    text = json.dumps(record, default=_plain, allow_nan=False)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
 
@@ -116,22 +112,33 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         bias = None if bias is None else np.array(bias, dtype=np.float64)
         for name, value in record.pop("parameters").items():
             if not name.startswith("_"):
-                setattr(scaler, f"{name}_", np.array(value) if isinstance(value, list) else value)
+                setattr(scaler, f"{name}_", _restored(value))
         try:
             mapping = scaler.affine_map()
         except (NotFittedError, AttributeError):  # it keeps the map itself, which the file holds once
             scaler.weight_, scaler.bias_ = weight, bias
             mapping = scaler.affine_map()
         is_whole = np.array_equal(mapping.weight, weight) and _same(mapping.bias, bias)
+        check_finite(scaler)
+        n_classes = len(weight) if weight.ndim else 2 if bias is None else len(bias)
+        scaler.predict_proba(np.zeros((1, n_classes)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
-    n_classes = weight.shape[:1] if bias is None else bias.shape
-    if not is_whole or weight.shape not in ((), n_classes, n_classes * 2):
+    if not is_whole:
         raise wrong(f"parameters of {method!r} that are not those of its weight and bias")
-    if not (np.isfinite(weight).all() and (bias is None or np.isfinite(bias).all())):
-        raise wrong("NaN or infinity")
     record.pop("hf_calib", None)
     return SavedMap(scaler, record)
+
+
+def check_finite(scaler: Any) -> None:
+    """Raise if a fitted map has NaN or infinity in its weight or bias.
+
+    Raises:
+        ValueError: then.
+    """
+    if not all(np.isfinite(part).all() for part in scaler.affine_map() if part is not None):
+        way_out = "fit it again, on finite logits"
+        raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
 
 
 def few_parameters(scaler: Any) -> dict[str, Any]:
@@ -166,11 +173,13 @@ def is_multi_label(scaler: Any) -> bool:
 def map_title(method: str, choice: str | None = None) -> str:
     """A map's name in a sentence.
 
-    >>> map_title("structured_matrix"), map_title("auto", "vector")
-    ('structured matrix scaling', 'auto scaling (vector)')
+    >>> map_title("vector"), map_title("auto", "structured_matrix(penalty=0.1)")
+    ('vector scaling', 'auto scaling (structured matrix, penalty 0.1)')
     """
     title = f"{method.replace('_', ' ')} scaling"
-    return title if choice is None else f"{title} ({choice.replace('_', ' ')})"
+    if choice is None:
+        return title
+    return f"{title} ({choice.replace('_', ' ').replace('(', ', ').replace('=', ' ').rstrip(')')})"
 
 
 def title_of(scaler: Any) -> str:
@@ -184,6 +193,14 @@ def _file(path: str | os.PathLike[str]) -> Path:
 
 def _same(ours: Any, theirs: Any) -> bool:
     return ours is theirs if ours is None or theirs is None else np.array_equal(ours, theirs)
+
+
+def _restored(value: Any) -> Any:
+    """Lists of numbers are arrays again; what else a scaler says about its fit stays as it is."""
+    if not isinstance(value, list):
+        return value
+    array = np.array(value)
+    return array if array.dtype.kind in "fiu" else value
 
 
 def _plain(value: Any) -> Any:

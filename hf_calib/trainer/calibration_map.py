@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
@@ -15,7 +14,15 @@ from sklearn.exceptions import NotFittedError
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, map_title, title_of
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    SavedMap,
+    check_finite,
+    is_multi_label,
+    load_map,
+    map_title,
+    title_of,
+)
 
 
 def check_problem(scaler: Any, multi_label: bool | None) -> None:
@@ -67,10 +74,8 @@ def check_fitted(scaler: Any, *, multi_label: bool | None, n_classes: int | None
         ValueError: if its numbers are not finite, or are those of other classes or of the other kind of problem.
         sklearn.exceptions.NotFittedError: if it is not fitted.
     """
+    check_finite(scaler)
     weight, bias = scaler.affine_map()
-    if not (np.isfinite(weight).all() and (bias is None or np.isfinite(bias).all())):
-        way_out = "fit it again, on finite logits"
-        raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
     sizes = {*weight.shape, *(() if bias is None else bias.shape)}
     if n_classes is not None and sizes - {n_classes}:
         way_out = "fit it on this model's logits"

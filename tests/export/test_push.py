@@ -56,7 +56,14 @@ def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> Non
 def test_what_is_uploaded(name: str, pushed: Any) -> None:
     hub, folder, _, _ = pushed
     names = set(hub.files[f"me/{name}"]["main"])
-    wanted = {"README.md", "config.json", "model.safetensors", "reliability.png", "tokenizer.json"}
+    wanted = {
+        "README.md",
+        "calibration.json",
+        "config.json",
+        "model.safetensors",
+        "reliability.png",
+        "tokenizer.json",
+    }
     assert wanted <= names
     assert not [each for each in names if each.startswith(("checkpoint", "_"))]
     assert (folder / name / "checkpoint-2").is_dir()

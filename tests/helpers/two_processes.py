@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hf_calib.experiments import reported_training
 from hf_calib.report import calibration_report
+from hf_calib.scaling import MatrixScaling, VectorScaling
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
@@ -29,6 +30,16 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import tiny_trainer
 
 torch.set_num_threads(1)
+
+
+class Unlucky(VectorScaling):
+    """Its fit fails where it would be done twice."""
+
+    def fit(self, logits: Any, labels: Any) -> VectorScaling:
+        assert dist.get_rank() == 0
+        raise ArithmeticError("out of luck")
+
+
 EVALUATIONS = {"Sequence": 13, "Token": 6, "Stream": 13, "Sequence few": 3}  # none fills 2 processes x 4 rows
 
 
@@ -65,6 +76,15 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     found["gammas"] = trainer.calibration_loss.gammas.tolist()
     found["edges"] = trainer.calibration_loss.edges.tolist()
     found["temperature"] = trainer.temperature
+    matrix = trainer.fit_calibration_map(MatrixScaling())
+    found["map"] = [part.tolist() for part in matrix.affine_map()]
+    found["refused"] = []
+    for scaler in (MatrixScaling(bias_penalty=-1.0), Unlucky()):
+        try:
+            trainer.fit_calibration_map(scaler)
+        except Exception as error:
+            found["refused"].append(f"{type(error).__name__}: {error}")
+    trainer.fit_temperature()
     found["log"] = [_without_times(entry) for entry in trainer.state.log_history]
     trainer.save_calibrated_model(folder / "calibrated")
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)

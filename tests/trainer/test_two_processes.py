@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from hf_calib.metrics.logged import LOGGED_METRICS
 from tests.helpers.gloo_pair import launch, torchrun
 from tests.helpers.runs import BATCH_CASES, CASES, RAGGED, RAGGED_ROWS, assert_equal_runs, evaluate, run
-from tests.helpers.tiny import assert_same, tiny_trainer
+from tests.helpers.tiny import N_LABELS, assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
@@ -126,6 +127,18 @@ def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp
     alone.train()
     assert alone.calibration_loss.gammas.tolist() == pytest.approx(first["gammas"], rel=1e-4)
     assert alone.temperature == pytest.approx(first["temperature"], rel=1e-3)
+
+
+def test_both_processes_have_the_map_that_the_first_one_fitted(evaluations: list[dict[str, Any]]) -> None:
+    first, second = evaluations
+    assert first["map"] == second["map"]
+    assert np.array(first["map"][0]).shape == (N_LABELS, N_LABELS)
+    refused, unlucky = first["refused"]
+    assert refused.startswith("InputValueError: expected bias_penalty to be")
+    assert unlucky == "ArithmeticError: out of luck"
+    assert second["refused"] == [
+        f"RuntimeError: The fit on the first process failed: {error}" for error in (refused, unlucky)
+    ]
 
 
 def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
