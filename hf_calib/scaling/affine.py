@@ -54,7 +54,7 @@ class AffineMap(NamedTuple):
             )
             weight = following.weight @ own
         else:
-            weight = (following.weight * self.weight.T).T
+            weight = np.asarray((following.weight * self.weight.T).T)  # of two () it is a scalar
         bias = following.bias
         if self.bias is not None:
             moved = (

@@ -301,6 +301,35 @@ def test_a_head_without_a_bias_refuses_maps_with_one_before_the_training(
         trainer.fit_calibration_map(VectorScaling())
 
 
+@pytest.mark.skipif("auto" not in FOLDABLE_SCALERS, reason="it is to come")
+@pytest.mark.parametrize("skewed", [True, False])
+def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool, tmp_path: Path) -> None:
+    model = gpt2().eval()
+    with torch.no_grad():
+        model.score.weight *= 100
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(5, TEXT["vocab_size"], size=(200, 8)))
+    logits = model(input_ids=ids).logits.detach().numpy() / 1.5 + np.array([0, 0, 2, 0]) * skewed
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    rows = [{"input_ids": row, "labels": int(label)} for row, label in zip(ids, labels, strict=True)]
+    args = arguments(tmp_path / "out", calibration_method="auto")
+    trainer = CalibrationTrainer(model, args, calibration_dataset=rows)
+    if skewed:
+        message = "^Auto scaling .* has a bias, which the head of GPT2ForSequenceClassification loses .*A temperature was"
+        with pytest.warns(UserWarning, match=message):
+            trainer.fit_calibration_map()
+        assert isinstance(trainer.calibration_map, TemperatureScaling)
+    else:
+        trainer.fit_calibration_map()
+        assert few_parameters(trainer.calibration_map).keys() == {"choice", "temperature"}
+        assert trainer.calibration_map.choice_ == "temperature"
+    assert trainer.evaluate(rows)["temperature"] == trainer.temperature
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated").eval()
+    wanted = model(input_ids=ids).logits / trainer.temperature
+    torch.testing.assert_close(served(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(tmp_path: Path) -> None:
     several = tiny_bert(**MULTI_LABEL)
     for model, method, kind in (
