@@ -21,7 +21,7 @@ from hf_calib.scaling._solver import BOUNDS, best_temperature
 
 Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
 
-LEFT_TO_GAIN = 1e-8  # nats per example, before the last step
+LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
 _LEAST_CURVATURE = 1e-13  # relative to the largest: flatter directions are left where they start
 _DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 
@@ -261,13 +261,13 @@ def fit_matrix(
         curvature = _OwnCurvature(c)
         moment, mass = np.zeros((c, c)), np.zeros(c)
         weight = theta[2:] + np.diag(theta[0])
-        kept = []  # the probabilities, which a product would need to compute again
+        kept = []  # what a product needs; as it only leads to the minimum, single precision will do
         for rows, masked, labels in problem:
             ones = np.ones(len(rows))
             probs = rows @ weight
             probs += theta[1]
             loss += problem.probabilities(probs, masked, labels)
-            kept.append(probs.copy())
+            kept.append((rows.astype(np.float32), probs.astype(np.float32)))
             curvature.add(rows, probs)
             spread = probs - probs * probs
             mass += ones @ spread
@@ -281,14 +281,15 @@ def fit_matrix(
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
-            change_of_weight = direction[2:] + np.diag(direction[0])
-            for (rows, _, _), probs in zip(problem, kept, strict=True):
+            change_of_weight = (direction[2:] + np.diag(direction[0])).astype(np.float32)
+            change_of_bias = direction[1].astype(np.float32)
+            for rows, probs in kept:
                 change = rows @ change_of_weight
-                change += direction[1]
+                change += change_of_bias
                 change *= probs
                 change -= probs * change.sum(axis=1, keepdims=True)
                 total[2:] += rows.T @ change
-                total[1] += np.ones(len(rows)) @ change
+                total[1] += np.ones(len(rows), np.float32) @ change
             total[0] = total[2:].diagonal()
             return total / problem.size + 2 * penalties * direction
 

@@ -66,7 +66,7 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
     residual = -point.gradient
     direction = point.precondition(residual)
     size = float(np.vdot(residual, direction))
-    enough = max(size * min(0.1, size), left_to_gain * 1e-5)
+    enough = max(size * min(0.1, size), left_to_gain * 1e-6)
     for _ in range(_MAX_PRODUCTS):
         product = point.product(direction)
         curvature = float(np.vdot(direction, product))

@@ -66,8 +66,12 @@ class AutoScaling(AffineScaling):
         Each candidate is fitted on all parts but one, and maps the rows of that one. A map that is right for
         the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
         rows of the other parts, and the loss of the rows judged with it. The simplest candidate is chosen
-        whose loss is within one standard error of the best, that of the differences row by row. It is fitted
-        again on all rows, with the temperature of all mapped rows on top: one affine map in the end.
+        whose loss is within one standard error of the best, that of the differences row by row; of the logits
+        as they are and one temperature, the better counts as the simplest. It is fitted again on all rows,
+        with the temperature of all mapped rows on top: one affine map in the end. Only this fit warns.
+
+        A matrix is not tried where a class is masked, where there are two classes (`StructuredVectorScaling`
+        is then as good) or where N C^2 is above 5e8, as its fits would take too long.
 
     References:
         Breiman et al. 1984, "Classification and regression trees", for the rule of one standard error; the
@@ -117,41 +121,36 @@ class AutoScaling(AffineScaling):
             targets = as_class_labels(labels, matrix)
         self._objective(matrix, targets)  # refuses a masked label
         candidates = list(self._candidates(matrix))
-        folds = self._folds(targets)
-        losses, temperatures = [], []
-        for candidate in candidates:
-            if candidate.left_out is None:
-                loss, temperature = self._cross_validated(candidate, matrix, targets, folds)
-                losses.append(loss)
-                temperatures.append(temperature)
         tried = [candidate for candidate in candidates if candidate.left_out is None]
-        means = [loss.mean() for loss in losses]
-        best = int(np.argmin(means))
-        differences = [loss - losses[best] for loss in losses]
+        folds = self._folds(targets)
+        scored = [self._cross_validated(candidate, matrix, targets, folds) for candidate in tried]
+        losses = [loss for loss, _ in scored]
+        means = [float(loss.mean()) for loss in losses]
+        differences = [loss - losses[int(np.argmin(means))] for loss in losses]
         errors = [_standard_error(difference) for difference in differences]
-        chosen = next(i for i, d in enumerate(differences) if d.mean() <= errors[i])
+        # Doing nothing is no simpler than a temperature, which is one number: the better of the two is.
+        simplest = int(means[1] < means[0])
+        chosen = next(i for i in range(simplest, len(tried)) if differences[i].mean() <= errors[i])
         self.choice_ = tried[chosen].name
         self.results_ = []
         for candidate in candidates:
-            row = {"method": candidate.method, "penalty": candidate.penalty}
-            row["n_parameters"] = candidate.n_parameters
+            score = dict.fromkeys(("nll", "standard_error", "difference", "difference_standard_error"))
             if candidate.left_out is None:
                 i = tried.index(candidate)
-                row |= {
-                    "nll": float(means[i]),
-                    "standard_error": _standard_error(losses[i]),
-                    "difference": float(differences[i].mean()),
-                    "difference_standard_error": errors[i],
-                    "chosen": i == chosen,
-                    "left_out": None,
+                numbers = (means[i], _standard_error(losses[i]), float(differences[i].mean()), errors[i])
+                score = dict(zip(score, numbers, strict=True))
+            self.results_.append(
+                {
+                    "method": candidate.method,
+                    "penalty": candidate.penalty,
+                    "n_parameters": candidate.n_parameters,
+                    **score,
+                    "chosen": candidate.name == self.choice_,
+                    "left_out": candidate.left_out,
                 }
-            else:
-                row |= dict.fromkeys(
-                    ["nll", "standard_error", "difference", "difference_standard_error"], None
-                )
-                row |= {"chosen": False, "left_out": candidate.left_out}
-            self.results_.append(row)
-        mapping = _fitted(tried[chosen], matrix, targets).then(AffineMap(np.array(1 / temperatures[chosen])))
+            )
+        temperature = scored[chosen][1]
+        mapping = _fitted(tried[chosen], matrix, targets).then(AffineMap(np.array(1 / temperature)))
         self.weight_ = mapping.weight
         self.bias_ = np.zeros(matrix.shape[1]) if mapping.bias is None else mapping.bias
         return self
