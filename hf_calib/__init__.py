@@ -1,4 +1,4 @@
-"""Calibrated fine-tuning for the Hugging Face Trainer: losses, adaptive gammas, folded temperatures.
+"""Calibrated fine-tuning for the Hugging Face Trainer: losses, adaptive gammas, calibration maps folded into the model.
 
 The names here are loaded when they are first used: `import hf_calib` brings in neither torch nor transformers.
 """

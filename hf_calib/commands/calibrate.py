@@ -141,7 +141,6 @@ def calibrate_model(
         plain.config.calibration = {**recorded, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         fold(plain, scaler, batch=classifier.batch(first)).save_pretrained(folder)
-        save_map(scaler, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         classifier.tokenizer.save_pretrained(folder)
         difference = _served_difference(
             folder,
@@ -151,6 +150,7 @@ def calibrate_model(
             rows.max_length or classifier.longest,
             trust_remote_code,
         )
+        save_map(scaler, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         write_report(report, folder / "calibration")
     return Calibration(
         method,

@@ -29,7 +29,7 @@ from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, writing
-from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling
+from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
 from tests.helpers.tiny import TRUE_TEMPERATURE, sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "film", "sport")
@@ -208,6 +208,9 @@ class TestCalibrateModel:
         record = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
         assert record["method"] == method
         assert (record["folded"], record["split"], record["n_examples"]) == (True, "calibration", 240)
+        saved = load_map(tmp_path / "calibrated")
+        np.testing.assert_allclose(saved.scaler.predict_proba(test.as_logits()), wanted, atol=1e-3)
+        assert saved.about["folded"] is True
         assert names_in(tmp_path / "calibrated" / "calibration") == REPORT
 
     def test_half_of_the_rows_are_held_out(self, workplace: Path, tmp_path: Path) -> None:

@@ -132,7 +132,11 @@ def check_probs(name: str, probs: np.ndarray, shape: tuple[int, ...]) -> None:
 def test_every_scaler_is_in_the_table() -> None:
     names = [entry.name for entry in scaling.SCALERS.values()]
     assert len(set(names)) == len(names)
-    assert {*names, "SCALERS", "ScalerEntry"} == set(scaling.__all__) <= set(dir(scaling))
+    assert (
+        {*names, "SCALERS", "ScalerEntry", "load_map", "save_map"}
+        == set(scaling.__all__)
+        <= set(dir(scaling))
+    )
     for entry in scaling.SCALERS.values():
         assert getattr(scaling, entry.name) is entry.load()
         assert entry.load().__module__ == f"hf_calib.scaling.{entry.module}"
