@@ -30,10 +30,20 @@ from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
+    from hf_calib.scaling import (
+        MatrixScaling,
+        PerLabelTemperatureScaling,
+        PriorCorrection,
+        TemperatureScaling,
+        VectorScaling,
+    )
 
 _FIT_AGAIN = "fit it again, on finite logits"
-_PARAMETERS = ("temperature", "temperatures", "weight", "bias", "choice")  # those that a record may hold
+# Those that a record may hold.
+_PARAMETERS = (
+    *("temperature", "temperatures", "weight", "bias", "choice"),
+    *("scaler", "train_prior", "target_prior"),
+)
 
 
 class _FittedMap(NamedTuple):
@@ -60,7 +70,11 @@ class _FittedMap(NamedTuple):
 
 def fold(
     model: PreTrainedModel,
-    scaler: TemperatureScaling | VectorScaling | MatrixScaling | PerLabelTemperatureScaling,
+    scaler: TemperatureScaling
+    | VectorScaling
+    | MatrixScaling
+    | PerLabelTemperatureScaling
+    | PriorCorrection,
     *,
     batch: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
@@ -87,8 +101,9 @@ def fold(
 
     Returns:
         The same model. `model.config.calibration`, a dict that is saved with it, records this: "method"
-        ("temperature", "per_label_temperature", "vector" or "matrix"), "folded", "head" (names of the layers)
-        and the scaler's parameters, except for a matrix. Other entries are kept.
+        ("temperature", "per_label_temperature", "vector", "matrix" or "prior_correction"), "folded", "head"
+        (names of the layers) and the scaler's parameters, except for a matrix; of a prior correction both
+        priors, the method of the "scaler" before it, and its parameters. Other entries are kept.
 
     Raises:
         TypeError: if the scaler cannot be folded; if model or batch is of the wrong type.
@@ -245,6 +260,8 @@ def _fitted_map(model: PreTrainedModel, scaler: Any) -> _FittedMap:
     _check_problem_type(model, is_multi_label(scaler))
     if method == "temperature":
         return _temperature_map("scaler.temperature_", scaler.temperature_, _FIT_AGAIN)
+    if method == "prior_correction" and scaler.scaler is not None:
+        _fitted_map(model, scaler.scaler)  # for its checks
     for name, value in fitted_numbers(scaler).items():
         if name in _PARAMETERS:
             _check_numbers(f"{name}_", value, above_0=name == "temperatures")

@@ -1,4 +1,4 @@
-"""Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels.
+"""Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels, and shifts of priors.
 
 The classes are loaded when they are first used, so that the command line can read the table of them at once.
 """
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hf_calib.scaling.inverse_link import InverseLink
     from hf_calib.scaling.isotonic import IsotonicScaling
     from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+    from hf_calib.scaling.prior_correction import PriorCorrection
+    from hf_calib.scaling.prior_shift import PriorEstimate, estimate_prior
     from hf_calib.scaling.saved_map import load_map, save_map
     from hf_calib.scaling.spline import SplineScaling
     from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
@@ -34,12 +36,15 @@ __all__ = [
     "IsotonicScaling",
     "MatrixScaling",
     "PerLabelTemperatureScaling",
+    "PriorCorrection",
+    "PriorEstimate",
     "ScalerEntry",
     "SplineScaling",
     "StructuredMatrixScaling",
     "StructuredVectorScaling",
     "TemperatureScaling",
     "VectorScaling",
+    "estimate_prior",
     "load_map",
     "save_map",
 ]
@@ -48,6 +53,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("load_map", "save_map"):
         return getattr(import_module("hf_calib.scaling.saved_map"), name)
+    if name in ("PriorEstimate", "estimate_prior"):
+        return getattr(import_module("hf_calib.scaling.prior_shift"), name)
     entry = next((entry for entry in SCALERS.values() if entry.name == name), None)
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

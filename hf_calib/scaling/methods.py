@@ -17,14 +17,14 @@ class ScalerEntry(NamedTuple):
         name: of the class in `hf_calib.scaling`.
         module: where it is defined, in `hf_calib.scaling`.
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
-            "training_loss", and then no labels.
+            "training_loss" or "priors", and then no labels.
         foldable: whether it is a linear map of the logits, which `hf_calib.fold` can write into the head.
         bias: whether that map always adds a bias, which the head then has to have.
     """
 
     name: str
     module: str
-    needs: Literal["labels", "label_matrix", "training_loss"] = "labels"
+    needs: Literal["labels", "label_matrix", "training_loss", "priors"] = "labels"
     foldable: bool = False
     bias: bool = False
 
@@ -44,6 +44,7 @@ SCALERS: dict[str, ScalerEntry] = {
     "structured_vector": ScalerEntry("StructuredVectorScaling", "structured", foldable=True, bias=True),
     "structured_matrix": ScalerEntry("StructuredMatrixScaling", "structured", foldable=True, bias=True),
     "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
+    "prior_correction": ScalerEntry("PriorCorrection", "prior_correction", needs="priors", foldable=True),
     "dirichlet": ScalerEntry("DirichletScaling", "dirichlet"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "ensemble_temperature"),
     "histogram": ScalerEntry("HistogramBinning", "histogram"),

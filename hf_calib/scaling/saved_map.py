@@ -15,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib._files import whole_file
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
+from hf_calib.scaling.prior_correction import as_prior
 
 MAP_NAME = "calibration.json"
 
@@ -56,23 +57,7 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     >>> loaded.scaler.temperature_ == scaler.temperature_, loaded.about
     (True, {'n_examples': 4})
     """
-    method, mapping = foldable_method(scaler), scaler.affine_map()
-    check_finite(scaler)
-    parameters: dict[str, Any] = {}
-    for name, value in vars(scaler).items():
-        of_the_map = name in ("weight_", "bias_") and value is getattr(mapping, name.rstrip("_"))
-        if name.endswith("_") and not name.startswith("_") and not of_the_map:
-            parameters[name.rstrip("_")] = value
-    record = {
-        "method": method,
-        "settings": scaler.get_params(deep=False),
-        # Of what a scaler says about its fit, some may not be finite.
-        "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
-        "weight": mapping.weight,
-        "bias": mapping.bias,
-        **(about or {}),
-        "hf_calib": version("hf_calib"),
-    }
+    record = {**_as_record(scaler), **(about or {}), "hf_calib": version("hf_calib")}
     text = json.dumps(record, default=_plain, allow_nan=False)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
@@ -102,32 +87,63 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         raise wrong(f"a file that cannot be read ({error})") from error
     if not isinstance(record, dict):
         raise wrong("something else than a JSON object")
-    method = record.pop("method", None)
+    method = record.get("method")
     if method not in FOLDABLE_SCALERS:
         raise wrong(f"method {method!r} ({did_you_mean(method, FOLDABLE_SCALERS)})")
     try:
-        scaler = FOLDABLE_SCALERS[method].load()(**record.pop("settings"))
-        weight = np.array(record.pop("weight"), dtype=np.float64)
-        bias = record.pop("bias")
-        bias = None if bias is None else np.array(bias, dtype=np.float64)
-        for name, value in record.pop("parameters").items():
-            if not name.startswith("_"):
-                setattr(scaler, f"{name}_", _restored(value))
-        try:
-            mapping = scaler.affine_map()
-        except (NotFittedError, AttributeError):  # it keeps the map itself, which the file holds once
-            scaler.weight_, scaler.bias_ = weight, bias
-            mapping = scaler.affine_map()
-        is_whole = np.array_equal(mapping.weight, weight) and _same(mapping.bias, bias)
-        check_finite(scaler)
-        n_classes = len(weight) if weight.ndim else 2 if bias is None else len(bias)
-        scaler.predict_proba(np.zeros((1, n_classes)))
+        scaler = _from_record(record)
+        weight, bias = (None if record[key] is None else np.array(record[key], float) for key in ("weight", "bias"))
+        mapping = scaler.affine_map()
+        is_whole = _same(mapping.weight, weight) and _same(mapping.bias, bias)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
     if not is_whole:
         raise wrong(f"parameters of {method!r} that are not those of its weight and bias")
-    record.pop("hf_calib", None)
-    return SavedMap(scaler, record)
+    own = {"method", "settings", "parameters", "weight", "bias", "hf_calib"}
+    return SavedMap(scaler, {key: value for key, value in record.items() if key not in own})
+
+
+def _as_record(scaler: Any) -> dict[str, Any]:
+    """A fitted scaler as `save_map` writes it."""
+    method, mapping = foldable_method(scaler), scaler.affine_map()
+    check_finite(scaler)
+    parameters: dict[str, Any] = {}
+    for name, value in vars(scaler).items():
+        of_the_map = name in ("weight_", "bias_") and value is getattr(mapping, name.rstrip("_"))
+        if name.endswith("_") and not name.startswith("_") and not of_the_map:
+            parameters[name.rstrip("_")] = value
+    settings = scaler.get_params(deep=False)
+    if settings.get("scaler") is not None:
+        settings["scaler"] = _as_record(settings["scaler"])
+    return {
+        "method": method,
+        "settings": settings,
+        # Of what a scaler says about its fit, some may not be finite.
+        "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
+        "weight": mapping.weight,
+        "bias": mapping.bias,
+    }
+
+
+def _from_record(record: dict[str, Any]) -> Any:
+    """The scaler that `_as_record` was given."""
+    settings = dict(record["settings"])
+    if settings.get("scaler") is not None:
+        settings["scaler"] = _from_record(settings["scaler"])
+    scaler = FOLDABLE_SCALERS[record["method"]].load()(**settings)
+    weight = np.array(record["weight"], dtype=np.float64)
+    bias = None if record["bias"] is None else np.array(record["bias"], dtype=np.float64)
+    for name, value in record["parameters"].items():
+        if not name.startswith("_"):
+            setattr(scaler, f"{name}_", _restored(value))
+    try:
+        scaler.affine_map()
+    except (NotFittedError, AttributeError):  # it keeps the map itself, which the file holds once
+        scaler.weight_, scaler.bias_ = weight, bias
+    check_finite(scaler)
+    n_classes = len(weight) if weight.ndim else 2 if bias is None else len(bias)
+    scaler.predict_proba(np.zeros((1, n_classes)))
+    return scaler
 
 
 def check_finite(scaler: Any) -> None:
@@ -143,6 +159,11 @@ def check_finite(scaler: Any) -> None:
 
 def few_parameters(scaler: Any) -> dict[str, Any]:
     """What a model's config records of a fitted map; not the C x C numbers of one that mixes the classes."""
+    if foldable_method(scaler) == "prior_correction":
+        first = scaler.scaler
+        recorded = {} if first is None else {"scaler": foldable_method(first), **few_parameters(first)}
+        priors = ("train_prior", "target_prior")
+        return recorded | {name: as_prior(name, getattr(scaler, name)).tolist() for name in priors}
     choice = getattr(scaler, "choice_", None)
     chosen = {} if choice is None else {"choice": str(choice)}
     weight, bias = scaler.affine_map()
@@ -176,7 +197,7 @@ def map_title(method: str, choice: str | None = None) -> str:
     >>> map_title("vector"), map_title("auto", "structured_matrix(penalty=0.1)")
     ('vector scaling', 'auto scaling (structured matrix, penalty 0.1)')
     """
-    title = f"{method.replace('_', ' ')} scaling"
+    title = method.replace("_", " ") + (" scaling" if method != "prior_correction" else "")
     if choice is None:
         return title
     return f"{title} ({choice.replace('_', ' ').replace('(', ', ').replace('=', ' ').rstrip(')')})"

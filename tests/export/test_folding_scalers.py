@@ -21,6 +21,7 @@ from hf_calib.scaling import (
     DirichletScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
+    PriorCorrection,
     TemperatureScaling,
     VectorScaling,
 )
@@ -164,6 +165,58 @@ def test_token_classification() -> None:
     fold(model, scaler)
     assert before.shape == (1, 13, 3)
     assert_scaled(logits_of(model), before, scaler)
+
+
+class TestPriorCorrection:
+    PRIORS = ([0.2] * 5, [0.6, 0.1, 0.1, 0.1, 0.1])
+
+    @pytest.mark.parametrize("kind", [None, "temperature", "vector", "matrix"])
+    def test_is_folded_with_the_map_before_it(self, kind: str | None, tmp_path: Path) -> None:
+        model = bert()
+        first = None if kind is None else made(kind)
+        scaler = PriorCorrection(*self.PRIORS, first)
+        before = logits_of(model).double().numpy()
+        mapped = before if first is None else first.transform(before)
+        ratio = np.divide(*self.PRIORS[::-1])
+        wanted = softmax(mapped, axis=-1) * ratio
+        fold(model, scaler)
+        after = logits_of(model)
+        assert_scaled(after, torch.from_numpy(before), scaler)
+        served = softmax(after.double().numpy(), axis=-1)
+        np.testing.assert_allclose(served, wanted / wanted.sum(axis=-1, keepdims=True), rtol=0, atol=1e-6)
+        model.save_pretrained(tmp_path)
+        assert_scaled(logits_of(type(model).from_pretrained(tmp_path)), torch.from_numpy(before), scaler)
+
+        saved = json.loads((tmp_path / "config.json").read_text())["calibration"]
+        assert saved.pop("train_prior") == pytest.approx(self.PRIORS[0])
+        assert saved.pop("target_prior") == pytest.approx(self.PRIORS[1])
+        recorded = {} if kind is None else {"scaler": kind}
+        if kind == "temperature":
+            recorded["temperature"] = first.temperature_
+        if kind == "vector":
+            recorded |= {"weight": first.weight_.tolist(), "bias": first.bias_.tolist()}
+        assert saved == {"method": "prior_correction", "folded": True, "head": ["classifier"], **recorded}
+        with refused(model, ValueError, "folded only once, got a model with prior_correction"):
+            fold(model, scaler)
+
+    def test_none_needs_no_bias(self) -> None:
+        model = build("GPT2", CONFIGS["GPT2"])
+        before, scaler = logits_of(model), PriorCorrection([0.2] * 5, [0.2] * 5, made("temperature"))
+        fold(model, scaler)
+        assert_scaled(logits_of(model), before, scaler)
+
+    def test_what_cannot_be_folded(self) -> None:
+        with refused(
+            model := build("GPT2", CONFIGS["GPT2"]), ValueError, "head for prior correction, got sc"
+        ):
+            fold(model, PriorCorrection(*self.PRIORS))
+        several = bert(problem_type="multi_label_classification")
+        with refused(several, ValueError, "be a single-label classifier, as the scaler is"):
+            fold(several, PriorCorrection(*self.PRIORS))
+        with refused(model := bert(), NotFittedError, "not fitted"):
+            fold(model, PriorCorrection(*self.PRIORS, VectorScaling()))
+        with refused(model := bert(), ValueError, "fitted on 5 classes, as the model has, got 2"):
+            fold(model, PriorCorrection([1, 1], [1, 2]))
 
 
 class TestMultiLabel:
