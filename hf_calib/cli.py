@@ -135,6 +135,14 @@ def calibrate(
         ),
     ] = None,
     test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
+    target_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows as they come where the model is used; labels are not read. Their class frequencies are "
+            "estimated, and corrected for unless they are the data's. Test data should then be such rows, too."
+        ),
+    ] = None,
+    target_split: Annotated[str, typer.Option(help="Split of the target data.")] = "test",
     method: Annotated[
         Method,
         typer.Option(help=f"Post-hoc scaler; for a model one of {_FOLDED}."),
@@ -167,19 +175,25 @@ def calibrate(
         }
         if data is None:
             done = command.calibrate_predictions(
-                source, output, test=test_data, label_column=label_column, **options
+                source, output, test=test_data, target=target_data, label_column=label_column, **options
             )
         else:
             names = class_names.split(",") if class_names else None
             reading = (text_column, label_column, names, max_length, batch_size)
             rows = LabelledTexts(data, config_name, split, *reading)
             test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
+            target = (
+                None
+                if target_data is None
+                else LabelledTexts(target_data, config_name, target_split, *reading)
+            )
             with console.progress() as progress:
                 done = command.calibrate_model(
                     source,
                     rows,
                     output,
                     test=test,
+                    target=target,
                     trust_remote_code=trust_remote_code,
                     progress=progress,
                     **options,

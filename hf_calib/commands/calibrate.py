@@ -16,10 +16,10 @@ from sklearn.model_selection import train_test_split
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
-from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib.predictions.files import Predictions, load_predictions, load_unlabelled, save_predictions
 from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
-from hf_calib.scaling import ScalerEntry
+from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 from hf_calib.scaling.methods import fitted_numbers
 from hf_calib.scaling.saved_map import save_map
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
 
 _CALIBRATED = "predictions.npz"
+_CORRECTED = "target.npz"
+_BEFORE_CORRECTION = "before the correction of the class frequencies, as these rows have the source's"
 _SERVED_TEXTS = 8
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 _SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: scores were rounded
@@ -46,10 +48,12 @@ class Calibration:
         numbers: the fitted parameters, where these are at most a number per class.
         n_fitted: rows the scaler was fitted on.
         held_out: which rows the report is on, in words.
-        report: before and after calibration, on rows that the scaler has not seen.
+        report: before and after calibration, on rows that the scaler has not seen. "After" has the prior
+            correction where these are test rows; other rows have the source's class frequencies.
         notes: warnings: of rows that it has seen, and of the fit.
         served_difference: largest difference between the probabilities of a pipeline with the saved model and
             the scaler's; None without a model.
+        prior: the class frequencies of the unlabelled target data; None without any.
     """
 
     method: str
@@ -60,10 +64,12 @@ class Calibration:
     report: CalibrationReport
     notes: tuple[str, ...]
     served_difference: float | None = None
+    prior: PriorEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict()}
+        prior = None if self.prior is None else self.prior.to_dict()
+        return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict(), "prior": prior}
 
 
 def calibrate_model(
@@ -72,6 +78,7 @@ def calibrate_model(
     output: Path,
     *,
     test: LabelledTexts | None = None,
+    target: LabelledTexts | None = None,
     method: str = "temperature",
     criterion: str = "nll",
     n_bins: int = 15,
@@ -88,6 +95,8 @@ def calibrate_model(
         output: the calibrated model's folder; the report is in its folder `calibration`.
         test: texts to report on; without them, the scaler is fitted on half of the rows, and the report is on
             the other half.
+        target: texts where the model is to be used, whose labels are not read. The class frequencies there are
+            estimated, and where they differ from those of the rows, the model is corrected for them.
         method: a key of `FOLDED`.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
@@ -104,7 +113,7 @@ def calibrate_model(
     """
     from hf_calib.export.fold import check_can_be_folded, fold
     from hf_calib.export.saving import check_overwrites_no_original, replace_model, standalone_copy
-    from hf_calib.predictions.texts import load_classifier
+    from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
 
     scaler = make_scaler(method, criterion, n_bins, FOLDED)
     check_output(output)
@@ -113,34 +122,47 @@ def calibrate_model(
     stages(f"reading {rows.data}")
     data = rows.load()
     test_data: Any = None if test is None else test.load()
+    target_data: Any = None if target is None else target.load()
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     recorded = check_can_be_folded(classifier.model)
     stages(f"tokenizing {len(data):,} texts")
     encoded = rows.encode(classifier, data)
     test_encoded = None if test is None else test.encode(classifier, test_data)
-    stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows")
+    target_tokens = []
+    if target is not None:
+        target_tokens = encode_texts(
+            classifier, target_data, text_column=target.text_column, max_length=target.max_length
+        )
+    stages(f"predicting {len(data) + (0 if test is None else len(test_data)) + len(target_tokens):,} rows")
     running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
     found = encoded.predict(**running)
     tested = None if test_encoded is None else test_encoded.predict(**running)
+    target_logits = None if target is None else predict_logits(classifier, target_tokens, **running)
 
     fitted_on, reported, held_out = split_roles(found, tested, seed)
     seen = () if test is None else _note_in_sample(_texts_in_both(data, test_data, rows, test), len(reported))
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
-    report = replace(report_on(reported, source, n_bins, scaler), notes=seen)
+    served, prior = scaler, None
+    if target_logits is not None:
+        source_rows = reported if tested is None else fitted_on
+        served, prior, not_corrected = corrected(scaler, source_rows, target_logits, seed)
+        warned += not_corrected
+    with_correction = tested is not None or served is scaler
+    report = replace(report_on(reported, source, n_bins, served if with_correction else scaler), notes=seen)
 
     stages(f"saving to {output}")
     minimised = getattr(scaler, "criterion", None)
     fitting = {"split": "calibration", "n_examples": len(fitted_on)}
     fitting |= {} if minimised is None else {"criterion": minimised}
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
-    calibrated = scaler.predict_proba(found.as_logits()[: len(texts)])
+    calibrated = served.predict_proba(found.as_logits()[: len(texts)])
     with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
         plain.config.calibration = {**recorded, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
-        fold(plain, scaler, batch=classifier.batch(first)).save_pretrained(folder)
+        fold(plain, served, batch=classifier.batch(first)).save_pretrained(folder)
         classifier.tokenizer.save_pretrained(folder)
         difference = _served_difference(
             folder,
@@ -150,17 +172,18 @@ def calibrate_model(
             rows.max_length or classifier.longest,
             trust_remote_code,
         )
-        save_map(scaler, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
+        save_map(served, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         write_report(report, folder / "calibration")
     return Calibration(
         method,
         minimised,
         fitted_numbers(scaler),
         len(fitted_on),
-        held_out,
+        held_out if with_correction else f"{held_out}, {_BEFORE_CORRECTION}",
         report,
         (*seen, *warned),
         difference,
+        prior,
     )
 
 
@@ -169,6 +192,7 @@ def calibrate_predictions(
     output: Path,
     *,
     test: str | None = None,
+    target: str | None = None,
     label_column: str = "label",
     method: str = "temperature",
     criterion: str = "nll",
@@ -183,8 +207,11 @@ def calibrate_predictions(
         output: a folder for the report and predictions.npz.
         test: another file of predictions, whose rows are calibrated and reported; without one, the scaler is
             fitted on half of the rows, and the other half are.
-        label_column: of both files, where they are tables.
-        method: a key of `METHODS`.
+        target: a file of predictions where the model is to be used, whose labels are not read. The class
+            frequencies there are estimated; where they differ from those of the source, probabilities are
+            corrected for them, and target.npz holds those of the target.
+        label_column: of the files, where they are tables.
+        method: a key of `METHODS`, with a target of `FOLDED`.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
@@ -194,29 +221,49 @@ def calibrate_predictions(
         ValueError: if a file, the method or the criterion is wrong.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    scaler = make_scaler(method, criterion, n_bins, METHODS)
+    scaler = make_scaler(method, criterion, n_bins, METHODS if target is None else FOLDED)
     check_output(output)
-    written = output / _CALIBRATED
-    if written.resolve() in {Path(name).resolve() for name in (source, test) if name is not None}:
+    given = {Path(name).resolve() for name in (source, test, target) if name is not None}
+    if given & {(output / name).resolve() for name in (_CALIBRATED, _CORRECTED)}:
         way_out = "name another folder: the calibrated ones are written there under the same name"
         raise InputValueError(expected("output", "be another folder than the predictions'", output, way_out))
 
     stages(f"reading {source}")
     found = load_predictions(source, label_column=label_column)
     tested = None if test is None else load_predictions(test, label_column=label_column)
+    target_logits = None
+    if target is not None:
+        target_logits, target_names = load_unlabelled(target, label_column=label_column)
+        check_same_classes("the target data", found, target_logits.shape[1], target_names)
     fitted_on, reported, held_out = split_roles(found, tested, seed)
     seen = () if tested is None else _note_in_sample(_rows_in_both(found, tested), len(tested))
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
-    report = replace(report_on(reported, source, n_bins, scaler), notes=seen)
+    served, prior = scaler, None
+    if target_logits is not None:
+        source_rows = reported if tested is None else fitted_on
+        served, prior, not_corrected = corrected(scaler, source_rows, target_logits, seed)
+        warned += not_corrected
+    with_correction = tested is not None or served is scaler
+    report = replace(report_on(reported, source, n_bins, served if with_correction else scaler), notes=seen)
     assert report.after is not None
     calibrated = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
     with whole_folder(output) as folder:
         save_predictions(calibrated, folder / _CALIBRATED)
+        if target_logits is not None:
+            names = np.array(report.class_names, dtype=np.str_)
+            np.savez(folder / _CORRECTED, probs=served.predict_proba(target_logits), class_names=names)
         write_report(report, folder)
-    minimised = getattr(scaler, "criterion", None)
-    notes = (*seen, *warned)
-    return Calibration(method, minimised, fitted_numbers(scaler), len(fitted_on), held_out, report, notes)
+    return Calibration(
+        method,
+        getattr(scaler, "criterion", None),
+        fitted_numbers(scaler),
+        len(fitted_on),
+        held_out if with_correction else f"{held_out}, {_BEFORE_CORRECTION}",
+        report,
+        (*seen, *warned),
+        prior=prior,
+    )
 
 
 def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, ScalerEntry]) -> Any:
@@ -245,12 +292,7 @@ def split_roles(
 ) -> tuple[Predictions, Predictions, str]:
     """The rows to fit on, the rows to report on, and which the latter are, in words."""
     if tested is not None:
-        if tested.n_classes != found.n_classes or (
-            None not in (tested.class_names, found.class_names) and tested.class_names != found.class_names
-        ):
-            got = f"{tested.n_classes} classes and {found.n_classes}, or other names"
-            way_out = "use predictions of one model"
-            raise InputValueError(expected("the test data", "have the same classes", got, way_out))
+        check_same_classes("the test data", found, tested.n_classes, tested.class_names)
         return found, tested, f"all {len(tested):,} rows of the test data"
     if len(found) < 2:
         way_out = "pass more rows, or test data"
@@ -259,6 +301,37 @@ def split_roles(
     rest = np.setdiff1d(np.arange(len(found)), chosen)
     held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
     return found.select(chosen), found.select(rest), held_out
+
+
+def check_same_classes(
+    argument: str, found: Predictions, n_classes: int, class_names: Sequence[str] | None
+) -> None:
+    """Raise where other rows have other classes than those to fit on, or the same by other names."""
+    if n_classes != found.n_classes or (
+        None not in (class_names, found.class_names) and class_names != found.class_names
+    ):
+        got = f"{n_classes} classes and {found.n_classes}, or other names"
+        raise InputValueError(
+            expected(argument, "have the same classes", got, "use predictions of one model")
+        )
+
+
+def corrected(
+    scaler: Any, source_rows: Predictions, target_logits: NDArray[Any], seed: int
+) -> tuple[Any, PriorEstimate, tuple[str, ...]]:
+    """The fitted scaler with a correction to the target's class frequencies, their estimate, and its warnings.
+
+    Where the frequencies cannot be told from the source's, it is the scaler itself that is returned.
+    """
+    found = estimate_prior(
+        scaler.predict_proba(target_logits),
+        source_probs=scaler.predict_proba(source_rows.as_logits()),
+        seed=seed,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        correction = found.correction(scaler)
+    return correction if found.shifted else scaler, found, tuple(str(each.message) for each in caught)
 
 
 def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:

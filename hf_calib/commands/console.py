@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.report import CalibrationReport
+    from hf_calib.scaling import PriorEstimate
 
 _PATIENCE = 1.0  # seconds before a stage is named
 _TITLE = 20  # the least width of a table's first column
 _WORD = 16  # the longest word of a header that is not broken
 _GAP = 3  # between columns
+_MOST_MOVED = 10  # classes in the table of class frequencies
 
 
 @contextmanager
@@ -107,6 +109,8 @@ def print_calibration(done: Calibration) -> None:
     fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
     fitted += f" ({', '.join(details)})." if details else "."
     notes = [f"Note: {note}" for note in done.notes if note not in done.report.notes]  # those are printed
+    if done.prior is not None:
+        print_table(*_moved_classes(done.prior, done.report.class_names))
     lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
     if done.served_difference is not None:
         lines.append(
@@ -114,6 +118,24 @@ def print_calibration(done: Calibration) -> None:
             f"probabilities (largest difference {done.served_difference:.1g})."
         )
     print_lines(lines)
+
+
+def _moved_classes(
+    prior: PriorEstimate, class_names: Sequence[str]
+) -> tuple[str, list[str], list[list[str]]]:
+    """The classes whose shares differ most from those that the calibrated probabilities assume."""
+    order = sorted(range(len(prior.prior)), key=lambda k: -abs(prior.prior[k] - prior.train_prior[k]))
+    found = "corrected for" if prior.shifted else "not corrected for"
+    title = f"Class frequencies of {prior.n_rows:,} target rows, {found} (p = {prior.p_value:.3f})"
+    rows = [
+        [
+            class_names[k],
+            f"{prior.train_prior[k]:.4f}",
+            f"{prior.prior[k]:.4f} [{prior.interval[k, 0]:.4f}, {prior.interval[k, 1]:.4f}]",
+        ]
+        for k in order[:_MOST_MOVED]
+    ]
+    return title, ["class", "source", "target"], rows
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

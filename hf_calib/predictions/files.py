@@ -145,7 +145,30 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
     ...
     hf_calib._errors.InputValueError: expected predictions to name an existing file, got missing.npz; check the path
     """
-    path = Path(path)
+    return _load(Path(path), label_column, labelled=True)
+
+
+def load_unlabelled(
+    path: str | os.PathLike[str], *, label_column: str = "label"
+) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+    """Read predictions whose labels are not known, or not to be looked at.
+
+    Args:
+        path: as for `load_predictions`; labels may be missing.
+        label_column: a column of a table that is not read.
+
+    Returns:
+        Logits (N, C), or logarithms of probabilities; and the class names, where there are any.
+
+    Raises:
+        ValueError, TypeError: as `load_predictions`.
+    """
+    found = _load(Path(path), label_column, labelled=False)
+    return found.as_logits(), found.class_names
+
+
+def _load(path: Path, label_column: str, *, labelled: bool) -> Predictions:
+    """The predictions of a file; without labels, all of them are 0."""
     if not os.path.isfile(path):
         raise InputValueError(expected("predictions", "name an existing file", path, "check the path"))
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
@@ -153,9 +176,9 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
         requirement = f"be a file ending in {', '.join(FORMATS)}"
         raise InputValueError(expected("predictions", requirement, path.name, did_you_mean(suffix, FORMATS)))
     if suffix.lower() == ".npz":
-        predictions = _read_npz(path)
+        predictions = _read_npz(path, labelled=labelled)
     else:
-        predictions = _from_table(_read_table(path, suffix.lower()), label_column)
+        predictions = _from_table(_read_table(path, suffix.lower()), label_column, labelled=labelled)
     _check_not_probabilities(predictions.logits)
     return predictions
 
@@ -181,7 +204,7 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
         np.savez(unfinished, allow_pickle=False, **arrays)
 
 
-def _read_npz(path: Path) -> Predictions:
+def _read_npz(path: Path, *, labelled: bool) -> Predictions:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (*KINDS, "labels", "class_names") if name in file}
@@ -191,6 +214,10 @@ def _read_npz(path: Path) -> Predictions:
         raise InputValueError(
             expected("predictions", "be readable as npz", f"{path} ({error})", way_out)
         ) from error
+    if not labelled:
+        arrays["labels"] = np.zeros(
+            max((len(arrays[kind]) for kind in KINDS if kind in arrays), default=0), int
+        )
     if "labels" not in arrays or not any(kind in arrays for kind in KINDS):
         way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
         requirement = "hold the arrays labels and logits (or probs)"
@@ -237,10 +264,10 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
         ) from error
 
 
-def _from_table(table: DataFrame, label_column: str) -> Predictions:
+def _from_table(table: DataFrame, label_column: str, *, labelled: bool) -> Predictions:
     columns = [str(name) for name in table.columns]
     table.columns = columns
-    if label_column not in columns:
+    if labelled and label_column not in columns:
         if len(columns) == 1 and any(mark in columns[0] for mark in ",;\t"):
             got = f"one column {columns[0]!r}"
             way_out = "separate the columns of a .csv by commas, and of a .tsv by tabs"
@@ -261,7 +288,11 @@ def _from_table(table: DataFrame, label_column: str) -> Predictions:
     matrix = scores.to_numpy(dtype=np.float64)
     if kind is None:
         _check_looks_like_probabilities(matrix)
-    labels = _label_ids(table[label_column], list(names), label_column)
+    labels = (
+        _label_ids(table[label_column], list(names), label_column)
+        if labelled
+        else np.zeros(len(table), np.int64)
+    )
     return Predictions(labels, **{kind or "probs": matrix}, class_names=tuple(names))
 
 

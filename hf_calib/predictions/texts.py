@@ -228,17 +228,28 @@ class EncodedRows:
         self, *, batch_size: int = 32, on_progress: Callable[[int, int], None] | None = None
     ) -> Predictions:
         """Run the classifier; see `predict`."""
-        _check_positive("batch_size", batch_size)
-        classifier = self.classifier
-        logits = np.empty((len(self.tokens), len(classifier.class_names)), dtype=np.float32)
-        # Longest first: a batch that does not fit in memory fails at once.
-        order = np.argsort([-len(row["input_ids"]) for row in self.tokens], kind="stable")
-        size = batch_size if classifier.can_pad else 1
-        for chunk in np.array_split(order, math.ceil(len(order) / size)):
-            logits[chunk] = classifier.logits(classifier.batch([self.tokens[i] for i in chunk]))
-            if on_progress is not None:
-                on_progress(len(chunk), len(order))
-        return Predictions(self.labels, logits=logits, class_names=classifier.class_names)
+        logits = predict_logits(self.classifier, self.tokens, batch_size=batch_size, on_progress=on_progress)
+        return Predictions(self.labels, logits=logits, class_names=self.classifier.class_names)
+
+
+def predict_logits(
+    classifier: TextClassifier,
+    tokens: Sequence[dict[str, list[int]]],
+    *,
+    batch_size: int = 32,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Run a classifier over tokens from `encode_texts`; the logits (N, C) are in their order."""
+    _check_positive("batch_size", batch_size)
+    logits = np.empty((len(tokens), len(classifier.class_names)), dtype=np.float32)
+    # Longest first: a batch that does not fit in memory fails at once.
+    order = np.argsort([-len(row["input_ids"]) for row in tokens], kind="stable")
+    size = batch_size if classifier.can_pad else 1
+    for chunk in np.array_split(order, math.ceil(len(order) / size)):
+        logits[chunk] = classifier.logits(classifier.batch([tokens[i] for i in chunk]))
+        if on_progress is not None:
+            on_progress(len(chunk), len(order))
+    return logits
 
 
 def encode_rows(
@@ -251,18 +262,30 @@ def encode_rows(
     max_length: int | None = None,
 ) -> EncodedRows:
     """Check and tokenize labelled texts without running the model; arguments and errors as for `predict`."""
+    _check_rows(rows, max_length)
+    labels = _label_ids(rows, label_column, classifier.class_names, class_names)
+    tokens = encode_texts(classifier, rows, text_column=text_column, max_length=max_length)
+    return EncodedRows(classifier, tokens, labels)
+
+
+def encode_texts(
+    classifier: TextClassifier, rows: Dataset, *, text_column: str = "text", max_length: int | None = None
+) -> list[dict[str, list[int]]]:
+    """Check and tokenize texts, whose labels are not read; arguments and errors as for `predict`."""
+    _check_rows(rows, max_length)
+    tokens = classifier.encode(_texts(rows, text_column), max_length)
+    empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
+    if empty:
+        got = f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
+        raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
+    _check_known_words(classifier, tokens)
+    return tokens
+
+
+def _check_rows(rows: Dataset, max_length: int | None) -> None:
     _check_positive("max_length", max_length)
     if len(rows) == 0:
         raise InputValueError(expected("data", "have rows", "none", "check the file or the split"))
-    texts = _texts(rows, text_column)
-    labels = _label_ids(rows, label_column, classifier.class_names, class_names)
-    tokens = classifier.encode(texts, max_length)
-    empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
-    if empty:
-        got = f"none in {len(empty)} of {len(texts)} rows (first in row {empty[0]})"
-        raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
-    _check_known_words(classifier, tokens)
-    return EncodedRows(classifier, tokens, labels)
 
 
 def _check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:

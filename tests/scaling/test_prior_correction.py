@@ -1,0 +1,337 @@
+"""Class frequencies of other data: the correction by them, and their estimates from unlabelled rows."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+from scipy.stats import beta
+from sklearn.base import clone
+
+from hf_calib.metrics import negative_log_likelihood
+from hf_calib.scaling import (
+    IsotonicScaling,
+    MatrixScaling,
+    PriorCorrection,
+    TemperatureScaling,
+    VectorScaling,
+    estimate_prior,
+    prior_shift,
+)
+
+EVEN = np.full(3, 1 / 3)
+CENTRES = np.array([[0.0, 0.0], [2.5, 0.0], [1.0, 2.0]])
+SHIFTED = np.array([0.7, 0.2, 0.1])
+
+
+def draw(rng: np.random.Generator, n: int, prior: np.ndarray = EVEN) -> tuple[np.ndarray, np.ndarray]:
+    """Normal features of three classes: the logits of the exact posterior under even shares, and labels."""
+    labels = rng.choice(3, size=n, p=prior)
+    features = CENTRES[labels] + rng.normal(size=(n, 2))
+    return features @ CENTRES.T - (CENTRES**2).sum(axis=1) / 2, labels
+
+
+def posterior(rng: np.random.Generator, n: int, prior: np.ndarray = EVEN) -> np.ndarray:
+    return softmax(draw(rng, n, prior)[0], axis=1)
+
+
+class TestCorrection:
+    def test_is_the_rule_of_bayes(self) -> None:
+        logits, labels = draw(np.random.default_rng(0), 4000, SHIFTED)
+        correction = PriorCorrection(EVEN, SHIFTED)
+        wanted = softmax(logits, axis=1) * SHIFTED
+        probs = correction.predict_proba(logits)
+        np.testing.assert_allclose(probs, wanted / wanted.sum(axis=1, keepdims=True), rtol=1e-12)
+        before = negative_log_likelihood(softmax(logits, axis=1), labels)
+        assert negative_log_likelihood(probs, labels) < before - 0.1
+        np.testing.assert_allclose(probs.mean(axis=0), SHIFTED, atol=0.02)
+        back = PriorCorrection(SHIFTED, EVEN).transform(correction.transform(logits))
+        np.testing.assert_allclose(back, logits, atol=1e-12)
+
+    def test_counts_are_shares(self) -> None:
+        counted = PriorCorrection([100, 100, 100], np.array([140, 40, 20])).affine_map()
+        shares = PriorCorrection(EVEN, SHIFTED).affine_map()
+        np.testing.assert_allclose(counted.bias, shares.bias, atol=1e-12)
+
+    @pytest.mark.parametrize("first", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
+    def test_comes_after_the_map(self, first: Any) -> None:
+        logits, labels = draw(np.random.default_rng(0), 500)
+        first.fit(2 * logits, labels)
+        correction = PriorCorrection(EVEN, SHIFTED, first)
+        wanted = log_softmax(first.transform(2 * logits) + np.log(SHIFTED), axis=1)
+        np.testing.assert_allclose(log_softmax(correction.transform(2 * logits), axis=1), wanted, atol=1e-9)
+        np.testing.assert_allclose(correction.affine_map()(2 * logits), correction.transform(2 * logits))
+
+    def test_a_masked_class_stays_masked(self) -> None:
+        probs = PriorCorrection(EVEN, SHIFTED).predict_proba([[1.0, -np.inf, 0.0]])
+        assert probs[0, 1] == 0
+        assert probs.sum() == pytest.approx(1)
+
+    def test_is_an_estimator_that_needs_no_fit(self) -> None:
+        correction = PriorCorrection([1, 1, 1], [3, 2, 1], TemperatureScaling())
+        assert clone(correction).get_params()["target_prior"] == [3, 2, 1]
+        assert PriorCorrection(EVEN, SHIFTED).fit([[0.0, 1.0, 2.0]]).transform([0.0, 0.0, 0.0]).shape == (3,)
+        with pytest.raises(ValueError, match=r"logits to have the 3 classes of fit, got shape \(1, 2\)"):
+            PriorCorrection(EVEN, SHIFTED).transform([[0.0, 1.0]])
+
+    @pytest.mark.parametrize(
+        ("prior", "error", "message"),
+        [
+            ([0.5, 0.3, 0.1], ValueError, "target_prior to sum to 1, got 0.9; divide it by its sum, or pass"),
+            (
+                [0.5, 0.5, 0.0],
+                ValueError,
+                "target_prior to be above 0 for every class, got 0 for class 2; give",
+            ),
+            ([5, 0, 0], ValueError, "be above 0 for every class, got 0 for class 1, class 2; give a class"),
+            ([0.7, 0.5, -0.2], ValueError, "be above 0 for every class, got -0.2 for class 2"),
+            ([0.5, 0.5, np.nan], ValueError, "target_prior to be finite, got NaN or infinity"),
+            ([[0.5, 0.5]], ValueError, r"target_prior to have shape \(C,\), got shape \(1, 2\)"),
+            ([0.5, 0.5], ValueError, "target_prior to have the 3 classes of train_prior, got 2"),
+            (["a", "b", "c"], TypeError, "target_prior to hold numbers, got dtype <U1"),
+        ],
+    )
+    def test_refused(self, prior: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=f"^expected {message}" if "target" in message else message):
+            PriorCorrection(EVEN, prior)
+
+    def test_a_scaler_that_is_no_affine_map_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="scaler to be an affine map of the logits, got IsotonicScaling"):
+            PriorCorrection(EVEN, SHIFTED, IsotonicScaling())
+
+
+class TestEstimates:
+    def test_em_is_the_penalised_maximum_likelihood(self) -> None:
+        rng = np.random.default_rng(1)
+        probs = posterior(rng, 300, SHIFTED)
+        train = np.array([0.2, 0.3, 0.5])
+        found = estimate_prior(probs, train_prior=train, n_resamples=1).prior
+
+        def loss(free: np.ndarray) -> float:
+            log_share = log_softmax(np.append(free, 0.0))
+            mixed = probs @ (np.exp(log_share) / train)
+            return float(-np.log(mixed).sum() - 1.5 * train @ log_share)
+
+        best = minimize(loss, np.zeros(2), tol=1e-12)
+        np.testing.assert_allclose(found, softmax(np.append(best.x, 0.0)), atol=2e-5)
+
+    def test_em_is_that_of_saerens(self) -> None:
+        """Plain iterations of their Eq. 2.9, without the C / 2 rows."""
+        probs = posterior(np.random.default_rng(1), 300, SHIFTED)
+        share = EVEN
+        for _ in range(5000):
+            weighted = probs * (share / EVEN)
+            share = (weighted / weighted.sum(axis=1, keepdims=True)).mean(axis=0)
+        one = np.ones((300, 1))
+        nothing = np.full((3, 1), 1e-9)
+        ours = prior_shift._maximum_likelihood(probs, EVEN[:, None], one, nothing, EVEN[:, None], 1e-12)
+        np.testing.assert_allclose(ours[:, 0], share, atol=1e-6)
+
+    def test_a_perfect_classifier_counts(self) -> None:
+        """All methods give the counts with C / 2 more rows, and the intervals of Jeffreys."""
+        one_hot = np.repeat(np.eye(2), [30, 170], axis=0)
+        source = np.repeat(np.eye(2), 30, axis=0)
+        for method in prior_shift.METHODS:
+            found = estimate_prior(
+                one_hot,
+                source_probs=source,
+                source_labels=source.argmax(axis=1),
+                method=method,
+                n_resamples=400,
+            )
+            np.testing.assert_allclose(found.prior, np.array([30.5, 170.5]) / 201, rtol=1e-9)
+            wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
+            np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
+            assert found.shifted
+
+    def test_bbse_solves_the_confusion_matrix(self) -> None:
+        rng = np.random.default_rng(2)
+        logits, labels = draw(rng, 2000)
+        source, target = softmax(logits, axis=1), posterior(rng, 1500, SHIFTED)
+        for method, said in (("bbse", lambda p: np.eye(3)[p.argmax(axis=1)]), ("bbse_soft", lambda p: p)):
+            found = estimate_prior(
+                target, source_probs=source, source_labels=labels, method=method, n_resamples=1
+            )
+            columns = [said(source)[labels == k].mean(axis=0) for k in range(3)]
+            solved = np.linalg.solve(np.transpose(columns), said(target).mean(axis=0))
+            solved /= solved.sum()
+            wanted = (1500 * solved + 1.5 * source.mean(axis=0)) / 1501.5
+            np.testing.assert_allclose(found.prior, wanted, rtol=1e-9)
+
+    def test_a_bias_in_the_calibration_is_not_taken_for_a_shift(self) -> None:
+        """With source rows, whose mean probability is the prior; with their label shares it would be."""
+        rng = np.random.default_rng(3)
+        source, target = (softmax(draw(rng, 5000)[0] + [1, 0, -1], axis=1) for _ in range(2))
+        found = estimate_prior(target, source_probs=source, n_resamples=50)
+        assert not found.shifted
+        np.testing.assert_allclose(found.prior, found.train_prior, atol=0.03)
+        assert found.train_prior[0] > 0.45
+        assert estimate_prior(target, train_prior=EVEN, n_resamples=50).shifted
+
+    def test_the_same_seed_gives_the_same(self) -> None:
+        probs = posterior(np.random.default_rng(0), 100, SHIFTED)
+        first, again, other = (
+            estimate_prior(probs, train_prior=EVEN, n_resamples=50, seed=seed).interval for seed in (0, 0, 1)
+        )
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+
+    def test_resamples_in_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rng = np.random.default_rng(0)
+        probs, source = posterior(rng, 400, SHIFTED), posterior(rng, 400)
+        whole = estimate_prior(probs, source_probs=source)
+        monkeypatch.setattr(prior_shift, "_BLOCK", 6000)
+        assert sum(prior_shift._blocks(200, 400)) == 200
+        parts = estimate_prior(probs, source_probs=source)
+        np.testing.assert_allclose(parts.interval, whole.interval, atol=0.03)
+        assert parts.p_value == whole.p_value
+
+
+class TestGuarantees:
+    """Over many draws: intervals cover, and what is no shift is not corrected."""
+
+    @pytest.mark.parametrize("method", ["em", "bbse", "bbse_soft", "em without source"])
+    def test_intervals_cover_and_noise_is_refused(self, method: str) -> None:
+        rng = np.random.default_rng(4)
+        covered, kept, found = [], [], []
+        for _ in range(200):
+            logits, labels = draw(rng, 300)
+            known: dict[str, Any] = {"train_prior": EVEN}
+            if method != "em without source":
+                known = {"method": method, "source_labels": labels, "source_probs": softmax(logits, axis=1)}
+            estimate = estimate_prior(posterior(rng, 200, SHIFTED), **known, n_resamples=100)
+            assert estimate.shifted
+            low, high = estimate.interval.T
+            covered.append((low <= SHIFTED) & (high >= SHIFTED))
+            found.append(estimate.prior)
+            kept.append(not estimate_prior(posterior(rng, 200), **known, n_resamples=100).shifted)
+        # Three standard errors of what is promised; those of the coverage are of 200 draws, not of 600 shares.
+        assert 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200) < np.mean(covered) < 0.99
+        assert np.mean(kept) > 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+        np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=0.015)
+
+    @pytest.mark.slow
+    def test_the_test_keeps_its_level(self) -> None:
+        """Whatever the model: here its probabilities are five times too sharp and biased."""
+        rng = np.random.default_rng(5)
+        kept = []
+        for _ in range(3000):
+            source, target = (softmax(5 * draw(rng, n)[0] + [3, 0, -2], axis=1) for n in (150, 80))
+            kept.append(prior_shift._permutation_test(target, source, 99, rng) > 0.05)
+        assert np.mean(kept) > 0.95 - 2 * np.sqrt(0.05 * 0.95 / 3000)
+
+    def test_one_class_of_many_that_moves_is_found(self) -> None:
+        rng = np.random.default_rng(6)
+        shares = np.full(100, 1 / 100)
+        moved = shares.copy()
+        moved[7] *= 4
+        source, target = (
+            np.eye(100)[rng.choice(100, size=n, p=p / p.sum())] for n, p in ((3000, shares), (1000, moved))
+        )
+        assert estimate_prior(target, source_probs=source, n_resamples=99).shifted
+
+
+class TestRefusalToCorrect:
+    def test_noise_is_not_corrected(self) -> None:
+        rng = np.random.default_rng(7)
+        found = estimate_prior(posterior(rng, 100), source_probs=posterior(rng, 300))
+        assert not found.shifted
+        message = r"The class frequencies of the 100 target rows cannot be told from the source's \(p = 0\.\d\d\), so"
+        with pytest.warns(UserWarning, match=message):
+            correction = found.correction()
+        np.testing.assert_array_equal(correction.affine_map().bias, 0)
+
+    def test_a_shift_is(self) -> None:
+        rng = np.random.default_rng(7)
+        source, source_labels = draw(rng, 500)
+        target, target_labels = draw(rng, 2000, SHIFTED)
+        first = TemperatureScaling().fit(3 * source, source_labels)
+        found = estimate_prior(first.predict_proba(3 * target), source_probs=first.predict_proba(3 * source))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            correction = found.correction(first)
+        before, after, best = (
+            negative_log_likelihood(scaler.predict_proba(3 * target), target_labels)
+            for scaler in (first, correction, PriorCorrection(found.train_prior, SHIFTED, first))
+        )
+        assert after < before - 0.1
+        assert after == pytest.approx(best, abs=0.01)
+        record = found.to_dict()
+        assert record["prior"] == found.prior.tolist()
+        assert (record["method"], record["shifted"], record["n_rows"]) == ("em", True, 2000)
+
+
+class TestRefused:
+    GOOD = posterior(np.random.default_rng(0), 20)
+    LABELS = GOOD.argmax(axis=1)
+
+    @pytest.mark.parametrize(
+        ("probs", "options", "message"),
+        [
+            (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
+            (
+                GOOD[[3] * 9],
+                {"train_prior": EVEN},
+                "rows that differ, got 9 rows that are all alike; pass the",
+            ),
+            (GOOD, {}, "expected source_probs or train_prior to be given, got neither"),
+            (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
+            (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
+            (
+                GOOD,
+                {"source_probs": GOOD[:, :2] / GOOD[:, :2].sum(1, keepdims=True)},
+                "have the 3 classes of",
+            ),
+            (GOOD, {"train_prior": [0.5, 0.2, 0.2]}, "train_prior to sum to 1, got 0.9"),
+            (
+                GOOD,
+                {"train_prior": [9, 9, 0]},
+                "train_prior to be above 0 for every class, got 0 for class 2",
+            ),
+            (GOOD * np.nan, {"train_prior": EVEN}, "probs to be finite, got 60 NaN"),
+            (np.log(GOOD), {"train_prior": EVEN}, r"probs to lie in \[0, 1\], .* these look like logits"),
+            (
+                GOOD,
+                {"source_probs": GOOD, "method": "ml"},
+                "method to be one of 'em', 'bbse', 'bbse_soft', got",
+            ),
+            (GOOD, {"source_probs": GOOD, "method": "bbse"}, "source_labels to be given with method='bbse'"),
+            (
+                GOOD,
+                {"source_probs": GOOD, "source_labels": LABELS * 0, "method": "bbse_soft"},
+                "source_labels to hold every class, got none of class 1, class 2; use method='em', or more",
+            ),
+            (
+                GOOD,
+                {"source_probs": np.eye(3)[LABELS * 0 + [0, 1] * 10]},
+                "source_probs to give every class some probability, got 0 in all rows for class 2",
+            ),
+            (
+                GOOD,
+                {"source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3, "method": "bbse"},
+                "matrix to be invertible, got one of rank 1 of 3, as class . is never predicted|of 3, as class",
+            ),
+            (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
+        ],
+    )
+    def test_with_one_sentence(self, probs: np.ndarray, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message) as caught:
+            estimate_prior(probs, **options)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("n_classes", [2, 50])
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_extremes(n_classes: int, scale: float) -> None:
+    """Hardly any information, or saturated rows: shares stay finite and above 0."""
+    rng = np.random.default_rng(8)
+    probs, source = (softmax(scale * rng.normal(size=(60, n_classes)), axis=1) for _ in range(2))
+    found = estimate_prior(probs, source_probs=source, n_resamples=20)
+    assert found.prior.min() > 0
+    assert found.prior.sum() == pytest.approx(1)
+    assert (found.interval[:, 0] <= found.interval[:, 1]).all()
+    assert np.isfinite(found.interval).all()
