@@ -70,11 +70,7 @@ class _FittedMap(NamedTuple):
 
 def fold(
     model: PreTrainedModel,
-    scaler: TemperatureScaling
-    | VectorScaling
-    | MatrixScaling
-    | PerLabelTemperatureScaling
-    | PriorCorrection,
+    scaler: TemperatureScaling | VectorScaling | MatrixScaling | PerLabelTemperatureScaling | PriorCorrection,
     *,
     batch: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:

@@ -92,7 +92,9 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         raise wrong(f"method {method!r} ({did_you_mean(method, FOLDABLE_SCALERS)})")
     try:
         scaler = _from_record(record)
-        weight, bias = (None if record[key] is None else np.array(record[key], float) for key in ("weight", "bias"))
+        weight, bias = (
+            None if record[key] is None else np.array(record[key], float) for key in ("weight", "bias")
+        )
         mapping = scaler.affine_map()
         is_whole = _same(mapping.weight, weight) and _same(mapping.bias, bias)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

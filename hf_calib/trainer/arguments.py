@@ -25,7 +25,7 @@ else:  # HfArgumentParser takes one type per field: words, which become numbers 
     ClassWeights = list[str] | None
 
 BALANCED = "balanced"
-CALIBRATION_METHODS = (*FOLDABLE_SCALERS, "none")
+CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
 # Lowest and highest value of whole numbers; NumPy takes no larger seed.
@@ -111,7 +111,7 @@ class CalibrationTrainingArguments(TrainingArguments):
         default="temperature",
         metadata={
             "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
-            f"{', '.join(FOLDABLE_SCALERS)}, or none for no map."
+            f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map."
         },
     )
     temperature_criterion: str = field(

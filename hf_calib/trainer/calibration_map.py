@@ -40,7 +40,8 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
     if multi_label is None or multi_label in _kinds(scaler):
         return
     kind = "multi" if multi_label else "single"
-    others = [key for key, entry in FOLDABLE_SCALERS.items() if multi_label in _kinds(entry.load()())]
+    fitted = {key: entry for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"}
+    others = [key for key, entry in fitted.items() if multi_label in _kinds(entry.load()())]
     requirement = f"go with a {kind}-label problem"
     way_out = f"choose one of {', '.join(others)}"
     raise InputValueError(expected("the calibration method", requirement, repr(method), way_out))

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_calib.scaling import IsotonicScaling, TemperatureScaling, VectorScaling, load_map, save_map
+from hf_calib.scaling import (
+    IsotonicScaling,
+    PriorCorrection,
+    TemperatureScaling,
+    VectorScaling,
+    load_map,
+    save_map,
+)
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
 from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, temperature_of, title_of
 
@@ -21,6 +28,8 @@ MULTI_LABELS = (rng.random(LOGITS.shape) < 1 / (1 + np.exp(-LOGITS / 2))).astype
 
 def fitted(method: str) -> Any:
     entry = FOLDABLE_SCALERS[method]
+    if entry.needs == "priors":
+        return entry.load()([0.25, 0.25, 0.25, 0.25], [4, 3, 2, 1])
     return entry.load()().fit(LOGITS, MULTI_LABELS if entry.needs == "label_matrix" else LABELS)
 
 
@@ -45,6 +54,25 @@ def test_every_map_comes_back_bit_for_bit(method: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         mapped + (0 if bias is None else bias), scaler.transform(LOGITS), rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("method", ["temperature", "vector", "structured_matrix"])
+def test_a_prior_correction_comes_back_with_the_map_before_it(method: str, tmp_path: Path) -> None:
+    first = fitted(method)
+    scaler = PriorCorrection(np.full(4, 0.25), np.array([4, 3, 2, 1]), first)
+    save_map(scaler, tmp_path)
+    loaded = load_map(tmp_path).scaler
+    np.testing.assert_array_equal(loaded.predict_proba(LOGITS), scaler.predict_proba(LOGITS))
+    assert type(loaded.scaler) is type(first)
+    assert title_of(loaded) == "prior correction"
+    recorded = {"scaler": method, **few_parameters(first)}
+    priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
+    assert few_parameters(loaded) == {**recorded, **priors}
+    record = json.loads((tmp_path / MAP_NAME).read_text())
+    record["settings"]["target_prior"] = [1, 2, 3, 4]
+    (tmp_path / MAP_NAME).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="parameters of 'prior_correction' that are not those of its weight"):
+        load_map(tmp_path)
 
 
 def test_settings_and_subclasses_come_back(tmp_path: Path) -> None:
