@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,19 +24,16 @@ from hf_calib.export.heads import (
     transformed,
     undisturbed,
 )
+from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
 from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hf_calib.scaling import (
-        MatrixScaling,
-        PerLabelTemperatureScaling,
-        PriorCorrection,
-        TemperatureScaling,
-        VectorScaling,
-    )
+    from sklearn.base import BaseEstimator
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 _FIT_AGAIN = "fit it again, on finite logits"
 # Those that a record may hold.
@@ -69,11 +66,11 @@ class _FittedMap(NamedTuple):
 
 
 def fold(
-    model: PreTrainedModel,
-    scaler: TemperatureScaling | VectorScaling | MatrixScaling | PerLabelTemperatureScaling | PriorCorrection,
+    model: _Model,
+    scaler: BaseEstimator,
     *,
     batch: Mapping[str, Any] | None = None,
-) -> PreTrainedModel:
+) -> _Model:
     r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
 
     Use it before saving, pushing or exporting: pipelines, inference servers and ONNX exports of the model are
@@ -90,7 +87,8 @@ def fold(
 
     Args:
         model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
-            problem_type (softmax or sigmoid) must be the scaler's.
+            problem_type (softmax or sigmoid) must be the scaler's. Or a `sentence_transformers.CrossEncoder`;
+            its activation_fn decides then, and one logit with a sigmoid takes a scaler with multi_label=True.
         scaler: fitted on this model's logits.
         batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
             token ids or pixels that fit the model's config.
@@ -112,6 +110,11 @@ def fold(
         The new logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients
         and random states are left as they were.
 
+        A CrossEncoder's scaler is fitted on `model.predict(pairs, activation_fn=torch.nn.Identity())`, with one
+        label `[:, None]`, and labels of the same shape. Where its own activation_fn is the identity, as in
+        rerankers trained for ranking only, `predict` returns the scaled logits: set
+        `model.activation_fn = torch.nn.Sigmoid()` before it is saved, and it returns calibrated probabilities.
+
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
 
@@ -128,9 +131,7 @@ def fold(
     return _fold(model, _fitted_map(model, scaler), batch)
 
 
-def fold_temperature(
-    model: PreTrainedModel, temperature: float, *, batch: Mapping[str, Any] | None = None
-) -> PreTrainedModel:
+def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, Any] | None = None) -> _Model:
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
     Use it before saving, pushing or exporting: pipelines, inference servers and ONNX exports of the model are
@@ -145,7 +146,7 @@ def fold_temperature(
 
     Args:
         model: a transformers classifier of sequences, tokens or images, softmax or sigmoid, in float32 or
-            float64.
+            float64; or a `sentence_transformers.CrossEncoder`.
         temperature: T, finite and above 0.
         batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
             token ids or pixels that fit the model's config.
@@ -178,7 +179,7 @@ def fold_temperature(
     return _fold(model, _temperature_map("temperature", temperature, way_out), batch)
 
 
-def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
+def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
     """Raise for a model that `fold` refuses whatever the scaler; cheap, so to be called before any fitting.
 
     Returns:
@@ -191,7 +192,8 @@ def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
         raise InputTypeError(expected("model", "be a transformers model", type(model).__name__, way_out))
-    recorded = dict(getattr(model.config, "calibration", None) or {})
+    classifier = classifier_of(model)
+    recorded = dict(getattr(classifier.config, "calibration", None) or {})
     if recorded.get("folded"):
         method = recorded.get("method", "temperature")
         what = (
@@ -203,21 +205,22 @@ def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
         raise InputValueError(
             expected("model", "be folded only once", f"a model with {what} in its head", way_out)
         )
-    problem_type = getattr(model.config, "problem_type", None)
-    num_labels = getattr(model.config, "num_labels", None)
-    one_sigmoid = problem_type == "multi_label_classification"
-    if problem_type == "regression" or (num_labels == 1 and not one_sigmoid):
+    problem_type = getattr(classifier.config, "problem_type", None)
+    num_labels = getattr(classifier.config, "num_labels", None)
+    if problem_type == "regression" or (num_labels == 1 and not applies_sigmoid(model)):
         got = f"problem_type={problem_type!r} and num_labels={num_labels}"
         way_out = (
             "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"
         )
         raise InputValueError(expected("model", "be a classifier", got, way_out))
-    wrapped = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.")]
+    wrapped = [
+        name for name, module in classifier.named_modules() if type(module).__module__.startswith("peft.")
+    ]
     if wrapped:
-        got = f"PEFT layers ({wrapped[0] or type(model).__name__})"
+        got = f"PEFT layers ({wrapped[0] or type(classifier).__name__})"
         way_out = "fold into the result of model.merge_and_unload()"
         raise InputValueError(expected("model", "be a plain transformers model", got, way_out))
-    for name, parameter in model.named_parameters():
+    for name, parameter in classifier.named_parameters():
         if parameter.dtype not in (torch.float32, torch.float64):
             got = f"{parameter.dtype} in {name}"
             way_out = "call model.float() first (and quantise, if you do, afterwards)"
@@ -225,29 +228,30 @@ def check_can_be_folded(model: PreTrainedModel) -> dict[str, Any]:
     return recorded
 
 
-def _fold(model: PreTrainedModel, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> PreTrainedModel:
+def _fold(model: _Model, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> _Model:
     recorded = check_can_be_folded(model)
-    inputs = synthetic_batch(model) if batch is None else _checked_batch(model, batch)
+    classifier = classifier_of(model)
+    inputs = synthetic_batch(classifier) if batch is None else _checked_batch(classifier, batch)
     linear_map = fitted.linear_map
-    with undisturbed(model):
-        logits = _informative_logits(model, inputs, linear_map)
-        heads = find_heads(model, inputs, logits, linear_map.probe())
+    with undisturbed(classifier):
+        logits = _informative_logits(classifier, inputs, linear_map)
+        heads = find_heads(classifier, inputs, logits, linear_map.probe())
         if heads is None:
-            layers = list(linear_layers(model, logits.shape[-1]))
+            layers = list(linear_layers(classifier, logits.shape[-1]))
             raise InputValueError(fitted.no_head(f"{layers or 'no such layers'}"))
-        _check_biases(model, heads, fitted)
+        _check_biases(classifier, heads, fitted)
         with transformed(heads, linear_map):
-            if not agree(float64_logits(model, inputs), linear_map(logits)):
+            if not agree(float64_logits(classifier, inputs), linear_map(logits)):
                 at = f"at {fitted.parameters['temperature']}" if fitted.method == "temperature" else "with it"
                 raise InputValueError(fitted.no_head(f"{sorted(heads)}, which lose precision {at}"))
         transform(heads, linear_map)
     kept = {key: value for key, value in recorded.items() if key not in _PARAMETERS}
     record = {"method": fitted.method, **fitted.parameters, "folded": True, "head": sorted(heads)}
-    model.config.calibration = {**kept, **record}
+    classifier.config.calibration = {**kept, **record}
     return model
 
 
-def _fitted_map(model: PreTrainedModel, scaler: Any) -> _FittedMap:
+def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
     """The linear map that a scaler is, once it is known to be one for this kind of model."""
     from sklearn.utils.validation import check_is_fitted
 
@@ -280,16 +284,17 @@ def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMa
     return _FittedMap("temperature", LinearMap(weight), {"temperature": number})
 
 
-def _check_problem_type(model: PreTrainedModel, multi_label: bool) -> None:
+def _check_problem_type(model: nn.Module, multi_label: bool) -> None:
     """Raise for a scaler of sigmoids in a model whose pipelines apply the softmax, and the reverse."""
-    problem_type = getattr(getattr(model, "config", None), "problem_type", None)
-    if multi_label == (problem_type == "multi_label_classification"):
+    if multi_label == applies_sigmoid(model):
         return
     kind = "a multi-label" if multi_label else "a single-label"
-    way_out = (
-        "pipelines choose sigmoid or softmax by model.config.problem_type: set it, or fit the other scaler"
-    )
-    got = f"problem_type={problem_type!r}"
+    if is_cross_encoder(model):
+        got = f"num_labels={model.num_labels} and activation_fn={model.activation_fn}"
+        way_out = f"fit the scaler with multi_label={not multi_label}, or set model.activation_fn"
+    else:
+        got = f"problem_type={getattr(getattr(model, 'config', None), 'problem_type', None)!r}"
+        way_out = "pipelines choose sigmoid or softmax by model.config.problem_type: set it, or fit the other scaler"
     raise InputValueError(expected("model", f"be {kind} classifier, as the scaler is", got, way_out))
 
 

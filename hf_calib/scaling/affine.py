@@ -21,10 +21,27 @@ class AffineMap(NamedTuple):
         A weight of () or (C,) keeps a class masked that is -inf in a row; one of (C, C) refuses no mask by
         itself, and returns NaN there.
 
+        `hf_calib.fold` writes it into a model's head. A linear head of scikit-learn on embeddings, as SetFit
+        trains one, takes it in the same way: A (W h + b) + c = (A W) h + (A b + c). For two classes it has one
+        logit, and the scaler is fitted with multi_label=True on `[:, None]` of logits and labels.
+
     >>> double = AffineMap(np.array(2.0))
     >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))
     >>> shifted([[1.0, 0.0]])
     array([[2. , 0.5]])
+
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from hf_calib.scaling import TemperatureScaling
+    >>> rng = np.random.default_rng(0)
+    >>> embeddings, labels = rng.normal(size=(300, 8)), rng.integers(3, size=300)
+    >>> head = LogisticRegression().fit(embeddings[:50], labels[:50])
+    >>> logits = head.decision_function(embeddings[50:])
+    >>> scaler = TemperatureScaling().fit(logits, labels[50:])
+    >>> calibration = scaler.affine_map()
+    >>> head.coef_ = AffineMap(calibration.weight)(head.coef_.T).T
+    >>> head.intercept_ = calibration(head.intercept_)
+    >>> np.allclose(head.predict_proba(embeddings[50:]), scaler.predict_proba(logits))
+    True
     """
 
     weight: FloatArray

