@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CalibrationTrainer,
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
+        cross_calibrate,
     )
 
 __version__ = "0.2.0"
@@ -30,6 +31,7 @@ __all__ = [
     "CalibrationTrainingArguments",
     "InputError",
     "TemperatureScalingCallback",
+    "cross_calibrate",
     "fold",
     "fold_temperature",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
+    "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
 }

@@ -64,6 +64,7 @@ def test_the_public_names() -> None:
         "CalibrationTrainingArguments",
         "InputError",
         "TemperatureScalingCallback",
+        "cross_calibrate",
         "fold",
         "fold_temperature",
     ]

@@ -2,6 +2,7 @@
 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
+from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.trainer import CalibrationTrainer
 
 __all__ = [
@@ -9,5 +10,7 @@ __all__ = [
     "CalibrationMapCallback",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
+    "CrossCalibration",
     "TemperatureScalingCallback",
+    "cross_calibrate",
 ]
