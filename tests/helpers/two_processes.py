@@ -23,6 +23,7 @@ from tests.helpers.runs import (
     GLOBAL_BATCH,
     RAGGED,
     RAGGED_ROWS,
+    cross_calibrated,
     evaluate,
     resume,
     run,
@@ -87,6 +88,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     trainer.fit_temperature()
     found["log"] = [_without_times(entry) for entry in trainer.state.log_history]
     trainer.save_calibrated_model(folder / "calibrated")
+    found["cross-calibrated"] = [cross_calibrated(folder / "cross", GLOBAL_BATCH // 2) for _ in range(2)]
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
     reported_training.calibration_report = partial(calibration_report, n_resamples=10)
     reported_training.train_and_report(reported, reported.eval_dataset)

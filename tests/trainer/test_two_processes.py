@@ -14,7 +14,17 @@ from safetensors.torch import load_file
 
 from hf_calib.metrics.logged import LOGGED_METRICS
 from tests.helpers.gloo_pair import launch, torchrun
-from tests.helpers.runs import BATCH_CASES, CASES, RAGGED, RAGGED_ROWS, assert_equal_runs, evaluate, run
+from tests.helpers.runs import (
+    BATCH_CASES,
+    CASES,
+    GLOBAL_BATCH,
+    RAGGED,
+    RAGGED_ROWS,
+    assert_equal_runs,
+    cross_calibrated,
+    evaluate,
+    run,
+)
 from tests.helpers.tiny import N_LABELS, assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
 
@@ -139,6 +149,15 @@ def test_both_processes_have_the_map_that_the_first_one_fitted(evaluations: list
     assert second["refused"] == [
         f"RuntimeError: The fit on the first process failed: {error}" for error in (refused, unlucky)
     ]
+
+
+def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = (found["cross-calibrated"] for found in evaluations)
+    assert first == second
+    assert first[0] == first[1]  # the second call has trained the last model only
+    alone = cross_calibrated(tmp_path, GLOBAL_BATCH)
+    assert first[0] == pytest.approx(alone, rel=1e-3)
+    assert len(list(tmp_path.glob("fold_*/*"))) == 2
 
 
 def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
