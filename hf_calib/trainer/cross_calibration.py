@@ -135,8 +135,8 @@ def cross_calibrate(
 
     # The last training's trainer is made twice: first to be checked, before time is spent.
     trainer, scaler = _made(make_trainer, dataset, folder / "final", seed)
-    trainer._check_goes_with(scaler)
     trainer._check_data()
+    trainer._check_goes_with(scaler)
     weights = _digest_of_weights(trainer.model)
     first_model: weakref.ref[Any] = weakref.ref(trainer.model)
     accelerator = trainer.accelerator
@@ -169,6 +169,7 @@ def cross_calibrate(
     _free_memory()
     trainer, _ = _made(make_trainer, dataset, folder / "final", seed)
     _check_fresh(trainer.model, first_model(), weights)
+    trainer._check_goes_with(scaler)  # fitted, it may have a bias, which some heads cannot keep
     trainer.train(resume_from_checkpoint=_checkpoint(trainer))
     trainer.use_calibration_map(scaler, split="out-of-fold", n_examples=len(labels))
     return CrossCalibration(

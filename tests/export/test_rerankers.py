@@ -140,6 +140,22 @@ def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
     assert [found["score"] for found in plain(asked)] == pytest.approx(served, abs=1e-5)
 
 
+class Platt(VectorScaling):
+    """A slope and an intercept for one logit, by hand."""
+
+    multi_label = True
+
+    def fit(self, logits: Any, labels: Any) -> Platt:
+        self.weight_, self.bias_ = np.array([0.4]), np.array([-0.7])
+        return self
+
+
+def test_one_logit_with_a_bias(one_label: Any, tmp_path: Path) -> None:
+    logits = logits_of(one_label)
+    loaded = reloaded(fold(copy.deepcopy(one_label), Platt().fit(logits, None)), tmp_path)
+    assert loaded.predict(CALIBRATION[0]) == pytest.approx(expit(0.4 * logits[:, 0] - 0.7), abs=1e-5)
+
+
 def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
     """Models for ranking only return logits: these are scaled, and the user decides on the sigmoid."""
     model = copy.deepcopy(one_label)

@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_calib import CalibrationTrainer, cross_calibrate
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import TemperatureScaling, VectorScaling
 from tests.helpers.killed_cross_calibration import N_FOLDS, N_ROWS
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import (
@@ -128,6 +128,19 @@ def test_other_rows(kind: str, tmp_path: Path) -> None:
     assert found.labels.shape == ((12, 4) if kind == "multi-label" else (n_labels,))
     assert found.trainer.temperature == found.scaler.temperature_
     assert found.scaler.multi_label is (kind == "multi-label")
+
+
+def test_a_map_with_a_bias(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 120)
+    found = cross_calibrate(maker(calibration_method="vector"), rows, 2, output_dir=tmp_path / "out")
+    assert isinstance(found.scaler, VectorScaling)
+    assert found.trainer.calibration_map is found.scaler
+    found.trainer.save_calibrated_model(tmp_path / "calibrated")
+    served = BertForSequenceClassification.from_pretrained(tmp_path / "calibrated")
+    with torch.no_grad():
+        logits = served(torch.tensor(rows["input_ids"][:])).logits.numpy()
+    scaled = found.scaler.transform(found.trainer.predict(rows).predictions)
+    assert logits == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
 
 
 def test_fresh_heads_start_alike(tmp_path: Path) -> None:
