@@ -111,7 +111,8 @@ def cross_calibrate(
         another fold has been seen.
 
     References:
-        Platt 1999, "Probabilistic outputs for support vector machines", section 2.2 (cross-validated scores).
+        Platt 1999, "Probabilistic outputs for support vector machines", section 2.2;
+        `CalibratedClassifierCV(ensemble=False)` of scikit-learn does the same for its estimators.
 
     Example:
         def make_trainer(train_dataset, output_dir):
@@ -152,8 +153,10 @@ def cross_calibrate(
         _free_memory()
         trainer, _ = _made(make_trainer, _rows(dataset, fold_of != fold), path.parent, seed)
         _check_fresh(trainer.model, first_model(), weights)
-        trainer.args.push_to_hub = False  # what is pushed is the last model
+        pushed = trainer.args.push_to_hub
+        trainer.args.push_to_hub = False  # only the last model is to be published
         trainer.train(resume_from_checkpoint=_checkpoint(trainer))
+        trainer.args.push_to_hub = pushed  # the arguments may be those of all trainers
         trainer.calibration_dataset = _rows(dataset, fold_of == fold)
         logits, labels = trainer.held_out_pass(keep_logits=True).logits_and_labels()
         if trainer.is_world_process_zero():
@@ -195,8 +198,8 @@ def _made(
         way_out = "pass make_trainer's output_dir on to the arguments"
         raise InputValueError(expected("the trainer", f"have output_dir {folder}", got, way_out))
     given: Any = trainer.train_dataset
-    if given is None or len(given) != len(rows):
-        got = "none" if given is None else f"{len(given)} rows"
+    if not has_rows(given) or len(given) != len(rows):
+        got = f"{len(given)} rows" if has_rows(given) else f"{type(given).__name__}"
         way_out = "pass make_trainer's train_dataset on to the trainer, and no other rows"
         raise InputValueError(expected("the trainer", f"train on the {len(rows)} rows", got, way_out))
     if trainer.calibration_dataset is not None:
@@ -285,6 +288,7 @@ def _description(
         "data": _digest_of_rows(dataset, trainer._label_key),
         "model": type(trainer.model).__name__,
         "weights": weights,
+        "processes": trainer.args.world_size,
         "arguments": arguments,
     }
     return json.loads(json.dumps(described, default=str))

@@ -228,7 +228,7 @@ def test_refused_before_any_training(tmp_path: Path) -> None:
     refused("dataset to have rows, a length and an index", maker(), [])
     refused("to return a CalibrationTrainer, got NoneType", lambda *_: None, error=TypeError)
     refused("have output_dir", lambda rows, _: maker()(rows, str(tmp_path / "mine")))
-    refused("to train on the 8 rows, got none", with_sets(train_dataset=None))
+    refused("to train on the 8 rows, got NoneType", with_sets(train_dataset=None))
     refused("to train on the 4 rows, got 8 rows", with_sets(train_dataset=rows))
     refused("to have no calibration_dataset, got one", with_sets(calibration_dataset=rows))
     refused("no held-out predictions while it trains, got 'adafocal'", maker(loss="adafocal"))
