@@ -29,9 +29,8 @@ from hf_calib.scaling.methods import fitted_numbers, foldable_method
 from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from sklearn.base import BaseEstimator
+    from transformers import PreTrainedModel
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
