@@ -42,6 +42,7 @@ class LinearProblem:
         self.size, self.n_classes = logits.shape
         self.smoothing = 0.0
         self.unit = 1.0
+        self.left_to_gain = LEFT_TO_GAIN
 
     def typical_unit(self) -> float:
         """The temperature; where there is none, the spread of the features."""
@@ -230,7 +231,7 @@ def fit_vector(
 
         return Point(value, gradient, product, curvature.inverse(problem.size, penalties))
 
-    (weight, bias), converged = minimise(evaluate, start, LEFT_TO_GAIN, problem.separated_below)
+    (weight, bias), converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
     return (weight, bias - bias.mean()), converged
 
 
@@ -304,7 +305,7 @@ def fit_matrix(
 
         return Point(value, gradient, product, precondition)
 
-    theta, converged = minimise(evaluate, start, LEFT_TO_GAIN, problem.separated_below)
+    theta, converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
     return (theta[2:].T + np.diag(theta[0]), theta[1] - theta[1].mean()), converged
 
 

@@ -24,7 +24,8 @@ from hf_calib.scaling.temperature import TemperatureScaling
 from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 _MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
-_PENALTIES = (10.0, 1.0, 0.1, 0.01)  # from the simplest map to the freest
+_ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
+_PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
 
 class _Candidate(NamedTuple):
@@ -48,7 +49,7 @@ class AutoScaling(AffineScaling):
     worse than the best. It can change the predicted class.
 
     Args:
-        n_folds: parts of the cross-validation, at least 2; with fewer rows, one part per row.
+        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
         multi_label: True for sigmoid outputs with a 0/1 label per logit. Compared are then the logits, one
             temperature, `PerLabelTemperatureScaling` and `StructuredVectorScaling`.
         random_state: seed of the parts.
@@ -122,7 +123,10 @@ class AutoScaling(AffineScaling):
         self._objective(matrix, targets)  # refuses a masked label
         candidates = list(self._candidates(matrix))
         tried = [candidate for candidate in candidates if candidate.left_out is None]
-        folds = self._folds(targets)
+        # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
+        # by what it loses on rows whose frequencies are not those of the sample.
+        folds = np.arange(len(matrix)) % min(self.n_folds, len(matrix))
+        folds = np.random.default_rng(self.random_state).permutation(folds)
         scored = [self._cross_validated(candidate, matrix, targets, folds) for candidate in tried]
         losses = [loss for loss, _ in scored]
         means = [float(loss.mean()) for loss in losses]
@@ -200,18 +204,6 @@ class AutoScaling(AffineScaling):
             )
         yield _Candidate("matrix", None, MatrixScaling, c * (c + 1), why_not)
 
-    def _folds(self, labels: NDArray[Any]) -> NDArray[np.int64]:
-        """The fold of each row, (N,): rows of one class are dealt in turn, in a random order."""
-        n = len(labels)
-        order = np.random.default_rng(self.random_state).permutation(n)
-        if labels.ndim == 1:
-            first_seen = np.full(labels.max() + 1, n)
-            np.minimum.at(first_seen, labels, np.arange(n))  # so that the numbers of classes do not matter
-            order = order[np.argsort(first_seen[labels[order]], kind="stable")]
-        folds = np.empty(n, dtype=np.int64)
-        folds[order] = np.arange(n) % min(self.n_folds, n)
-        return folds
-
     def _cross_validated(
         self, candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any], folds: NDArray[np.int64]
     ) -> tuple[FloatArray, float]:
@@ -224,7 +216,9 @@ class AutoScaling(AffineScaling):
             train = ~held_out if held_out.sum() < len(folds) else held_out
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                mapped[held_out] = _fitted(candidate, logits[train], labels[train])(logits[held_out])
+                scaler = candidate.make()
+                scaler._left_to_gain = _ROUGHLY
+                mapped[held_out] = scaler.fit(logits[train], labels[train]).affine_map()(logits[held_out])
         if candidate.method == "temperature":
             return self._losses(mapped, labels), 1.0
         losses = np.empty(len(labels))

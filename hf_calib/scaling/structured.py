@@ -13,7 +13,7 @@ from scipy.special import expit
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import AffineScaling, refuse_masks, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
-from hf_calib.scaling._linear import LinearProblem, fit_matrix, fit_vector
+from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._logistic import fit_columns
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
@@ -23,6 +23,7 @@ class StructuredScaling(AffineScaling):
     """A temperature, and beside it the penalised parameters of a linear map."""
 
     penalty: float
+    _left_to_gain = LEFT_TO_GAIN
 
     def _checked_penalty(self) -> float:
         if not (isinstance(self.penalty, Real) and 0 < self.penalty < np.inf):
@@ -39,6 +40,12 @@ class StructuredScaling(AffineScaling):
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=3)
         return temperature
+
+    def _problem(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> LinearProblem:
+        problem = LinearProblem(logits, labels, lambda block: block)
+        problem.unit = unit
+        problem.left_to_gain = self._left_to_gain
+        return problem
 
     def _fit_two_classes(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> None:
         """The map of the difference of the two logits."""
@@ -125,8 +132,7 @@ class StructuredVectorScaling(StructuredScaling):
         if c == 2:
             self._fit_two_classes(matrix, classes, unit)
             return self
-        problem = LinearProblem(matrix, classes, lambda block: block)
-        problem.unit = unit
+        problem = self._problem(matrix, classes, unit)
         (weight, self.bias_), _ = fit_vector(problem, penalty * c / n, penalty * c / n)
         self.weight_ = weight / unit
         return self
@@ -199,8 +205,7 @@ class StructuredMatrixScaling(StructuredScaling):
             self._fit_two_classes(matrix, classes, unit)
             self.weight_ = np.diag(self.weight_)
             return self
-        problem = LinearProblem(matrix, classes, lambda block: block)
-        problem.unit = unit
+        problem = self._problem(matrix, classes, unit)
         own, between = penalty * c / n, penalty * c * (c - 1) / n
         (weight, self.bias_), _ = fit_matrix(problem, between, bias_penalty=own, diagonal_penalty=own)
         self.weight_ = weight / unit

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed, refuse_masks
 from hf_calib.scaling._inputs import as_class_labels, as_matrix
-from hf_calib.scaling._linear import FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
+from hf_calib.scaling._linear import LEFT_TO_GAIN, FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._solver import SMOOTHED
 from hf_calib.scaling.affine import AffineMap
 
@@ -28,10 +28,12 @@ class LinearScaling(LogitScaling):
 
     weight_: FloatArray
     bias_: FloatArray
+    _left_to_gain = LEFT_TO_GAIN
 
     def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
         problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
         problem.unit = problem.typical_unit()
+        problem.left_to_gain = self._left_to_gain
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.smoothing = 1 / (problem.size + 1) if reason else 0.0
         (weight, bias), converged = self._solve(problem)

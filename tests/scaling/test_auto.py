@@ -1,0 +1,238 @@
+"""The map that cross-validation chooses: which, how good, and on data that say little."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from scipy.special import expit, log_softmax, softmax
+
+from hf_calib.scaling import AutoScaling, StructuredVectorScaling, TemperatureScaling
+from hf_calib.scaling.affine import AffineMap
+
+METHODS = ["identity", "temperature", "structured_vector", "vector", "structured_matrix", "matrix"]
+
+
+def drawn(true: np.ndarray, seed: int = 0) -> np.ndarray:
+    return (true + np.random.default_rng(seed).gumbel(size=true.shape)).argmax(axis=1)
+
+
+def some_logits(n: int, c: int, seed: int = 1) -> np.ndarray:
+    logits = 1.5 * np.random.default_rng(seed).normal(size=(n, c))
+    logits[np.arange(n), np.arange(n) % c] += 2
+    return logits
+
+
+def nll(logits: np.ndarray, labels: np.ndarray) -> float:
+    return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+def silently_fitted(logits: np.ndarray, labels: np.ndarray, **parameters: object) -> AutoScaling:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return AutoScaling(**parameters).fit(logits, labels)
+
+
+class TestChoice:
+    """Labels drawn from a known map of the logits: the choice is of its kind, and nearly as good."""
+
+    def test_calibrated_logits_stay(self) -> None:
+        logits = some_logits(2000, 5)
+        scaler = AutoScaling().fit(logits, drawn(logits))
+        assert scaler.choice_ in ("identity", "temperature")
+        assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
+
+    def test_over_confident_logits_get_a_temperature(self) -> None:
+        logits = some_logits(2000, 5)
+        scaler = AutoScaling().fit(2 * logits, drawn(logits))
+        assert scaler.choice_ == "temperature"
+        expected = TemperatureScaling().fit(2 * logits, drawn(logits)).temperature_
+        np.testing.assert_allclose(scaler.transform(2 * logits), 2 * logits / expected)
+
+    def test_wrong_offsets_get_a_vector(self) -> None:
+        logits = some_logits(2000, 5)
+        true = logits + [0, 0, 1, 2, 0]
+        scaler = AutoScaling().fit(2 * logits, drawn(true))
+        assert "vector" in scaler.choice_
+        assert scaler.weight_.shape == (5,)
+        np.testing.assert_allclose(scaler.bias_ - scaler.bias_[0], [0, 0, 1, 2, 0], atol=0.4)
+
+    def test_confused_classes_get_a_matrix(self) -> None:
+        logits = some_logits(3000, 5)
+        mixing = np.eye(5)
+        mixing[0, 1] = mixing[3, 2] = 0.7
+        scaler = AutoScaling().fit(2 * logits, drawn(logits @ mixing.T))
+        assert "matrix" in scaler.choice_
+        fresh = some_logits(3000, 5, seed=9)
+        labels = drawn(fresh @ mixing.T, 4)
+        assert nll(scaler.transform(2 * fresh), labels) < nll(fresh @ mixing.T, labels) + 0.01
+
+    @pytest.mark.parametrize("temperature", [1.0, 1.3, 3.0])
+    def test_is_on_average_no_worse_than_a_temperature(self, temperature: float) -> None:
+        """100 rows, where a temperature is all there is to learn."""
+        fresh = some_logits(5000, 4, seed=9)
+        excess = []
+        for seed in range(20):
+            logits = some_logits(100, 4, seed=seed)
+            labels = drawn(logits, seed)
+            scaled = [
+                scaler.transform(temperature * fresh)
+                for scaler in (
+                    silently_fitted(temperature * logits, labels),
+                    TemperatureScaling().fit(temperature * logits, labels),
+                )
+            ]
+            excess.append(nll(scaled[0], drawn(fresh)) - nll(scaled[1], drawn(fresh)))
+        assert np.mean(excess) < 0.002
+
+    def test_two_classes(self) -> None:
+        logits = some_logits(1000, 2)
+        scaler = AutoScaling().fit(2 * logits, drawn(logits + [0, 1.5]))
+        assert scaler.choice_.startswith("structured_vector")
+        left_out = {row["method"]: row["left_out"] for row in scaler.results_ if row["left_out"]}
+        assert set(left_out) == {"structured_matrix", "matrix"}
+        assert all("two classes" in reason for reason in left_out.values())
+
+    def test_multi_label(self) -> None:
+        rng = np.random.default_rng(0)
+        logits = 2 * rng.normal(size=(1500, 4))
+        true = logits + [-2, 0, 1, 0]
+        labels = (rng.random(logits.shape) < expit(true)).astype(int)
+        labels[:50, 2] = -100
+        scaler = AutoScaling(multi_label=True).fit(2 * logits, labels)
+        assert scaler.choice_.startswith("structured_vector")
+        np.testing.assert_allclose(scaler.predict_proba(2 * logits), expit(true), atol=0.12)
+        methods = dict.fromkeys(row["method"] for row in scaler.results_)
+        assert list(methods) == ["identity", "temperature", "per_label_temperature", "structured_vector"]
+
+
+class TestResults:
+    def test_say_what_each_got(self) -> None:
+        logits = some_logits(600, 4)
+        labels = drawn(logits + [0, 0, 0, 2])
+        scaler = AutoScaling().fit(logits, labels)
+        rows = scaler.results_
+        assert list(dict.fromkeys(row["method"] for row in rows)) == METHODS
+        assert rows == json.loads(json.dumps(rows))
+        assert [row["chosen"] for row in rows].count(True) == 1
+        best = min(row["nll"] for row in rows)
+        chosen = next(row for row in rows if row["chosen"])
+        assert chosen["difference"] == pytest.approx(chosen["nll"] - best)
+        assert chosen["difference"] <= chosen["difference_standard_error"]
+        name = chosen["method"] + ("" if chosen["penalty"] is None else f"(penalty={chosen['penalty']:g})")
+        assert scaler.choice_ == name
+        before = rows[rows.index(chosen) - 1]  # the next simpler one is clearly worse
+        assert before["difference"] > before["difference_standard_error"]
+
+    def test_are_those_of_rows_held_out(self) -> None:
+        """One candidate by hand: fits on four parts, and a temperature of their rows, judged on the fifth."""
+        logits = some_logits(200, 3)
+        labels = drawn(logits + [0, 0, 2])
+        scaler = AutoScaling(random_state=3).fit(logits, labels)
+        folds = np.random.default_rng(3).permutation(np.arange(200) % 5)
+        mapped, losses = np.empty_like(logits), np.empty(200)
+        for fold in range(5):
+            train = folds != fold
+            mapped[~train] = (
+                StructuredVectorScaling(0.1).fit(logits[train], labels[train]).transform(logits[~train])
+            )
+        for fold in range(5):
+            train = folds != fold
+            top = TemperatureScaling().fit(mapped[train], labels[train]).transform(mapped[~train])
+            losses[~train] = -log_softmax(top, axis=1)[np.arange(len(top)), labels[~train]]
+        row = next(r for r in scaler.results_ if (r["method"], r["penalty"]) == ("structured_vector", 0.1))
+        assert row["nll"] == pytest.approx(losses.mean(), abs=1e-5)
+        assert row["standard_error"] == pytest.approx(losses.std(ddof=1) / np.sqrt(200), abs=1e-5)
+
+    def test_the_temperature_on_top_is_in_the_map(self) -> None:
+        """Where a map over-fits, its mapped rows are over-confident out of fold, and T is above 1."""
+        logits = some_logits(300, 30)
+        labels = drawn(logits + np.linspace(0, 4, 30))
+        scaler = silently_fitted(logits, labels)
+        assert scaler.choice_.startswith("structured")
+        penalty = float(scaler.choice_.partition("=")[2].rstrip(")"))
+        alone = (
+            StructuredVectorScaling(penalty).fit(logits, labels).affine_map()
+            if "vector" in scaler.choice_
+            else None
+        )
+        assert alone is not None
+        ratio = scaler.weight_ / alone.weight
+        np.testing.assert_allclose(ratio, ratio[0])
+        assert ratio[0] != pytest.approx(1)
+        assert isinstance(scaler.affine_map(), AffineMap)
+
+    def test_are_the_same_twice_and_follow_the_seed(self) -> None:
+        logits = some_logits(300, 4)
+        labels = drawn(logits + [0, 0, 0, 1])
+        first, again = AutoScaling().fit(logits, labels), AutoScaling().fit(logits, labels)
+        assert first.results_ == again.results_
+        assert AutoScaling(random_state=1).fit(logits, labels).results_ != first.results_
+
+    def test_large_matrices_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hf_calib.scaling.auto._MATRIX_COST", 1000)
+        logits = some_logits(100, 4)
+        scaler = silently_fitted(logits, drawn(logits))
+        left_out = {row["method"]: row["left_out"] for row in scaler.results_ if row["left_out"]}
+        assert set(left_out) == {"structured_matrix", "matrix"}
+        assert left_out["matrix"].startswith("N C^2 = 1.6e+03 is more than 1e+03")
+
+    def test_masked_classes_leave_the_matrices_out(self) -> None:
+        logits = some_logits(200, 4)
+        labels = drawn(logits)
+        logits[labels != 3, 3] = -np.inf
+        scaler = silently_fitted(logits, labels)
+        assert scaler.predict_proba(logits)[labels != 3, 3].max() == 0
+        assert all("masked" in row["left_out"] for row in scaler.results_ if "matrix" in row["method"])
+
+
+class TestLittleData:
+    @pytest.mark.parametrize(
+        "case", ["one row", "two rows", "one class", "one row per class", "constant", "ties", "separable"]
+    )
+    def test_is_finite_and_no_worse_than_before(self, case: str) -> None:
+        logits = some_logits(40, 6)
+        labels = drawn(logits)
+        if case in ("one row", "two rows"):
+            n = 1 + (case == "two rows")
+            logits, labels = logits[:n], labels[:n]
+        elif case == "one class":
+            labels[:] = 2
+        elif case == "one row per class":
+            logits, labels = logits[:6], np.arange(6)
+        elif case == "constant":
+            logits = np.ones_like(logits)
+        elif case == "ties":
+            logits, labels = np.repeat(logits[:8].round(), 5, axis=0), np.repeat(labels[:8], 5)
+        else:
+            labels = logits.argmax(axis=1)
+        scaler = silently_fitted(logits, labels)
+        scaled = scaler.transform(logits)
+        assert np.isfinite(scaled).all()
+        assert nll(scaled, labels) <= nll(logits, labels) + 0.05
+        np.testing.assert_allclose(softmax(scaled, axis=1), scaler.predict_proba(logits))
+
+    def test_100_rows_of_151_classes(self) -> None:
+        """Fewer rows than classes: better than the logits, and nearly as good as a temperature."""
+        logits = some_logits(2100, 151)
+        labels = drawn(logits)
+        rows, rest = slice(100), slice(100, None)
+        scaler = silently_fitted(3 * logits[rows], labels[rows])
+        temperature = TemperatureScaling().fit(3 * logits[rows], labels[rows])
+        found, plain = (nll(s.transform(3 * logits[rest]), labels[rest]) for s in (scaler, temperature))
+        assert found < plain + 0.01
+        assert found < nll(3 * logits[rest], labels[rest]) - 1
+
+    def test_only_the_last_fit_warns(self) -> None:
+        logits = some_logits(60, 4)
+        with pytest.warns(UserWarning, match="All 60 labels are ranked first") as caught:
+            AutoScaling().fit(logits, logits.argmax(axis=1))
+        assert len(caught) == 1
+
+
+@pytest.mark.parametrize("n_folds", [1, 0, -5, 2.5, "5", None])
+def test_refused_folds(n_folds: object) -> None:
+    with pytest.raises(ValueError, match="expected n_folds to be an integer of at least 2"):
+        AutoScaling(n_folds).fit(some_logits(20, 3), np.arange(20) % 3)
