@@ -135,5 +135,4 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedM
 
 def in_words(scaler: Any) -> str:
     """What stands behind "after" in tables: T = 1.234, or the map's title."""
-    temperature = getattr(scaler, "temperature_", None) if foldable_method(scaler) == "temperature" else None
-    return title_of(scaler) if temperature is None else f"T = {temperature:.3f}"
+    return f"T = {scaler.temperature_:.3f}" if foldable_method(scaler) == "temperature" else title_of(scaler)

@@ -35,14 +35,17 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
-def test_the_trainer_is_left_as_it_was(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, prediction_loss_only=True)
+def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = tiny_trainer(tmp_path, prediction_loss_only=True, calibration_method="matrix")
     train_and_report(trainer, sequences(tiny_bert(), 30, seed=5))
     assert trainer.compute_metrics is None
     assert trainer.preprocess_logits_for_metrics is None
     assert trainer.args.prediction_loss_only is True
     report = json.loads((tmp_path / "report" / "report.json").read_text())
-    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    metrics = results["metrics"]
+    assert results["calibration_map"] == "matrix scaling"
+    assert "after matrix scaling\n" in capsys.readouterr().out
     for state, suffix in (("before", ""), ("after", "_calibrated")):
         for name in ("nll", "brier", "ece"):
             value = report[state]["metrics"][name]["value"]

@@ -302,7 +302,6 @@ def test_a_head_without_a_bias_refuses_maps_with_one_before_the_training(
         trainer.fit_calibration_map(VectorScaling())
 
 
-@pytest.mark.skipif("auto" not in FOLDABLE_SCALERS, reason="it is to come")
 @pytest.mark.parametrize("skewed", [True, False])
 def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool, tmp_path: Path) -> None:
     model = gpt2().eval()
