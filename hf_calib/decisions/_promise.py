@@ -1,0 +1,113 @@
+"""The test behind every promised accuracy: how many of the most confident rows may be answered."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.decisions._inputs import check_share
+from hf_calib.metrics.binning import FloatArray
+
+NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
+_STARTS = 4
+
+
+def check_promise(argument: str, promised: float, delta: float) -> None:
+    """Raise unless an accuracy can be promised at all."""
+    check_share("delta", delta, "0.05 lets the promise fail for one draw of calibration rows in 20")
+    if promised == 1:
+        way_out = (
+            f"no number of rows proves that every answer is right: 0.99 takes {rows_needed(0.99, delta):,}"
+        )
+        raise InputValueError(expected(argument, "be below 1", promised, way_out))
+    check_share(argument, promised, "use 0.95 for 95 right answers of 100")
+
+
+def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "accuracy") -> None:
+    """Raise where rows are so few that the promise could not be kept even if all of them were right."""
+    needed = rows_needed(promised, delta)
+    if n_rows < needed:
+        most = math.floor(1000 * delta ** (1 / n_rows)) / 1000
+        way_out = f"pass more rows, or promise at most {most:g}"
+        requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
+        raise InputValueError(expected("the calibration rows", requirement, f"{n_rows:,}", way_out))
+
+
+def rows_needed(promised: float, delta: float) -> int:
+    """The least number of rows that can promise an accuracy: if all are right, the chance of that is delta.
+
+    >>> rows_needed(0.95, 0.05), rows_needed(0.99, 0.05)
+    (59, 299)
+    """
+    return math.ceil(math.log(delta) / math.log(promised))
+
+
+def certified_threshold(
+    scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
+) -> float:
+    r"""The lowest score above which at least the promised share is right, with confidence 1 - delta.
+
+    For each number m of rows, from the first that can pass up to all N, the m rows of the highest scores are
+    tested: with k wrong ones of m, the hypothesis "less than the promised share a is right" has
+
+    $$p_m = P(\text{Bin}(m, 1 - a) \le k).$$
+
+    A test at every m would need a level of delta / N each (Bonferroni). Tested in their order, all can have
+    the same level, if the first that fails ends it; but a sequence that starts with the fewest rows often fails
+    there by chance. So there are four starts, at numbers of rows that grow by a constant factor, each with
+    delta / 4, and a sequence that reaches the next start adds its level to that one's (a fallback test). In
+    simulations (200 to 5,000 rows) it answered more than a single start unless both answered little, and more
+    than Bonferroni over 10 numbers of rows unless confidence said nothing about accuracy.
+
+    Rows of equal scores are answered together or not at all: they are tested in a random order, and a threshold
+    lies below the last of them that passed.
+
+    Args:
+        scores: (N,) in [0, 1].
+        right: (N,), whether answering is right.
+        promised: a, in (0, 1).
+        delta: in (0, 1).
+
+    Returns:
+        In [0, 1]; answer where the score is *above* it. 1 if nothing can be promised, 0 if all may be answered.
+
+    Notes:
+        The thresholds are scores of the rows themselves, so they fit any scale. The p-values stay valid: given
+        the (m + 1)-th highest score, the rows above it are a random sample of all that are above it. So does
+        the order, also where accuracy does not grow with the score: between two scores at which the accuracy
+        of all above them is a, rows are wrong with probability 1 - a, however many of them were drawn.
+
+    References:
+        Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003
+        (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
+
+    >>> scores = np.linspace(0.99, 0.5, 100)
+    >>> certified_threshold(scores, scores > 0.55, promised=0.8, delta=0.05) < 0.55
+    True
+    """
+    n_rows = len(scores)
+    n_starts = _STARTS if n_rows >= rows_needed(promised, delta / _STARTS) else 1
+    first = rows_needed(promised, delta / n_starts)
+    if n_rows < first:
+        return NEVER
+    shuffled = np.random.default_rng(0).permutation(n_rows)
+    order = shuffled[np.argsort(-scores[shuffled], kind="stable")]
+    lower = np.append(scores[order][1:], ALWAYS)  # the (m + 1)-th highest, for m = 1..N
+    p_values = bdtr(np.cumsum(~right[order]), np.arange(1, n_rows + 1), 1 - promised)
+
+    starts = np.geomspace(first, n_rows, n_starts + 1).round().astype(int)
+    passed = np.zeros(n_rows, dtype=bool)
+    level = 0.0
+    for start, end in zip(starts[:-1], [*(starts[1:-1] - 1), n_rows], strict=True):
+        level += delta / n_starts
+        fails = p_values[start - 1 : end] > level
+        reached = int(fails.argmax()) if fails.any() else len(fails)
+        passed[start - 1 : start - 1 + reached] = True
+        if reached < len(fails):
+            level = 0.0
+    passed &= lower < scores[order]  # not between equal scores
+    return float(lower[passed][-1]) if passed.any() else NEVER

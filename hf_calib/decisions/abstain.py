@@ -1,0 +1,176 @@
+"""Abstention: answer where the answers are right often enough, hand over the rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
+from hf_calib.decisions._promise import (
+    NEVER,
+    certified_threshold,
+    check_promise,
+    check_rows_for,
+    rows_needed,
+)
+from hf_calib.decisions._rule import Rule, percent
+from hf_calib.decisions.measured import PromiseCurve, answers
+from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.calibration import winners
+
+
+@dataclass(kw_only=True, eq=False)
+class AbstainRule(Rule):
+    r"""Answer with the most probable class where its probability is high enough; else -1, "hand over".
+
+    For "answer when you are 95% right". The threshold is the lowest confidence above which the answers are
+    right at least that often, and that is promised, not estimated: among users who each draw calibration rows
+    of their own, at most a share `delta` gets a rule whose answers are right less often,
+
+    $$P\big(\,P(\text{right} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
+
+    The promise holds whether or not the probabilities are calibrated: it only needs calibration rows that are
+    drawn as the inputs are, and that neither the model nor its scaler was fitted on. Better probabilities
+    answer more. For the least cost take `CostRule`; for several candidate classes, `PredictionSets`.
+
+    Args:
+        accuracy: a, in (0, 1).
+        delta: in (0, 1).
+        by_class: promise it for the answers of every class, with a threshold for each: all of these hold
+            together with confidence 1 - delta. A class that is predicted too seldom is always handed over.
+
+    Attributes:
+        thresholds_: (C,) a prediction of this class is answered if its probability is above it.
+
+    Raises:
+        ValueError: if the accuracy cannot be promised with so many rows, which the message counts; or probs are
+            no probabilities, or labels do not fit.
+        TypeError: if a dtype is wrong.
+
+    Notes:
+        An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where
+        the model does not reach it, everything is handed over, with a warning. By class, delta is shared among
+        the classes that are predicted often enough. Confidences are rounded to float32, as they are served.
+
+    References:
+        Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
+        "Learn then Test". The test is described in `hf_calib.decisions._promise.certified_threshold`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> positive = rng.random(2000)
+    >>> probs = np.stack([1 - positive, positive], axis=1)
+    >>> labels = (rng.random(2000) < positive).astype(int)
+    >>> rule = AbstainRule(accuracy=0.9).fit(probs, labels)
+    >>> rule.predict([[0.02, 0.98], [0.6, 0.4]])
+    array([ 1, -1])
+    """
+
+    kind: ClassVar[str] = "abstain"
+
+    accuracy: float = 0.95
+    delta: float = 0.05
+    by_class: bool = False
+
+    def __post_init__(self) -> None:
+        check_promise("accuracy", self.accuracy, self.delta)
+
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
+        """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
+        rows, targets = class_rows(probs, labels)
+        confidences, predicted = winners(rows)
+        right = predicted == targets
+        check_rows_for(self.accuracy, self.delta, len(rows))
+        if self.by_class:
+            self.thresholds_ = self._by_class(confidences, predicted, right, rows.shape[1])
+        else:
+            found = certified_threshold(confidences, right, promised=self.accuracy, delta=self.delta)
+            self.thresholds_ = np.full(rows.shape[1], found)
+        if (self.thresholds_ == NEVER).all():
+            warn(
+                f"No confidence keeps an accuracy of {self.accuracy:g} on these {len(rows):,} rows, of which "
+                f"{right.mean():.1%} are right. Every input will be handed over. Promise less, or use more rows "
+                "or a better model."
+            )
+        elif (self.thresholds_ == NEVER).any():
+            never = np.flatnonzero(self.thresholds_ == NEVER)
+            warn(
+                f"An accuracy of {self.accuracy:g} cannot be promised for predictions of {listed(never, 'class')}. "
+                "They will always be handed over. Promise less, or use more calibration rows."
+            )
+        return self
+
+    def predict(self, probs: ArrayLike) -> IntArray:
+        """(N,) int: the most probable class, or -1 for "hand over"."""
+        thresholds = self._fitted_thresholds()
+        confidences, predicted = winners(class_probs(probs, len(thresholds)))
+        return np.where(confidences > thresholds[predicted], predicted, -1)
+
+    def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
+        """The share "answered" and its "accuracy" on other rows, with exact binomial intervals of 95%."""
+        return answers(self.predict(probs), class_rows(probs, labels)[1])
+
+    def promise(self) -> str:
+        each = "the answers of each class" if self.by_class else "its answers"
+        return (
+            f"answers where at least {percent(self.accuracy)} of {each} are right, which is promised with "
+            f"{percent(1 - self.delta)} confidence"
+        )
+
+    def curve(
+        self,
+        probs: ArrayLike,
+        labels: ArrayLike,
+        other_probs: ArrayLike,
+        other_labels: ArrayLike,
+        *,
+        accuracies: Sequence[float],
+    ) -> PromiseCurve:
+        """What other rules like this one, each with a promised accuracy of its own, do on other rows.
+
+        Args:
+            probs: (N, C) to fit on, with labels (N,).
+            labels: of these.
+            other_probs: (K, C) to measure on, with other_labels (K,).
+            other_labels: of those.
+            accuracies: to promise; those that N rows are too few for are left out.
+        """
+        rows, targets = class_rows(probs, labels)
+        possible = [a for a in accuracies if len(rows) >= rows_needed(a, self.delta)]
+        found = []
+        for accuracy in possible:
+            rule = AbstainRule(accuracy=accuracy, delta=self.delta, by_class=self.by_class)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a curve that ends at 0 says the same
+                found.append(rule.fit(rows, targets).measure(other_probs, other_labels))
+        return PromiseCurve(
+            tuple(possible),
+            tuple(row["answered"].value for row in found),
+            tuple(row.get("accuracy") for row in found),
+        )
+
+    def _by_class(
+        self, confidences: FloatArray, predicted: IntArray, right: IntArray, n_classes: int
+    ) -> FloatArray:
+        """A threshold for each class; delta is shared among as many as have rows enough for their share."""
+        counts = np.bincount(predicted, minlength=n_classes)
+        sharing = 1
+        for n, count in enumerate(np.sort(counts)[::-1], 1):
+            if count >= rows_needed(self.accuracy, self.delta / n):
+                sharing = n
+        return np.array(
+            [
+                certified_threshold(
+                    confidences[predicted == c],
+                    right[predicted == c],
+                    promised=self.accuracy,
+                    delta=self.delta / sharing,
+                )
+                for c in range(n_classes)
+            ]
+        )

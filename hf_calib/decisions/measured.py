@@ -1,0 +1,82 @@
+"""What a rule does on rows that it was not fitted on, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv
+
+from hf_calib.metrics._inputs import row_chunks
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.bootstrap import Interval
+
+# What `measure` of the rules may return, and how tables name it.
+TITLES = {
+    "answered": "Inputs answered",
+    "accuracy": "Accuracy of the answers",
+    "cost": "Mean cost of the decisions",
+    "cost_argmax": "Mean cost of the most probable class",
+    "saving": "Saving per input",
+    "coverage": "Sets that hold the true class",
+    "size": "Classes per set",
+}
+
+
+@dataclass(frozen=True)
+class PromiseCurve:
+    """What is answered, and how right, for several promised accuracies; see `AbstainRule.curve`.
+
+    Args:
+        promised: accuracies, those that the calibration rows are enough for.
+        answered: the share of the rows that is answered, one for each.
+        kept: the accuracy of the answers with its interval, or None where nothing is answered.
+    """
+
+    promised: tuple[float, ...]
+    answered: tuple[float, ...]
+    kept: tuple[Interval | None, ...]
+
+
+def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
+    """How many of N are true, with the exact interval of Clopper and Pearson.
+
+    >>> share(np.array([True, True, True, False])).high.__round__(4)
+    0.9937
+    """
+    n, k = len(flags), int(np.count_nonzero(flags))
+    tail = (1 - confidence_level) / 2
+    low = betaincinv(k, n - k + 1, tail) if k else 0.0
+    high = betaincinv(k + 1, n - k, 1 - tail) if k < n else 1.0
+    return Interval(k / n, float(low), float(high))
+
+
+def mean(
+    values: ArrayLike, *, confidence_level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+) -> Interval:
+    """A mean with its percentile bootstrap interval.
+
+    >>> mean([1.0, 1.0])
+    Interval(value=1.0, low=1.0, high=1.0)
+    """
+    sample: FloatArray = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    draws = np.concatenate(
+        [
+            sample[rng.integers(0, len(sample), (part.stop - part.start, len(sample)))].mean(axis=1)
+            for part in row_chunks(n_resamples, len(sample), elements=2**20)
+        ]
+    )
+    ends: Sequence[float] = np.quantile(draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
+    return Interval(float(sample.mean()), float(ends[0]), float(ends[1]))
+
+
+def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, Interval]:
+    """The share of inputs answered, and the accuracy of the answers unless there are none."""
+    answered = decided >= 0
+    found = {"answered": share(answered)}
+    if answered.any():
+        found["accuracy"] = share(decided[answered] == labels[answered])
+    return found

@@ -1,0 +1,232 @@
+"""Abstention: the promise is kept by simulation, and what can be answered is."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.decisions import AbstainRule
+from hf_calib.decisions._promise import certified_threshold, rows_needed
+from tests.decisions.populations import POPULATIONS, population
+
+N_DRAWS, DELTA = 1000, 0.05
+# A promise that is broken with probability delta exactly is broken more often than this once in 1,000 tests.
+MOST_BROKEN = int(binom.ppf(0.999, N_DRAWS, DELTA))
+
+
+def broken_promises(
+    probs, labels, *, n_rows: int, accuracy: float, by_class: bool = False, n_draws: int = N_DRAWS
+) -> tuple[int, float]:
+    """In how many draws a rule answers less accurately than it promised; and the mean share it answers."""
+    rng = np.random.default_rng(1)
+    n_classes = probs.shape[1]
+    confidences, predicted = probs.max(axis=1).astype(np.float32), probs.argmax(axis=1)
+    right = predicted == labels
+    groups = [predicted == c for c in range(n_classes)] if by_class else [np.full(len(probs), True)]
+    # Accuracy and number of rows above each confidence, of the whole population.
+    known = []
+    for group in groups:
+        order = np.argsort(confidences[group])
+        above = np.cumsum(right[group][order][::-1])[::-1]
+        known.append((confidences[group][order], np.append(above, 0)))
+    broken, answered = 0, []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(n_draws):
+            rows = rng.integers(len(probs), size=n_rows)
+            rule = AbstainRule(accuracy=accuracy, delta=DELTA, by_class=by_class).fit(
+                probs[rows], labels[rows]
+            )
+            thresholds = rule.thresholds_ if by_class else rule.thresholds_[:1]
+            failed, total = False, 0
+            for (ordered, n_right), threshold in zip(known, thresholds, strict=True):
+                start = np.searchsorted(ordered, threshold, side="right")
+                size = len(ordered) - start
+                total += size
+                failed |= bool(size and n_right[start] / size < accuracy)
+            broken += failed
+            answered.append(total / len(probs))
+    return broken, float(np.mean(answered))
+
+
+QUICK = {("over-confident", None), ("calibrated", 1), ("not monotone", None)}
+CASES = [
+    pytest.param(name, decimals, marks=[] if (name, decimals) in QUICK else pytest.mark.slow)
+    for name in POPULATIONS
+    for decimals in (None, 2, 1)
+]
+
+
+@pytest.mark.parametrize(("name", "decimals"), CASES)
+def test_the_promise_is_broken_in_at_most_delta_of_the_draws(name: str, decimals: int | None) -> None:
+    probs, labels = population(POPULATIONS[name], decimals=decimals)
+    broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9)
+    assert broken <= MOST_BROKEN
+
+
+@pytest.mark.parametrize(
+    ("name", "decimals"),
+    [
+        ("calibrated", 2),
+        *(pytest.param(name, None, marks=pytest.mark.slow) for name in POPULATIONS),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in POPULATIONS),
+    ],
+)
+def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | None) -> None:
+    probs, labels = population(POPULATIONS[name], decimals=decimals)
+    broken, _ = broken_promises(probs, labels, n_rows=600, accuracy=0.9, by_class=True)
+    assert broken <= MOST_BROKEN
+
+
+def test_the_level_is_used() -> None:
+    """Where every answer breaks the promise by a little, a good part of delta is used up."""
+    probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
+    broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9)
+    assert 0.2 * DELTA * N_DRAWS <= broken <= MOST_BROKEN
+
+
+@pytest.mark.parametrize(("name", "least"), [("calibrated", 0.9), ("under-confident", 0.95)])
+def test_it_answers_nearly_as_much_as_can_be_promised(name: str, least: float) -> None:
+    """Of the largest share that keeps the accuracy in the population."""
+    probs, labels = population(POPULATIONS[name])
+    order = np.argsort(-probs.max(axis=1))
+    right = (probs.argmax(axis=1) == labels)[order]
+    possible = np.flatnonzero(np.cumsum(right) / np.arange(1, len(right) + 1) >= 0.9).max() / len(right)
+    _, answered = broken_promises(probs, labels, n_rows=2000, accuracy=0.9, n_draws=50)
+    assert answered >= least * possible
+
+
+def test_ties_are_answered_together() -> None:
+    """A coarse score whose upper level is nearly always right, and whose lower one is not."""
+    scores = np.repeat([0.9, 0.6], [300, 300])
+    right = np.concatenate([np.arange(300) >= 2, np.arange(300) % 2 == 0])
+    assert certified_threshold(scores, right, promised=0.95, delta=0.05) == 0.6
+    assert certified_threshold(scores[::-1], right[::-1], promised=0.95, delta=0.05) == 0.6
+
+
+def test_all_rows_are_answered_where_all_are_right() -> None:
+    scores = np.linspace(0.5, 1, 59)
+    assert certified_threshold(scores, np.full(59, True), promised=0.95, delta=0.05) == 0
+    assert certified_threshold(scores[1:], np.full(58, True), promised=0.95, delta=0.05) == 1
+
+
+def test_confidences_that_only_float64_tells_apart_are_one() -> None:
+    """A pipeline serves both as 1.0, so a threshold between them would let wrong answers pass."""
+    sure = np.where(np.arange(400) % 2 == 0, 1e-12, 1e-9)
+    probs = np.stack([1 - sure, sure], axis=1)
+    labels = (np.arange(400) % 2).astype(int)  # right where 1e-12
+    with pytest.warns(
+        UserWarning, match="No confidence keeps an accuracy of 0.9 on these 400 rows, of which 50.0%"
+    ):
+        rule = AbstainRule(accuracy=0.9).fit(probs, labels)
+    assert (rule.predict(probs) == -1).all()
+
+
+def test_a_class_that_is_seldom_predicted_is_handed_over() -> None:
+    rng = np.random.default_rng(0)
+    predicted = np.append(rng.integers(2, size=400), [2] * 20)
+    probs = np.eye(3)[predicted] * 0.9 + 0.1 / 3
+    with pytest.warns(
+        UserWarning, match=r"An accuracy of 0.9 cannot be promised for predictions of class 2\."
+    ):
+        rule = AbstainRule(accuracy=0.9, by_class=True).fit(probs, predicted)
+    np.testing.assert_array_equal(rule.predict(np.eye(3) * 0.9 + 0.1 / 3), [0, 1, -1])
+    assert rule.thresholds_[2] == 1
+
+
+def test_delta_is_shared_among_the_classes_with_rows_enough() -> None:
+    """59 rows of one class promise 0.95 at delta = 0.05 as long as no other class asks for a share."""
+    predicted = np.repeat([0, 1], [59, 10])
+    probs = np.eye(2)[predicted] * 0.8 + 0.1
+    with pytest.warns(UserWarning, match="class 1"):
+        rule = AbstainRule(by_class=True).fit(probs, predicted)
+    assert list(rule.thresholds_) == [0, 1]
+
+
+def test_what_is_measured() -> None:
+    probs, labels = population(POPULATIONS["calibrated"])
+    rule = AbstainRule(accuracy=0.9).fit(probs[:2000], labels[:2000])
+    found = rule.measure(probs[2000:6000], labels[2000:6000])
+    decided = rule.predict(probs[2000:6000])
+    answered = decided >= 0
+    assert found["answered"].value == answered.mean()
+    assert found["accuracy"].value == (decided == labels[2000:6000])[answered].mean()
+    assert found["accuracy"].low < found["accuracy"].value < found["accuracy"].high
+    curve = rule.curve(
+        probs[:2000], labels[:2000], probs[2000:6000], labels[2000:6000], accuracies=[0.8, 0.9, 0.9999]
+    )
+    assert curve.promised == (0.8, 0.9)
+    assert curve.answered[1] == found["answered"].value
+    assert curve.kept[1] == found["accuracy"]
+    assert curve.answered[0] > curve.answered[1]
+
+
+def test_rows_needed() -> None:
+    for promised, delta in ((0.5, 0.05), (0.95, 0.01), (0.999, 0.05)):
+        n = rows_needed(promised, delta)
+        assert promised**n <= delta < promised ** (n - 1)
+
+
+class TestRefusals:
+    PROBS = np.full((100, 2), 0.5)
+    LABELS = np.zeros(100, dtype=int)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"accuracy": 1.0},
+                "expected accuracy to be below 1, got 1.0; no number of rows .*: 0.99 takes 299",
+            ),
+            ({"accuracy": 1.5}, r"expected accuracy to lie in \(0, 1\), got 1.5"),
+            ({"accuracy": 0}, r"expected accuracy to lie in \(0, 1\), got 0"),
+            ({"delta": 0.0}, r"expected delta to lie in \(0, 1\), got 0.0"),
+            ({"accuracy": float("nan")}, r"expected accuracy to lie in \(0, 1\), got nan"),
+        ],
+    )
+    def test_options(self, options: dict[str, float], message: str) -> None:
+        with pytest.raises(InputValueError, match=message):
+            AbstainRule(**options)
+
+    def test_options_of_another_type(self) -> None:
+        with pytest.raises(InputTypeError, match=r"expected accuracy to be a number, got '0\.9'"):
+            AbstainRule(accuracy="0.9")  # type: ignore[arg-type]
+
+    def test_an_accuracy_that_so_few_rows_cannot_promise(self) -> None:
+        message = (
+            "expected the calibration rows to be at least 2,995 to promise accuracy=0.999 with delta=0.05, got 100; "
+            "pass more rows, or promise at most 0.97"
+        )
+        with pytest.raises(InputValueError, match=re.escape(message)):
+            AbstainRule(accuracy=0.999).fit(self.PROBS, self.LABELS)
+        with pytest.warns(UserWarning, match="No confidence keeps an accuracy of 0.97 "):
+            AbstainRule(accuracy=0.97).fit(self.PROBS, self.LABELS + 1)
+
+    @pytest.mark.parametrize(
+        ("probs", "labels", "message"),
+        [
+            (PROBS * 0.9, LABELS, "each row of probs to sum to 1, got 0.9"),
+            (PROBS * np.nan, LABELS, "probs to be finite"),
+            (PROBS + np.array([1, -1]), LABELS, r"probs to lie in \[0, 1\]"),
+            (PROBS, LABELS + 2, r"labels to lie in 0..1, got 2"),
+            (PROBS, LABELS[:5], r"labels to have shape \(100,\)"),
+            (PROBS[:0], LABELS[:0], "probs to hold at least one value"),
+            (np.ones((100, 1)), LABELS, r"probs to have at least 2 classes, got shape \(100, 1\)"),
+        ],
+    )
+    def test_rows(self, probs: np.ndarray, labels: np.ndarray, message: str) -> None:
+        with pytest.raises(InputValueError, match=message):
+            AbstainRule(accuracy=0.9).fit(probs, labels)
+
+    def test_before_fit_and_with_other_classes(self) -> None:
+        with pytest.raises(InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"):
+            AbstainRule().predict(self.PROBS)
+        with pytest.warns(UserWarning, match="No confidence"):
+            rule = AbstainRule(accuracy=0.9).fit(self.PROBS, self.LABELS + np.arange(100) % 2)
+        with pytest.raises(InputValueError, match="expected probs to have the 2 columns of fit"):
+            rule.predict(np.full((3, 3), 1 / 3))

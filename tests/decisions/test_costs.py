@@ -1,0 +1,86 @@
+"""Cost matrices: the least expected cost, and the saving with its interval."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.decisions import CostRule
+
+COSTS = np.array([[0.0, 1.0, 4.0], [2.0, 0.0, 1.0], [9.0, 3.0, -1.0]])
+
+
+def drawn(n: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Calibrated probs (n, 3) and labels."""
+    rng = np.random.default_rng(seed)
+    probs = softmax(1.5 * rng.standard_normal((n, 3)), axis=1)
+    return probs, (rng.random((n, 1)) > probs.cumsum(axis=1)).sum(axis=1)
+
+
+def test_the_decision_of_least_expected_cost() -> None:
+    probs, _ = drawn(200)
+    wanted = [min(range(3), key=lambda d: sum(p[y] * COSTS[y, d] for y in range(3))) for p in probs]
+    np.testing.assert_array_equal(CostRule(COSTS).predict(probs), wanted)
+
+
+def test_equal_costs_are_argmax_and_a_free_way_out_is_always_taken() -> None:
+    probs, labels = drawn(200)
+    np.testing.assert_array_equal(CostRule(1 - np.eye(3)).predict(probs), probs.argmax(axis=1))
+    rule = CostRule(np.hstack([1 - np.eye(3), np.full((3, 1), -1e-3)]))
+    assert (rule.predict(probs) == -1).all()
+    found = rule.measure(probs, labels)
+    assert found["answered"].value == 0
+    assert "accuracy" not in found
+    assert found["cost"].value == pytest.approx(-1e-3)
+
+
+def test_chows_rule() -> None:
+    """To hand over costs r, an error 1: answer where the error probability is below r."""
+    probs, _ = drawn(500)
+    rule = CostRule(np.hstack([1 - np.eye(3), np.full((3, 1), 0.25)]))
+    np.testing.assert_array_equal(rule.predict(probs) >= 0, probs.max(axis=1) >= 0.75)
+
+
+def test_savings_are_paired() -> None:
+    probs, labels = drawn()
+    rule = CostRule(COSTS).fit(probs, labels)
+    found = rule.measure(probs, labels)
+    paid = COSTS[labels, rule.predict(probs)]
+    argmax = COSTS[labels, probs.argmax(axis=1)]
+    assert found["cost"].value == pytest.approx(paid.mean())
+    assert found["cost_argmax"].value == pytest.approx(argmax.mean())
+    saving = found["saving"]
+    assert saving.value == pytest.approx((argmax - paid).mean())
+    error = (argmax - paid).std() / np.sqrt(len(labels))
+    assert saving.low == pytest.approx(saving.value - 1.96 * error, abs=0.3 * error)
+    assert saving.high == pytest.approx(saving.value + 1.96 * error, abs=0.3 * error)
+    assert saving.low > 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ([[0, 1], [np.nan, 0]], "expected costs to be finite, got nan in row 1, column 0"),
+        ([[0, 1], [1, np.inf]], "got inf in row 1, column 1"),
+        ([[0, 1, 1, 1], [1, 0, 1, 1]], r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)"),
+        ([[0], [1]], r"got shape \(2, 1\)"),
+        ([0, 1], r"got shape \(2,\)"),
+        ([[0]], r"got shape \(1, 1\)"),
+        ([[0, 1], [1]], "expected costs to be a numpy array"),
+    ],
+)
+def test_costs_that_are_none(costs: object, message: str) -> None:
+    with pytest.raises(InputValueError, match=message):
+        CostRule(costs)  # type: ignore[arg-type]
+
+
+def test_refusals() -> None:
+    probs, labels = drawn(10)
+    with pytest.raises(InputTypeError, match="costs to hold real numbers"):
+        CostRule([["a", "b"], ["c", "d"]])  # type: ignore[list-item]
+    with pytest.raises(InputValueError, match=r"have the 2 columns of fit, got shape \(10, 3\)"):
+        CostRule([[0, 1], [1, 0]]).fit(probs, labels)
+    with pytest.raises(InputValueError, match="each row of probs to sum to 1"):
+        CostRule(COSTS).predict(probs * 2 / 3)

@@ -1,0 +1,203 @@
+"""decisions.json: saved whole, checked on load, from a folder or the Hub, and applied to a pipeline's output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from transformers import pipeline
+
+from hf_calib._errors import InputValueError
+from hf_calib.decisions import AbstainRule, CostRule, Decisions, LabelThresholds, PredictionSets
+from hf_calib.metrics.bootstrap import Interval
+from tests.helpers.hub_server import running_hub
+from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
+
+NAMES = ("art", "law", "film", "sport")
+
+
+def drawn(n: int = 600) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    probs = softmax(3 * rng.standard_normal((n, 4)), axis=1)
+    return probs, (rng.random((n, 1)) > probs.cumsum(axis=1)).sum(axis=1).clip(0, 3)
+
+
+PROBS, LABELS = drawn()
+RULES = {
+    "abstain": AbstainRule(accuracy=0.8).fit(PROBS, LABELS),
+    "costs": CostRule(np.hstack([1 - np.eye(4), np.full((4, 1), 0.3)])),
+    "sets": PredictionSets(method="aps", alpha=0.2, by_class=True).fit(PROBS, LABELS),
+    "labels": LabelThresholds(criterion="cost", costs=(1, 2)).fit(PROBS, np.eye(4)[LABELS]),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_what_is_saved_decides_the_same(kind: str, tmp_path: Path) -> None:
+    rule = RULES[kind]
+    measured = {"answered": Interval(0.8, 0.75, 0.85)}
+    Decisions(rule, NAMES, measured, 500).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["decisions.json"]
+    loaded = Decisions.from_pretrained(tmp_path)
+    assert type(loaded.rule) is type(rule)
+    assert loaded.rule.options() == rule.options()
+    assert (loaded.class_names, loaded.measured, loaded.n_measured) == (NAMES, measured, 500)
+    np.testing.assert_array_equal(loaded.rule.predict(PROBS), rule.predict(PROBS))
+    assert loaded.to_dict() == Decisions(rule, NAMES, measured, 500).to_dict()
+
+
+def test_names_of_what_is_decided() -> None:
+    decided = Decisions(RULES["abstain"], NAMES)(PROBS)
+    numbers = RULES["abstain"].predict(PROBS)
+    assert decided == [None if c < 0 else NAMES[c] for c in numbers]
+    assert None in decided
+    sets = Decisions(RULES["sets"], NAMES)(torch.tensor(PROBS))
+    assert sets == [[NAMES[c] for c in np.flatnonzero(row)] for row in RULES["sets"].predict(PROBS)]
+
+
+@pytest.fixture(scope="module")
+def classify(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    """A pipeline, its model, and its folder."""
+    folder = tmp_path_factory.mktemp("model")
+    names = dict(enumerate(NAMES))
+    model = tiny_bert(id2label=names, label2id={name: i for i, name in names.items()})
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return pipeline("text-classification", model=str(folder), device="cpu"), model, folder
+
+
+def test_one_line_for_a_pipeline(classify: Any) -> None:
+    pipe, model, folder = classify
+    Decisions(RULES["abstain"], NAMES).save(folder)
+    rows = sequences(model, 40)
+    texts = [text_of(ids) for ids in rows["input_ids"]]
+    decisions = Decisions.from_pretrained(folder)
+    with torch.no_grad():
+        probs = model(input_ids=torch.tensor(rows["input_ids"])).logits.softmax(1)
+    assert decisions(pipe(texts, top_k=None)) == decisions(probs)
+    assert decisions(pipe(texts[0], top_k=None)) == decisions(probs[:1])
+    assert decisions(pipe(texts[:1], top_k=None)) == decisions(probs[:1])
+
+
+def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
+    pipe, _, _ = classify
+    message = (
+        r"expected the outputs to score the model's 4 classes \(art, law, film, sport\), got 1 .*top_k=None"
+    )
+    with pytest.raises(InputValueError, match=message):
+        Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
+
+
+def test_a_model_of_other_classes(classify: Any) -> None:
+    _, _, folder = classify
+    Decisions(RULES["abstain"], ("law", "art", "film", "sport")).save(folder)
+    message = r"classes of the decisions to be those of config.json \(art, law"
+    with pytest.raises(InputValueError, match=message):
+        Decisions.from_pretrained(folder)
+
+
+def test_from_the_hub(tmp_path: Path) -> None:
+    """Downloaded once, with the config and nothing else; from the cache when the Hub cannot be reached."""
+    record = json.dumps(Decisions(RULES["abstain"], NAMES).to_dict()).encode()
+    config = json.dumps({"id2label": dict(enumerate(NAMES))}).encode()
+    code = (
+        "import sys; from hf_calib.decisions import Decisions\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: print(Decisions.from_pretrained(name).class_names)\n"
+        "    except ValueError as error: print(error)"
+    )
+    with running_hub() as hub:
+        hub.files["me/model"] = {
+            "main": {"decisions.json": record, "config.json": config, "model.safetensors": b"not this"}
+        }
+        hub.files["me/plain"] = {"main": {"config.json": config}}
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+
+        def run(*names: str, **more: str) -> list[str]:
+            environment = {**os.environ, **settings, **more}
+            command = [sys.executable, "-c", code, *names]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            return done.stdout.splitlines()
+
+        found, plain, missing = run("me/model", "me/plain", "me/none")
+        assert found == str(NAMES)
+        assert not any("safetensors" in path for _, path, _ in hub.requests)
+        assert "expected the model to come with a decisions.json, got none in me/plain" in plain
+        assert "expected the decisions to be loadable, got me/none" in missing
+        assert run("me/model", HF_HUB_OFFLINE="1") == [str(NAMES)]
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {**Decisions(RULES["abstain"], NAMES).to_dict(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ([], "decisions.json to hold decisions, got list indices must be"),
+        ({}, "got no 'version'"),
+        (record(version=2), "got version '2'; save it again .* this version reads version 1"),
+        (record(rule="oracle"), "got the rule 'oracle'"),
+        (record(options={"accuracy": 2}), r"accuracy to lie in \(0, 1\), got 2"),
+        (record(options={"code": "x"}), "unexpected keyword argument 'code'"),
+        (record(fitted={}), "got the fitted nothing for a rule 'abstain'"),
+        (record(fitted={"thresholds_": [0.5, 0.5]}), "got 2 thresholds_ for 4 classes"),
+        (record(fitted={"thresholds_": [0.5, 0.5, 0.5, "1"]}), "got '1' in place of a number"),
+        (record(fitted={"thresholds_": [0.5, 0.5, 0.5, 1.5]}), r"thresholds_ out of \[0, 1\]"),
+        (record(fitted={"thresholds_": [0.5, 0.5, 0.5, float("nan")]}), "got 'nan' in place of a number"),
+        (record(fitted={"predict": [0.5] * 4}), "got the fitted predict for a rule"),
+        (record(class_names=["a", "b", "c", 4]), "class_names that are no names"),
+        (record(class_names=["a", "b", "c", "c"]), "expected class_names to be 4 different names"),
+        (record(measured={"answered": [1]}), "missing 2 required positional arguments: 'low' and 'high'"),
+    ],
+)
+def test_what_is_no_decisions_file(changed: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "decisions.json").write_text(json.dumps(changed))
+    with pytest.raises(InputValueError, match=message):
+        Decisions.from_pretrained(tmp_path)
+
+
+def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputValueError, match=r"expected the model to come with a decisions.json, got none in "
+    ):
+        Decisions.from_pretrained(tmp_path)
+    (tmp_path / "decisions.json").write_text('{"version": 1,')
+    with pytest.raises(InputValueError, match="expected the file to be readable as JSON"):
+        Decisions.from_pretrained(tmp_path)
+    with pytest.raises(InputValueError, match="expected the decisions to be loadable, got no/such/model"):
+        Decisions.from_pretrained("no/such/model")
+
+
+def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
+    with pytest.raises(InputValueError, match="expected AbstainRule to be fitted"):
+        Decisions(AbstainRule(), NAMES)
+    with pytest.raises(InputValueError, match="expected class_names to be 4 different names, got art"):
+        Decisions(RULES["abstain"], ("art",))
+
+
+def test_sentences() -> None:
+    answers = {"answered": Interval(0.812, 0.8, 0.82), "accuracy": Interval(0.9613, 0.95, 0.97)}
+    assert Decisions(RULES["abstain"], NAMES, answers, 1000).sentence() == (
+        "It answers 81% of inputs at 80% accuracy and hands over the rest (96.1% of its answers were right, on 1,000 "
+        "rows that it was not fitted on)."
+    )
+    assert Decisions(RULES["abstain"], NAMES).sentence() == (
+        "It answers where at least 80% of its answers are right, which is promised with 95% confidence."
+    )
+    assert Decisions(RULES["sets"], NAMES).sentence() == (
+        "It gives sets of classes that hold the true one for at least 80% of the inputs of each class."
+    )
+    costs = RULES["costs"].measure(PROBS, LABELS)
+    assert (
+        "or hands over where that is cheaper (0." in Decisions(RULES["costs"], NAMES, costs, 600).sentence()
+    )

@@ -1,0 +1,122 @@
+"""Prediction sets: coverage by simulation, and the values of MAPIE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.decisions import PredictionSets
+
+METHODS = ("lac", "aps")
+
+
+def drawn(n: int, *, rng: np.random.Generator, n_classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Over-confident probs (n, C), and labels of classes that differ in frequency and in difficulty."""
+    labels = rng.choice(n_classes, size=n, p=np.arange(1, n_classes + 1) / sum(range(1, n_classes + 1)))
+    logits = rng.standard_normal((n, n_classes))
+    logits[np.arange(n), labels] += 0.5 + 0.5 * labels
+    return softmax(3 * logits, axis=1), labels
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("data", ["few", "many", "sharp"])
+def test_the_sets_of_mapie(golden: Path, data: str, method: str, alpha: float) -> None:
+    """SplitConformalClassifier of MAPIE 1.6.0; APS with its random numbers at 1 and the last label included."""
+    with np.load(golden / "prediction_sets_mapie.npz") as file:
+        probs, labels = file[f"{data}_probs"], file[f"{data}_labels"]
+        wanted = file[f"{data}_{method}_{alpha}"]
+        quantile = file[f"{data}_{method}_{alpha}_quantile"]
+    half = len(probs) // 2
+    sets = PredictionSets(alpha=alpha, method=method).fit(probs[:half], labels[:half])
+    np.testing.assert_allclose(sets.thresholds_, np.full(probs.shape[1], quantile), rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(sets.predict(probs[half:]), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:Class 0")  # in some draws it has too few rows
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_coverage(method: str, by_class: bool) -> None:
+    """The mean over draws of calibration rows lies within four standard errors of what split conformal gives.
+
+    That is k / (n + 1) for n rows, k = ceil((n + 1) (1 - alpha)): by class between 1 - alpha and that + 1 / (n + 1).
+    """
+    rng = np.random.default_rng(0)
+    probs, labels = drawn(100_000, rng=rng)
+    n_draws, n, alpha = 300, 199, 0.1
+    found = np.empty((n_draws, 6))
+    for i in range(n_draws):
+        rows = rng.integers(len(probs), size=n)
+        sets = PredictionSets(alpha=alpha, method=method, by_class=by_class)
+        sets.fit(probs[rows], labels[rows])
+        test = rng.integers(len(probs), size=2000)
+        covered = sets.predict(probs[test])[np.arange(2000), labels[test]]
+        found[i] = [covered.mean(), *(covered[labels[test] == c].mean() for c in range(5))]
+    error = found.std(axis=0) / np.sqrt(n_draws)
+    means = found.mean(axis=0)
+    if by_class:
+        assert (means[1:] >= 1 - alpha - 4 * error[1:]).all()
+        assert means[0] < 1 - alpha + 0.04
+    else:
+        assert abs(means[0] - 180 / 200) < 4 * error[0]
+        assert means[1:].min() < 1 - alpha - 0.05  # which is what by_class is for
+
+
+def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
+    probs, labels = drawn(2000, rng=np.random.default_rng(1))
+    sets = PredictionSets(by_class=True).fit(probs, labels)
+    for c in range(5):
+        alone = PredictionSets().fit(probs[labels == c], labels[labels == c])
+        assert sets.thresholds_[c] == alone.thresholds_[0]
+
+
+def test_aps_always_holds_the_most_probable_class_and_lac_need_not() -> None:
+    probs, labels = drawn(3000, rng=np.random.default_rng(2))
+    labels = np.where(
+        np.arange(3000) < 2400, probs.argmax(axis=1), labels
+    )  # so sure that few classes are needed
+    for method, smallest in (("aps", 1), ("lac", 0)):
+        found = PredictionSets(alpha=0.2, method=method).fit(probs, labels).predict(probs)
+        assert found.sum(axis=1).min() == smallest
+        if method == "aps":
+            assert found[np.arange(3000), probs.argmax(axis=1)].all()
+
+
+def test_a_class_with_few_rows_is_in_every_set() -> None:
+    probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
+    labels[:] = np.where(np.arange(300) < 5, 0, 1 + labels % 2)
+    with pytest.warns(UserWarning, match=r"Class 0: fewer than the 9 rows that alpha=0\.1 needs"):
+        sets = PredictionSets(by_class=True).fit(probs, labels)
+    assert sets.predict(probs)[:, 0].all()
+
+
+def test_what_is_measured() -> None:
+    probs, labels = drawn(4000, rng=np.random.default_rng(4))
+    sets = PredictionSets().fit(probs[:2000], labels[:2000])
+    found = sets.measure(probs[2000:], labels[2000:])
+    members = sets.predict(probs[2000:])
+    assert found["coverage"].value == members[np.arange(2000), labels[2000:]].mean()
+    assert found["size"].value == members.sum(axis=1).mean()
+    assert found["size"].low < found["size"].value < found["size"].high
+
+
+def test_refusals() -> None:
+    probs, labels = drawn(50, rng=np.random.default_rng(5))
+    with pytest.raises(InputValueError, match=r"alpha to lie in \(0, 1\), got 1.0"):
+        PredictionSets(alpha=1.0)
+    with pytest.raises(InputTypeError, match="alpha to be a number, got None"):
+        PredictionSets(alpha=None)  # type: ignore[arg-type]
+    with pytest.raises(InputValueError, match="method to be one of 'lac', 'aps', got 'raps'"):
+        PredictionSets(method="raps")  # type: ignore[arg-type]
+    with pytest.raises(
+        InputValueError, match=r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
+    ):
+        PredictionSets(alpha=0.01).fit(probs, labels)
+    with pytest.raises(InputValueError, match=r"labels to lie in 0\.\.4, got 5"):
+        PredictionSets().fit(probs, labels * 0 + 5)
+    with pytest.raises(InputValueError, match="have the 5 columns of fit"):
+        PredictionSets().fit(probs, labels).predict(np.full((2, 4), 0.25))

@@ -1,0 +1,142 @@
+"""Thresholds per label: against all thresholds tried one by one, and the promised precision by simulation."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from scipy.stats import binom
+from sklearn.metrics import f1_score
+
+from hf_calib._errors import InputValueError
+from hf_calib.decisions import LabelThresholds
+
+
+def drawn(
+    n: int, *, seed: int = 0, shifts: tuple[float, ...] = (0.0, -1.5, -3.0)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Probs (n, C) of labels that are ever rarer, too low by a factor of two in the logit, and the labels."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.standard_normal((n, len(shifts))) + np.array(shifts)
+    labels = (rng.random(logits.shape) < expit(logits)).astype(int)
+    return expit(logits / 2 - 0.5), labels
+
+
+def all_cuts(probs: np.ndarray) -> list[float]:
+    values = np.unique(probs)
+    return [0.0, *((values[1:] + values[:-1]) / 2), 1.0]
+
+
+def test_f1_macro_is_the_best_f1_of_each_label() -> None:
+    probs, labels = drawn(200)
+    rule = LabelThresholds().fit(probs, labels)
+    for c in range(3):
+        best = max(f1_score(labels[:, c], probs[:, c] > t) for t in all_cuts(probs[:, c]) if t < 1)
+        assert f1_score(labels[:, c], rule.predict(probs)[:, c]) == pytest.approx(best)
+
+
+def test_f1_micro_is_the_best_of_all_combinations() -> None:
+    probs, labels = drawn(18, seed=3, shifts=(0.0, -0.5))
+    rule = LabelThresholds(criterion="f1_micro", min_positives=1).fit(probs, labels)
+    best = max(
+        f1_score(labels, probs > np.array(pair), average="micro", zero_division=0)
+        for pair in itertools.product(all_cuts(probs[:, 0]), all_cuts(probs[:, 1]))
+    )
+    assert f1_score(labels, rule.predict(probs), average="micro") == pytest.approx(best)
+    macro = LabelThresholds(min_positives=1).fit(probs, labels)
+    assert f1_score(labels, macro.predict(probs), average="micro") <= best
+
+
+def test_cost_is_the_least() -> None:
+    probs, labels = drawn(300)
+    rule = LabelThresholds(criterion="cost", costs=(1, 5)).fit(probs, labels)
+
+    def cost(c: int, predicted: np.ndarray) -> float:
+        return (predicted & (labels[:, c] == 0)).sum() + 5 * (~predicted & (labels[:, c] == 1)).sum()
+
+    for c in range(3):
+        assert cost(c, rule.predict(probs)[:, c]) == min(
+            cost(c, probs[:, c] > t) for t in all_cuts(probs[:, c])
+        )
+
+
+def test_a_rare_label_gets_the_pooled_threshold_and_says_so() -> None:
+    probs, labels = drawn(400)
+    labels[:, 2] = np.arange(400) < 5
+    with pytest.warns(
+        UserWarning, match=r"Label 2: fewer than 10 positives\. The threshold is that of all labels"
+    ):
+        rule = LabelThresholds().fit(probs, labels)
+    pooled = LabelThresholds().fit(probs.reshape(-1, 1), labels.reshape(-1, 1))
+    assert rule.thresholds_[2] == pooled.thresholds_[0]
+    np.testing.assert_array_equal(rule.pooled_, [False, False, True])
+    with pytest.warns(UserWarning, match="No precision is promised for them"):
+        LabelThresholds(criterion="precision", precision=0.6).fit(probs, labels)
+
+
+def test_the_promised_precision_is_broken_in_at_most_delta_of_the_draws() -> None:
+    """Of all labels together; the slack is that of 400 draws at a true rate of delta."""
+    probs, labels = drawn(20_000)
+    rounded = probs.astype(np.float32).astype(np.float64)
+    rng = np.random.default_rng(1)
+    broken, predicted = 0, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(400):
+            rows = rng.integers(len(probs), size=500)
+            rule = LabelThresholds(criterion="precision", precision=0.8).fit(probs[rows], labels[rows])
+            found = rounded > rule.thresholds_
+            counts = found.sum(axis=0)
+            broken += bool(((labels * found).sum(axis=0) < 0.8 * counts).any())
+            predicted += counts[0] > 0
+    assert broken <= binom.ppf(0.999, 400, 0.05)
+    assert predicted > 360
+
+
+def test_ties_are_predicted_together() -> None:
+    probs = np.repeat([[0.9], [0.5], [0.1]], [20, 20, 20], axis=0)
+    labels = np.repeat([[1], [1], [0]], [20, 20, 20], axis=0)
+    rule = LabelThresholds().fit(probs, labels)
+    assert rule.thresholds_[0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": "f2"}, "criterion to be one of .*, got 'f2'; known"),
+        ({"criterion": "precision"}, "precision to be given, got none"),
+        ({"precision": 0.9}, "precision to be given for criterion='precision' only, got 0.9"),
+        ({"criterion": "precision", "precision": 1.0}, "precision to be below 1"),
+        ({"criterion": "cost"}, "costs to be given, got none; costs is what 'cost' needs"),
+        ({"criterion": "cost", "costs": (1, 0)}, r"costs to be two numbers above 0, got \(1, 0\)"),
+        ({"criterion": "cost", "costs": (1, np.nan)}, "costs to be two numbers above 0"),
+        ({"criterion": "cost", "costs": (1, 2, 3)}, "costs to be two numbers above 0"),
+        ({"min_positives": 0}, "min_positives to be at least 1, got 0"),
+    ],
+)
+def test_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputValueError, match=message):
+        LabelThresholds(**options)  # type: ignore[arg-type]
+
+
+def test_rows() -> None:
+    probs, labels = drawn(50)
+    for wrong, message in (
+        ((probs * 2, labels), r"probs to lie in \[0, 1\]"),
+        ((probs * np.nan, labels), r"probs to lie in \[0, 1\], got values from nan"),
+        ((probs[:0], labels[:0]), r"probs to have shape \(N, C\), N >= 1"),
+        ((probs, labels[:, :2]), r"labels to have shape \(50, 3\)"),
+        ((probs, labels * 2), "labels to be 0 or 1, got 2 in row"),
+        ((probs, labels * 0), "labels to have at least min_positives=10 positives in all, got 0"),
+    ):
+        with pytest.raises(InputValueError, match=message):
+            LabelThresholds().fit(*wrong)
+    with pytest.raises(
+        InputValueError, match=r"at least \d+ to promise precision=0.99 with delta=0.025, got 50"
+    ):
+        LabelThresholds(criterion="precision", precision=0.99, min_positives=5).fit(
+            probs[:, :2], labels[:, :2]
+        )
