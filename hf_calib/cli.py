@@ -25,6 +25,13 @@ class Criterion(str, Enum):
     adaptive_ece = "adaptive_ece"
 
 
+class SetMethod(str, Enum):
+    """How prediction sets are made; see `hf_calib.decisions.PredictionSets`."""
+
+    lac = "lac"
+    aps = "aps"
+
+
 Source = Annotated[
     str,
     typer.Argument(
@@ -203,6 +210,108 @@ def calibrate(
             console.print_json({**done.to_dict(), "output": str(output)})
         else:
             console.print_calibration(done)
+            console.print_written(output)
+
+
+@app.command()
+def decide(
+    source: Source,
+    data: Data = None,
+    config_name: ConfigName = None,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Split to fit on, of a Hub dataset or folder; neither the training split nor the rows that the "
+            "model was calibrated on."
+        ),
+    ] = "validation",
+    test_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Other labelled rows to measure on. Without them, half of the data is held out for that."
+        ),
+    ] = None,
+    test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="Answer where this share of the answers is right; hand over the rest. 0.95 by default."
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Chance that the promised accuracy fails.")] = 0.05,
+    by_class: Annotated[
+        bool,
+        typer.Option("--by-class", help="Promise the accuracy, or the coverage of sets, for every class."),
+    ] = False,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of an accuracy: a csv file of costs, true classes in the first column, decisions in the "
+            "header, the last one perhaps 'abstain'."
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of an accuracy: sets of classes that miss the true one for this share at most."
+        ),
+    ] = None,
+    sets: Annotated[SetMethod, typer.Option(help="How sets are made, for alpha.")] = SetMethod.lac,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help=f"Post-hoc scaler for the figures after calibration; for a model one of {_FOLDED}."
+        ),
+    ] = Method["temperature"],
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    class_names: ClassNames = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing halves of the data.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder, of the model perhaps, for decisions.json and a report in its folder decisions."
+        ),
+    ] = None,
+    trust_remote_code: Remote = False,
+    as_json: AsJson = False,
+) -> None:
+    """Promise an accuracy and hand over the rest, or decide by costs or in sets: what is answered, how right."""
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import decide as command
+        from hf_calib.commands.evaluate import LabelledTexts, check_data
+
+        check_data(source, data)
+        rule = command.choose_rule(
+            accuracy=accuracy, delta=delta, by_class=by_class, costs=costs, alpha=alpha, sets=sets.value
+        )
+        options: dict[str, Any] = {"output": output, "method": method.value, "seed": seed, "stages": stages}
+        if data is None:
+            decided = command.decide_predictions(
+                source, rule, test=test_data, label_column=label_column, **options
+            )
+        else:
+            names = class_names.split(",") if class_names else None
+            reading = (text_column, label_column, names, max_length, batch_size)
+            rows = LabelledTexts(data, config_name, split, *reading)
+            test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
+            with console.progress() as progress:
+                decided = command.decide_model(
+                    source,
+                    rows,
+                    rule,
+                    test=test,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
+                    **options,
+                )
+        console.print_warnings(decided.notes)
+        if as_json:
+            console.print_json(decided.to_dict())
+        else:
+            console.print_decided(decided)
             console.print_written(output)
 
 

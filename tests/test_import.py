@@ -21,7 +21,7 @@ LAYERS = [
     {"_errors"},
     {"_files", "_markdown", "_compat", "_moved"},
     {"losses", "metrics"},
-    {"scaling", "plots", "evaluate_modules", "models", "data"},
+    {"decisions", "scaling", "plots", "evaluate_modules", "models", "data"},
     {"report", "predictions"},
     {"export"},
     {"trainer"},
@@ -30,7 +30,12 @@ LAYERS = [
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 # What a package may import from outside; `metrics` numpy only, but for the state that evaluations fill.
-OUTSIDE = {"losses": {"torch"}, "metrics": {"numpy", "scipy"}, "scaling": {"numpy", "scipy", "sklearn"}}
+OUTSIDE = {
+    "losses": {"torch"},
+    "metrics": {"numpy", "scipy"},
+    "decisions": {"numpy", "scipy"},
+    "scaling": {"numpy", "scipy", "sklearn"},
+}
 WITH_TORCH = {"metrics/streaming.py", "metrics/_batch_scores.py"}
 
 
@@ -50,7 +55,12 @@ def test_importing_brings_in_nothing_heavy_and_is_fast() -> None:
 
 
 def test_metrics_need_no_torch_and_losses_no_transformers() -> None:
-    for package, absent in (("metrics", "torch"), ("losses", "transformers"), ("scaling", "torch")):
+    for package, absent in (
+        ("metrics", "torch"),
+        ("losses", "transformers"),
+        ("scaling", "torch"),
+        ("decisions", "sklearn"),
+    ):
         code = f"import sys, hf_calib.{package}; print({absent!r} in sys.modules)"
         assert python(code).strip() == "False", package
 

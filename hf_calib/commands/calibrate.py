@@ -141,7 +141,7 @@ def calibrate_model(
     target_logits = None if target is None else predict_logits(classifier, target_tokens, **running)
 
     fitted_on, reported, held_out = split_roles(found, tested, seed)
-    seen = () if test is None else _note_in_sample(_texts_in_both(data, test_data, rows, test), len(reported))
+    seen = () if test is None else _note_in_sample(texts_in_both(data, test_data, rows, test), len(reported))
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
     served, prior = scaler, None
@@ -236,7 +236,7 @@ def calibrate_predictions(
         target_logits, target_names = load_unlabelled(target, label_column=label_column)
         check_same_classes("the target data", found, target_logits.shape[1], target_names)
     fitted_on, reported, held_out = split_roles(found, tested, seed)
-    seen = () if tested is None else _note_in_sample(_rows_in_both(found, tested), len(tested))
+    seen = () if tested is None else _note_in_sample(rows_in_both(found, tested), len(tested))
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
     served, prior = scaler, None
@@ -372,7 +372,7 @@ def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
     )
 
 
-def _rows_in_both(found: Predictions, tested: Predictions) -> int:
+def rows_in_both(found: Predictions, tested: Predictions) -> int:
     """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
 
     Where scores were rounded so far that different examples coincide, only the very same rows count.
@@ -395,7 +395,7 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
     return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
 
 
-def _texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: LabelledTexts) -> int:
+def texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: LabelledTexts) -> int:
     """How many of the test texts are also among those to fit on."""
     fitted = set(data[rows.text_column])
     return sum(text in fitted for text in test_data[test.text_column])

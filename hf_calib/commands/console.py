@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from hf_calib.commands.calibrate import Calibration
+    from hf_calib.commands.decide import Decided
     from hf_calib.report import CalibrationReport
     from hf_calib.scaling import PriorEstimate
 
@@ -136,6 +137,15 @@ def _moved_classes(
         for k in order[:_MOST_MOVED]
     ]
     return title, ["class", "source", "target"], rows
+
+
+def print_decided(decided: Decided) -> None:
+    """What the rule does before and after calibration, and the rows that this was found on."""
+    print_table(f"Decisions of {decided.name}", *decided.section.table())
+    calibrated = f", {decided.method} on {decided.n_calibrated_on:,} others" if decided.method else ""
+    rule, *others = decided.section.sentences()
+    print_lines([rule.removesuffix(" that this report leaves out.") + f"{calibrated}.", *others])
+    print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -85,7 +85,7 @@ class AbstainRule(Rule):
         rows, targets = class_rows(probs, labels)
         confidences, predicted = winners(rows)
         right = predicted == targets
-        check_rows_for(self.accuracy, self.delta, len(rows))
+        self.check_rows(len(rows))
         if self.by_class:
             self.thresholds_ = self._by_class(confidences, predicted, right, rows.shape[1])
         else:
@@ -121,6 +121,10 @@ class AbstainRule(Rule):
             f"answers where at least {percent(self.accuracy)} of {each} are right, which is promised with "
             f"{percent(1 - self.delta)} confidence"
         )
+
+    def check_rows(self, n_rows: int) -> None:
+        """Raise where so few calibration rows cannot promise the accuracy."""
+        check_rows_for(self.accuracy, self.delta, n_rows)
 
     def curve(
         self,

@@ -6,6 +6,7 @@ matplotlib is imported when one is drawn, and pyplot never, so that no global st
 from hf_calib.plots._common import save_figure
 from hf_calib.plots.binned import reliability_diagram, reliability_grid
 from hf_calib.plots.classes import class_reliability_grid
+from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
 from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
@@ -14,6 +15,7 @@ __all__ = [
     "class_reliability_grid",
     "confidence_histogram",
     "gamma_dynamics",
+    "promise_diagram",
     "reliability_comparison",
     "reliability_diagram",
     "reliability_grid",

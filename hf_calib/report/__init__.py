@@ -1,6 +1,7 @@
 """A calibration report: every metric with its interval, tables, figures, and what they mean in words."""
 
 from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
+from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.measures import MEASURES, Measure, Measurement
 from hf_calib.report.tables import BinRow, ClassRow
 
@@ -10,6 +11,7 @@ __all__ = [
     "BinRow",
     "CalibrationReport",
     "ClassRow",
+    "DecisionSection",
     "Measure",
     "Measurement",
     "calibration_report",

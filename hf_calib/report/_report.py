@@ -15,6 +15,7 @@ from hf_calib.metrics._inputs import as_array, check_n_bins, check_probs_and_lab
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
+from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.measures import Measurement, Settings, measure_all
 from hf_calib.report.tables import BinRow, ClassRow, bin_rows, class_rows
@@ -63,6 +64,7 @@ class CalibrationReport:
         n_resamples: of the bootstrap; a slow metric has fewer, which its `Measurement` says.
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
+        decisions: what a rule does on these examples, or None.
     """
 
     name: str
@@ -75,6 +77,7 @@ class CalibrationReport:
     n_resamples: int
     seed: int
     notes: tuple[str, ...] = ()
+    decisions: DecisionSection | None = None
 
     @property
     def n_examples(self) -> int:

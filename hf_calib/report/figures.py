@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hf_calib.plots import (
     class_reliability_grid,
     confidence_histogram,
+    promise_diagram,
     reliability_diagram,
     risk_coverage_diagram,
     smooth_reliability_diagram,
@@ -16,6 +17,7 @@ from hf_calib.plots import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hf_calib.decisions.measured import PromiseCurve
     from hf_calib.report._report import Assessment, CalibrationReport
 
 CAPTIONS = {
@@ -24,18 +26,23 @@ CAPTIONS = {
     "with a bootstrap band.",
     "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
+    "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "
+    "intervals (right).",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
 
 
 def alt_texts(report: CalibrationReport) -> dict[str, str]:
     """What each figure shows, in numbers, for readers who cannot see it."""
+    curves = report.decisions.curves if report.decisions is not None else {}
+    promises = [_of_promises(name, curve) for name, curve in curves.items()]
     worst = max((report.after or report.before).classes, key=lambda row: row.class_gap)
     return {
         "reliability": f"Reliability diagram. {_numbers(report, _of_bins)}",
         "smooth_reliability": f"Smooth reliability diagram. {_numbers(report, _of_smooth_curve)}",
         "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
         "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
+        "decisions": f"Share answered for promised accuracies. {'; '.join(promises)}.",
         "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
     }
 
@@ -71,6 +78,11 @@ def _of_ranking(assessment: Assessment) -> str:
     return f"area under the curve {area:.4f}, error rate {1 - assessment.correct.mean():.3f}"
 
 
+def _of_promises(name: str, curve: PromiseCurve) -> str:
+    pairs = zip(curve.promised, curve.answered, strict=True)
+    return f"{name}: {', '.join(f'{answered:.1%} at {promised:.1%}' for promised, answered in pairs)}"
+
+
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     """What `CalibrationReport.figures` returns."""
     columns = {report.name: report.before}
@@ -78,6 +90,8 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         columns = {"before": report.before, "after calibration": report.after}
     panels = {name: (column.confidences, column.correct) for name, column in columns.items()}
     final = report.after or report.before
+    decisions = report.decisions
+    promises = {"decisions": promise_diagram(decisions.curves)} if decisions and decisions.curves else {}
     return {
         "reliability": reliability_diagram(panels, n_bins=report.n_bins),
         "smooth_reliability": smooth_reliability_diagram(
@@ -85,6 +99,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         ),
         "confidence_histogram": confidence_histogram(panels),
         "risk_coverage": risk_coverage_diagram(panels),
+        **promises,
         "classwise": class_reliability_grid(
             final.probs, report.labels, class_names=report.class_names, n_bins=report.n_bins
         ),

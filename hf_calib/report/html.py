@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_calib.report._report import CalibrationReport
+    from hf_calib.report.decisions import DecisionSection
 
 _DPI = 180
 # The colours follow the reader's light or dark mode; figures keep their white ground in both, and on paper.
@@ -74,6 +75,7 @@ def to_html(report: CalibrationReport) -> str:
         f'<p class="summary">{escape(summary(report))}</p>',
         _section("Diagnosis", _bullets(report.diagnosis)),
         _section("Caveats", _bullets(report.warnings)) if report.warnings else "",
+        _decisions(report.decisions) if report.decisions is not None else "",
         _section(
             "Metrics",
             _table(f"Metrics with their {level} bootstrap intervals", *metric_table(report)),
@@ -90,6 +92,11 @@ def to_html(report: CalibrationReport) -> str:
         + "\n".join(part for part in parts if part)
         + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def _decisions(section: DecisionSection) -> str:
+    table = _table("What the rule does, with 95% intervals", *section.table())
+    return _section("Decisions", table, _bullets(section.sentences(), "notes"))
 
 
 def _section(title: str, *parts: str) -> str:

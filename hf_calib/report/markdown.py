@@ -20,6 +20,10 @@ def to_markdown(report: CalibrationReport) -> str:
     warnings = warnings_about_data(report, escape)
     if warnings:
         lines += ["", "## Caveats", "", *_bullets(warnings)]
+    if report.decisions is not None:
+        header, rows = report.decisions.table()
+        lines += ["", "## Decisions", "", *markdown_table(header, rows)]
+        lines += ["", *_bullets(report.decisions.sentences())]
     lines += ["", "## Metrics", "", *markdown_table(*metric_table(report)), "", *_bullets(footnotes(report))]
     for title, (header, rows) in (
         ("Bins that add most to the calibration error", bin_table(report)),

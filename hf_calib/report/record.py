@@ -27,6 +27,7 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "after": None if report.after is None else _assessment(report.after, report.confidence_level),
         "diagnosis": list(report.diagnosis),
         "warnings": list(report.warnings),
+        "decisions": None if report.decisions is None else report.decisions.to_dict(),
     }
 
 

@@ -12,7 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hf_calib import plots
+from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics import classwise_calibration_error, risk_coverage_curve, smooth_calibration_error
+from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.smooth import smooth_reliability
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
@@ -227,6 +229,37 @@ def test_a_long_curve_keeps_its_ends() -> None:
     risk = risk_coverage_curve(confidences, correct).risk
     assert len(curve.get_xdata()) <= 1_000
     assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == (risk[0], risk[-1])
+
+
+# Promised accuracies
+
+
+def test_the_diagram_shows_what_is_answered_and_how_right() -> None:
+    kept = (Interval(0.95, 0.9, 0.98), Interval(0.97, 0.91, 0.99), None)
+    figure = plots.promise_diagram(
+        {
+            "a $x$": PromiseCurve((0.9, 0.95, 0.99), (0.8, 0.6, 0.0), kept),
+            "b": PromiseCurve((0.9,), (0.5,), (None,)),
+        }
+    )
+    left, right = figure.axes
+    assert [line.get_xydata().tolist() for line in left.lines] == [
+        [[0.9, 0.8], [0.95, 0.6], [0.99, 0.0]],
+        [[0.9, 0.5]],
+    ]
+    (bars,) = right.containers
+    assert bars.lines[0].get_xydata().tolist() == [[0.9, 0.95], [0.95, 0.97]]
+    ends = np.array([segment[:, 1] for segment in bars.lines[2][0].get_segments()])
+    np.testing.assert_allclose(ends, [[0.9, 0.98], [0.91, 0.99]])
+    (promised,) = [line for line in right.lines if line.get_linestyle() == ":"]
+    np.testing.assert_array_equal(promised.get_xdata(), promised.get_ydata())
+    assert {"a $x$", "b", "accuracy promised", "inputs answered"} <= set(written(figure))
+    assert overlapping(figure) == []
+
+
+def test_a_diagram_without_a_promise_is_refused() -> None:
+    with pytest.raises(ValueError, match="a diagram to have at least one promised accuracy, got none"):
+        plots.promise_diagram({"a": PromiseCurve((), (), ())})
 
 
 # Classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -17,11 +18,14 @@ from scipy.special import softmax
 from scipy.stats import binomtest
 
 import hf_calib.metrics as metrics
+from hf_calib.decisions import AbstainRule
 from hf_calib.metrics import calibration_report
-from hf_calib.report import MEASURES, CalibrationReport
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.report import MEASURES, CalibrationReport, DecisionSection
 from hf_calib.report.diagnosis import misjudged_frequencies, overall, significant_runs
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.tables import bin_rows, gap_p_value, worst_bins
+from hf_calib.report.text import with_interval
 from tests.helpers.sampled import predictions
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
@@ -544,3 +548,66 @@ def test_the_report_is_a_lazy_name_of_the_metrics() -> None:
     assert metrics.CalibrationReport is CalibrationReport
     with pytest.raises(AttributeError, match="no attribute 'calibration_repor'"):
         metrics.calibration_repor  # noqa: B018
+
+
+# Decisions
+
+
+@cache
+def with_decisions() -> CalibrationReport:
+    """A rule at 80% for both sets of probabilities, which the rows are easy enough for."""
+    probs, labels = predictions(temperature=0.4)
+    calibrated = predictions()[0]
+    curves, measured = {}, []
+    for name, rows in (("before", probs), ("after <i>", calibrated)):
+        rule = AbstainRule(accuracy=0.8).fit(rows, labels)
+        measured.append(rule.measure(rows, labels))
+        curves[name] = rule.curve(rows, labels, rows, labels, accuracies=[0.7, 0.8, 0.999])
+    section = DecisionSection(rule.promise(), 400, *measured, curves)
+    return replace(quick(probs, labels, calibrated=calibrated), decisions=section)
+
+
+def test_decisions_are_in_every_form_of_the_report() -> None:
+    report = with_decisions()
+    section = report.decisions
+    assert section is not None
+    assert section.after is not None
+    assert section.before != section.after
+    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["decisions"]
+    assert record["before"]["answered"]["value"] == section.before["answered"].value
+    assert record["curves"]["before"]["promised"] == [0.7, 0.8]
+    markdown, html = report.to_markdown(), report.to_html()
+    shown = [
+        ["decisions", "before", "after"],
+        *(
+            [title, *(with_interval(*state[key]) for state in (section.before, section.after))]
+            for key, title in (("answered", "Inputs answered"), ("accuracy", "Accuracy of the answers"))
+        ),
+    ]
+    for row in shown:
+        assert f"| {' | '.join(row)} |" in markdown
+    tables = re.findall(r"<table>.*?</table>", html, flags=re.DOTALL)
+    assert cells(tables[0]) == shown
+    assert "The rule answers where at least 80% of its answers are right" in markdown
+    assert "The rule answers where at least 80% of its answers are right" in html
+    answered = section.curves["before"].answered
+    assert f"before: {answered[0]:.1%} at 70.0%, {answered[1]:.1%} at 80.0%; after &lt;i&gt;: " in html
+    assert "<i>" not in html
+    assert list(report.figures()) == [
+        "reliability",
+        "smooth_reliability",
+        "confidence_histogram",
+        "risk_coverage",
+        "decisions",
+        "classwise",
+    ]
+
+
+def test_decisions_without_a_figure_and_without_an_answer() -> None:
+    probs, labels = predictions()
+    nothing = {"answered": Interval(0.0, 0.0, 0.01)}
+    section = DecisionSection("hands over", 100, nothing, {**nothing, "accuracy": Interval(1.0, 0.9, 1.0)})
+    assert section.sentences()[1:] == ["Nothing is answered before calibration."]
+    assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
+    assert "decisions" not in replace(quick(probs, labels), decisions=section).figures()
+    assert quick(probs, labels).to_dict()["decisions"] is None

@@ -1,0 +1,373 @@
+"""`hf-calib decide`: a rule fitted on held-out rows, and what it does on others, before and after calibration."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_calib._errors import InputValueError, expected, few
+from hf_calib._files import check_output, whole_folder
+from hf_calib.commands.calibrate import (
+    FOLDED,
+    METHODS,
+    fit,
+    make_scaler,
+    rows_in_both,
+    split_roles,
+    texts_in_both,
+)
+from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of, report_on
+from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
+from hf_calib.decisions._rule import Rule, percent
+from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.predictions.files import Predictions, load_predictions
+from hf_calib.report import DecisionSection
+from hf_calib.report.writing import write_report
+
+ABSTAIN = "abstain"  # the column of a file of costs that is no class
+_CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
+
+# The rule, unfitted, for a model of these class names.
+MakeRule = Callable[[Sequence[str]], Rule]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The outcome of `decide_model` or `decide_predictions`.
+
+    Args:
+        name: of the model, or of the file of predictions.
+        decisions: the rule for the probabilities as they are, and what it was measured to do.
+        section: the same after calibration too.
+        method: the post-hoc scaler of "after"; None where the model is calibrated already.
+        n_calibrated_on: rows that the scaler was fitted on; the rule saw none of them.
+        held_out: which rows were measured, in words.
+        notes: warnings of the fits.
+    """
+
+    name: str
+    decisions: Decisions
+    section: DecisionSection
+    method: str | None
+    n_calibrated_on: int
+    held_out: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {
+            "name": self.name,
+            "rule": self.decisions.rule.kind,
+            "options": self.decisions.rule.options(),
+            **self.section.to_dict(),
+            "method": self.method,
+            "n_calibrated_on": self.n_calibrated_on,
+            "n_measured": self.decisions.n_measured,
+            "held_out": self.held_out,
+            "notes": list(self.notes),
+        }
+
+
+def choose_rule(
+    *,
+    accuracy: float | None = None,
+    delta: float = 0.05,
+    by_class: bool = False,
+    costs: Path | None = None,
+    alpha: float | None = None,
+    sets: Literal["lac", "aps"] = "lac",
+) -> MakeRule:
+    """The rule that the options ask for: one of accuracy, costs and alpha; an accuracy of 0.95 without any.
+
+    Args:
+        accuracy: of `AbstainRule`, with delta and by_class.
+        delta: for an accuracy only.
+        by_class: for an accuracy or alpha.
+        costs: a table (csv) of `CostRule`: a row for each true class, whose name is in the first column, and a
+            column for each class to decide for, perhaps one more named "abstain".
+        alpha: of `PredictionSets`, with sets and by_class.
+        sets: the method of `PredictionSets`.
+
+    Raises:
+        ValueError: if an option is wrong, or more than one rule is asked for.
+    """
+    asked = {"accuracy": accuracy, "costs": costs, "alpha": alpha}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        way_out = "run the command once for each rule"
+        raise InputValueError(
+            expected("the rule", f"be one of {', '.join(asked)}", " and ".join(given), way_out)
+        )
+    if costs is not None:
+        table = _read_costs(costs)
+        return lambda names: CostRule(_ordered(table, names, costs))
+    rule: Rule = (
+        AbstainRule(accuracy=0.95 if accuracy is None else accuracy, delta=delta, by_class=by_class)
+        if alpha is None
+        else PredictionSets(alpha=alpha, method=sets, by_class=by_class)
+    )
+    return lambda names: copy.copy(rule)
+
+
+def decide_model(
+    source: str,
+    rows: LabelledTexts,
+    make_rule: MakeRule,
+    *,
+    output: Path | None = None,
+    test: LabelledTexts | None = None,
+    method: str = "temperature",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    stages: Stages = in_silence,
+) -> Decided:
+    """Fit a rule on a model's probabilities, and measure it on other rows, before and after calibration.
+
+    Args:
+        source: a sequence classifier on the Hub or in a folder.
+        rows: labelled texts that neither the model nor a scaler in its head was fitted on.
+        make_rule: from `choose_rule`.
+        output: a folder, the model's own perhaps, for decisions.json and, in its folder `decisions`, the report.
+        test: texts to measure on; without them, half of the rows are held out for that.
+        method: a key of `FOLDED`, for "after"; it is fitted on half of the rows that are not measured, and the
+            rule on the other half. A model that was calibrated by `hf-calib calibrate` needs none, and its rule
+            is fitted on all of them.
+        seed: of the draws of halves.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just predicted and of all rows.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if model, data or method are wrong, or the rows are too few for the promise.
+        TypeError: if columns are of the wrong kind.
+    """
+    from hf_calib.predictions.texts import load_classifier
+
+    scaler = make_scaler(method, "nll", 15, FOLDED)
+    check_output(output)
+    stages(f"reading {rows.data}")
+    data = rows.load()
+    test_data: Any = None if test is None else test.load()
+    stages(f"loading {source}")
+    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    recorded = getattr(classifier.model.config, "calibration", None) or {}
+    rule = make_rule(classifier.class_names)
+    _check_rows(rule, len(data), is_split=test is None, is_calibrated=bool(recorded.get("folded")))
+    stages(f"tokenizing {len(data):,} texts")
+    encoded = rows.encode(classifier, data)
+    test_encoded = None if test is None else test.encode(classifier, test_data)
+    stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows")
+    running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
+    found = encoded.predict(**running)
+    tested = None if test_encoded is None else test_encoded.predict(**running)
+    shared = 0 if test is None else texts_in_both(data, test_data, rows, test)
+    if recorded.get("folded"):
+        return _decide(source, found, tested, rule, None, None, shared, output, seed, stages)
+    return _decide(source, found, tested, rule, method, scaler, shared, output, seed, stages)
+
+
+def decide_predictions(
+    source: str,
+    make_rule: MakeRule,
+    *,
+    output: Path | None = None,
+    test: str | None = None,
+    label_column: str = "label",
+    method: str = "temperature",
+    seed: int = 0,
+    stages: Stages = in_silence,
+) -> Decided:
+    """Fit a rule on a file of predictions, and measure it on other rows, before and after calibration.
+
+    Args:
+        source: a file of predictions.
+        make_rule: from `choose_rule`.
+        output: a folder for decisions.json and, in its folder `decisions`, the report.
+        test: another file of predictions, to measure on; without one, half of the rows are held out for that.
+        label_column: of both files, where they are tables.
+        method: a key of `METHODS`, for "after"; see `decide_model`.
+        seed: of the draws of halves.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if a file or the method is wrong, or the rows are too few for the promise.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    scaler = make_scaler(method, "nll", 15, METHODS)
+    check_output(output)
+    stages(f"reading {source}")
+    found = load_predictions(source, label_column=label_column)
+    tested = None if test is None else load_predictions(test, label_column=label_column)
+    rule = make_rule(_names(found))
+    _check_rows(rule, len(found), is_split=test is None, is_calibrated=False)
+    shared = 0 if tested is None else rows_in_both(found, tested)
+    return _decide(source, found, tested, rule, method, scaler, shared, output, seed, stages)
+
+
+def _decide(
+    source: str,
+    found: Predictions,
+    tested: Predictions | None,
+    rule: Rule,
+    method: str | None,
+    scaler: Any,
+    n_shared: int,
+    output: Path | None,
+    seed: int,
+    stages: Stages,
+) -> Decided:
+    pool, measured, held_out = split_roles(found, tested, seed)
+    notes: list[str] = []
+    if n_shared:
+        notes.append(
+            f"{n_shared:,} of the {len(measured):,} measured rows are also among those to fit on. The rule looks "
+            "better on these than on new rows. Measure on other test data."
+        )
+    fitted_on, n_calibrated_on = pool, 0
+    if scaler is not None:
+        # The promise needs rows that the scaler has not seen: on those that it has, confidences fit too well.
+        calibrating, fitted_on, _ = split_roles(pool, None, seed)
+        stages(f"calibrating on {len(calibrating):,} rows")
+        notes += fit(scaler, calibrating)
+        n_calibrated_on = len(calibrating)
+
+    stages(f"fitting the rule on {len(fitted_on):,} rows, measuring {len(measured):,}")
+    before = _Fitted(
+        rule, fitted_on.probabilities(), fitted_on.labels, measured.probabilities(), measured.labels
+    )
+    after = None
+    if scaler is not None:
+        probs, other_probs = (scaler.predict_proba(rows.as_logits()) for rows in (fitted_on, measured))
+        after = _Fitted(rule, probs, fitted_on.labels, other_probs, measured.labels)
+    curves = {"as it is" if after is None else "before": before.curve()}
+    if after is not None:
+        curves["after calibration"] = after.curve()
+    section = DecisionSection(
+        rule.promise(),
+        len(fitted_on),
+        before.measured,
+        None if after is None else after.measured,
+        {name: curve for name, curve in curves.items() if curve is not None and curve.promised},
+    )
+    notes += [note if after is None else f"Before calibration: {note}" for note in before.notes]
+    notes += [f"After calibration: {note}" for note in ([] if after is None else after.notes)]
+    for fitted in (before, after):
+        notes += [] if fitted is None else fitted.broken_promise()
+    decisions = Decisions(before.rule, _names(found), before.measured, len(measured))
+    if output is not None:
+        if after is not None:
+            notes.append(
+                "decisions.json is for the probabilities as they are. For those after calibration, calibrate the "
+                "model first (hf-calib calibrate), and decide for the calibrated one on other rows."
+            )
+        stages(f"writing to {output}")
+        report = replace(report_on(measured, source, 15, scaler), decisions=section, notes=tuple(notes))
+        with whole_folder(output) as folder:
+            decisions.save(folder)
+            write_report(report, folder / "decisions")
+    return Decided(
+        name_of(source),
+        decisions,
+        section,
+        method if after else None,
+        n_calibrated_on,
+        held_out,
+        tuple(notes),
+    )
+
+
+class _Fitted:
+    """A copy of a rule, fitted on some rows and measured on others."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        probs: NDArray[Any],
+        labels: NDArray[np.int64],
+        other_probs: NDArray[Any],
+        other_labels: NDArray[np.int64],
+    ) -> None:
+        self.rows = (probs, labels, other_probs, other_labels)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.rule: Rule = copy.copy(rule).fit(probs, labels)
+        self.notes = [str(warning.message) for warning in caught]
+        self.measured: dict[str, Interval] = self.rule.measure(other_probs, other_labels)
+
+    def broken_promise(self) -> list[str]:
+        """A warning where the answers are right less often than promised, beyond chance."""
+        kept = self.measured.get("accuracy")
+        if not isinstance(self.rule, AbstainRule) or kept is None or kept.high >= self.rule.accuracy:
+            return []
+        return [
+            f"On the measured rows {kept.value:.1%} of the answers are right ({kept.low:.1%} to {kept.high:.1%}), "
+            f"less than the {percent(self.rule.accuracy)} promised. They are unlike the calibration rows, perhaps in "
+            "the shares of their classes. Fit on rows that are drawn as the inputs will be."
+        ]
+
+    def curve(self) -> PromiseCurve | None:
+        """Other promised accuracies, of a rule that promises one."""
+        if not isinstance(self.rule, AbstainRule):
+            return None
+        return self.rule.curve(*self.rows, accuracies=sorted({*_CURVE, self.rule.accuracy}))
+
+
+def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool) -> None:
+    """Raise where the rows that are left to fit the rule on are too few, before the model is run."""
+    parts = []
+    left = n_rows
+    for is_halved, purpose in ((is_split, "to measure on"), (not is_calibrated, "to calibrate on")):
+        if is_halved:
+            parts.append(purpose)
+            left -= left // 2 if purpose == "to calibrate on" else left - left // 2
+    try:
+        rule.check_rows(left)
+    except InputValueError as error:
+        if not parts:
+            raise
+        message = f"{error} (of the data's {n_rows:,} rows, some are {' and some '.join(parts)})"
+        raise InputValueError(message) from None
+
+
+def _names(predictions: Predictions) -> tuple[str, ...]:
+    return predictions.class_names or tuple(map(str, range(predictions.n_classes)))
+
+
+def _read_costs(path: Path) -> Any:
+    import pandas  # type: ignore[import-untyped]
+
+    way_out = "write a csv file: true classes in the first column, decisions in the header"
+    try:
+        table = pandas.read_csv(path, index_col=0, keep_default_na=False, dtype=str)
+    except (OSError, ValueError) as error:
+        raise InputValueError(
+            expected("costs", "be readable as csv", f"{path} ({error})", way_out)
+        ) from error
+    try:
+        values = table.astype(float)
+    except ValueError as error:
+        raise InputValueError(expected("costs", "hold numbers", f"{error} in {path}", way_out)) from error
+    values.index = values.index.astype(str)
+    return values
+
+
+def _ordered(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
+    """The costs in the model's order of classes."""
+    columns = [*names, ABSTAIN] if ABSTAIN in table.columns and ABSTAIN not in names else list(names)
+    for what, found, wanted in (("rows", table.index, names), ("columns", table.columns, columns)):
+        if sorted(found) != sorted(wanted):
+            requirement = f"be the model's classes ({few(names)})"
+            way_out = f"name each class once; a last column {ABSTAIN!r} holds the cost of handing over"
+            raise InputValueError(
+                expected(f"the {what} of {path}", requirement, few(list(found)) or "none", way_out)
+            )
+    return table.loc[list(names), columns].to_numpy(dtype=np.float64)

@@ -1,0 +1,77 @@
+"""The section of a report on decisions: what a rule promises, and what it does on the report's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_calib.decisions.measured import TITLES, PromiseCurve
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.report.text import Table, with_interval
+
+
+@dataclass(frozen=True)
+class DecisionSection:
+    """A rule, measured on the rows of a report.
+
+    Args:
+        promise: what it does, in words that go on from "The rule"; see the rules' `promise`.
+        n_fitted: calibration rows that it was fitted on, with the probabilities before calibration and with
+            those after it.
+        before: what `measure` of the rule found.
+        after: the same for the rule that was fitted after calibration, or None.
+        curves: for `AbstainRule`, other promised accuracies, by the name of the probabilities.
+    """
+
+    promise: str
+    n_fitted: int
+    before: Mapping[str, Interval]
+    after: Mapping[str, Interval] | None = None
+    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)
+
+    def sentences(self) -> list[str]:
+        """What is promised, and for whom."""
+        said = [
+            f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows that this report leaves out."
+        ]
+        for state, found in self._states().items():
+            if "answered" in found and "accuracy" not in found:
+                said.append(f"Nothing is answered{'' if self.after is None else f' {state} calibration'}.")
+        if "saving" in self.before:
+            said.append("The saving is against deciding for the most probable class.")
+        return said
+
+    def table(self) -> Table:
+        """What the rule does, with 95% intervals, before and after calibration."""
+        states = self._states()
+        keys = [key for key in TITLES if any(key in found for found in states.values())]
+        rows = [
+            [TITLES[key], *(with_interval(*found[key]) if key in found else "" for found in states.values())]
+            for key in keys
+        ]
+        return ["decisions", *states], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {
+            "promise": self.promise,
+            "n_fitted": self.n_fitted,
+            **{
+                state: None if found is None else {key: interval._asdict() for key, interval in found.items()}
+                for state, found in (("before", self.before), ("after", self.after))
+            },
+            "curves": {
+                name: {
+                    "promised": list(curve.promised),
+                    "answered": list(curve.answered),
+                    "kept": [None if kept is None else kept._asdict() for kept in curve.kept],
+                }
+                for name, curve in self.curves.items()
+            },
+        }
+
+    def _states(self) -> dict[str, Mapping[str, Interval]]:
+        if self.after is None:
+            return {"value": self.before}
+        return {"before": self.before, "after": self.after}
