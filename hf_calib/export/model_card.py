@@ -13,6 +13,7 @@ from transformers.utils import CONFIG_NAME
 
 from hf_calib._files import whole_file
 from hf_calib._markdown import escape
+from hf_calib.export.decisions_card import decision_lines
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.scaling.saved_map import MAP_NAME, map_title
@@ -47,9 +48,8 @@ def add_calibration_section(
     card.data.library_name = "transformers"  # adapters, which were trained with peft, are merged
     card.data.tags = sorted({*(card.data.tags or []), *TAGS})
     before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
-    card.text = (
-        f"{before}\n\n{calibration_section({**record, 'folded': _is_folded(folder)}, metrics, prefix)}\n"
-    )
+    section = calibration_section({**record, "folded": _is_folded(folder)}, metrics, prefix)
+    card.text = "\n".join([before, "", section, *decision_lines(folder), ""])
     with whole_file(folder / "README.md") as unfinished:
         card.save(unfinished)
 

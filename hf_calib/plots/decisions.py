@@ -44,7 +44,7 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     ['inputs answered', 'accuracy of the answers']
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
     from matplotlib.transforms import ScaledTranslation
 
     promised = [accuracy for curve in curves.values() for accuracy in curve.promised]
@@ -75,15 +75,24 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     ends = (min(promised), max(promised))
     room = 0.05 * (ends[1] - ends[0]) or 0.01
     right.plot(ends, ends, ":", color=GREY, linewidth=1.2, zorder=0)
-    right.annotate("promised", ends, fontsize=7, color=GREY, ha="right", va="top")
+    right.annotate(
+        "promised",
+        (ends[0], ends[0]),
+        xytext=(8, 0),
+        textcoords="offset points",
+        fontsize=7,
+        color=GREY,
+        va="center",
+    )
     left.set_ylim(-0.02, 1.02)
     left.set_ylabel("inputs answered", fontsize=8)
     right.set_ylabel("accuracy of the answers", fontsize=8)
     for axes in (left, right):
         axes.set_xlim(ends[0] - room, ends[1] + room)
         axes.set_xlabel("accuracy promised", fontsize=8)
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
     plain_axes(left, right)
     add_legend_of_models(figure, left)
     if title:

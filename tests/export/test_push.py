@@ -60,6 +60,7 @@ def test_what_is_uploaded(name: str, pushed: Any) -> None:
         "README.md",
         "calibration.json",
         "config.json",
+        "decisions.json",
         "model.safetensors",
         "reliability.png",
         "tokenizer.json",
@@ -191,6 +192,18 @@ def test_the_section_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert second.count("## Calibration\n") == 1
     assert second == first.replace("the loss cross\\_entropy", "the loss other")
     assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
+    hub, _, _, _ = pushed
+    card = hub.files["me/plain"]["main"]["README.md"].decode()
+    _, section = card.split("## Calibration\n")
+    assert (
+        section.count("A decision rule comes with the model, in `decisions.json`. It takes the decision of")
+        == 1
+    )
+    assert card.endswith("\n")
+    assert not card.endswith("\n\n")
 
 
 def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:

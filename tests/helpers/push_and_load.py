@@ -9,10 +9,12 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from huggingface_hub import HfApi
 from transformers import AutoModelForSequenceClassification
 
+from hf_calib.decisions import CostRule, Decisions
 from tests.helpers.tiny import last_evaluation, tiny_bert
 from tests.helpers.trained import lora, trained
 
@@ -44,6 +46,8 @@ def push(
                 api.upload_file(
                     path_or_fileobj=b"old", path_in_repo=name, repo_id=f"me/{repository}", revision=branch
                 )
+    names = tuple(trainer.model.config.id2label.values())
+    Decisions(CostRule(1 - np.eye(len(names))), names).save(folder)
     trainer.push_to_hub(dataset="words | <b>", language="en", revision=revision)
     pushed = AutoModelForSequenceClassification.from_pretrained(
         f"me/{repository}", token=token, revision=revision or "main"
