@@ -137,7 +137,7 @@ def compare_reports(
 
 def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> Mapping[str, Any]:
     path = Path(source)
-    inside = [path / folder / _REPORT for folder in (".", "calibration", "report")]
+    inside = [path / folder / _REPORT for folder in (".", "calibration", "report", "decisions")]
     path = next((file for file in inside if os.path.isfile(file)), path)
     if path.suffix == ".json":
         return read_report(path)

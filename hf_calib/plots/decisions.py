@@ -90,7 +90,7 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     for axes in (left, right):
         axes.set_xlim(ends[0] - room, ends[1] + room)
         axes.set_xlabel("accuracy promised", fontsize=8)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
     plain_axes(left, right)

@@ -112,6 +112,7 @@ def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out" / "decisions" / "report.json").read_text())
     assert report["decisions"]["before"]["answered"]["value"] == decisions.measured["answered"].value
     assert report["n_examples"] == 400
+    assert call("report", tmp_path / "out").exit_code == 0
     document = (tmp_path / "out" / "decisions" / "report.md").read_text()
     assert "## Decisions" in document
     assert "| Inputs answered | 0." in document

@@ -60,6 +60,11 @@ def test_names_of_what_is_decided() -> None:
     assert None in decided
     sets = Decisions(RULES["sets"], NAMES)(torch.tensor(PROBS))
     assert sets == [[NAMES[c] for c in np.flatnonzero(row)] for row in RULES["sets"].predict(PROBS)]
+    labels = LabelThresholds()
+    labels.thresholds_, labels.pooled_ = np.array([0.5, 0.3, 0.5, 0.9]), np.zeros(4, dtype=bool)
+    scores = {"sport": 0.8, "law": 0.4, "art": 0.7, "film": 0.1}  # they need not sum to 1
+    output = [[{"label": name, "score": score} for name, score in scores.items()]]
+    assert Decisions(labels, NAMES)(output) == [["art", "law"]]
 
 
 @pytest.fixture(scope="module")
