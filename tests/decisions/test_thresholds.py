@@ -30,24 +30,27 @@ def all_cuts(probs: np.ndarray) -> list[float]:
     return [0.0, *((values[1:] + values[:-1]) / 2), 1.0]
 
 
+def f1(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Of one label, or micro F1 of several."""
+    return 2 * (labels * predicted).sum() / (labels.sum() + predicted.sum())
+
+
 def test_f1_macro_is_the_best_f1_of_each_label() -> None:
     probs, labels = drawn(200)
     rule = LabelThresholds().fit(probs, labels)
     for c in range(3):
-        best = max(f1_score(labels[:, c], probs[:, c] > t) for t in all_cuts(probs[:, c]) if t < 1)
+        best = max(f1(labels[:, c], probs[:, c] > t) for t in all_cuts(probs[:, c]))
         assert f1_score(labels[:, c], rule.predict(probs)[:, c]) == pytest.approx(best)
 
 
 def test_f1_micro_is_the_best_of_all_combinations() -> None:
-    probs, labels = drawn(18, seed=3, shifts=(0.0, -0.5))
+    probs, labels = drawn(25, seed=3, shifts=(0.0, -0.5))
     rule = LabelThresholds(criterion="f1_micro", min_positives=1).fit(probs, labels)
-    best = max(
-        f1_score(labels, probs > np.array(pair), average="micro", zero_division=0)
-        for pair in itertools.product(all_cuts(probs[:, 0]), all_cuts(probs[:, 1]))
-    )
+    pairs = itertools.product(all_cuts(probs[:, 0]), all_cuts(probs[:, 1]))
+    best = max(f1(labels, probs > np.array(pair)) for pair in pairs)
     assert f1_score(labels, rule.predict(probs), average="micro") == pytest.approx(best)
     macro = LabelThresholds(min_positives=1).fit(probs, labels)
-    assert f1_score(labels, macro.predict(probs), average="micro") <= best
+    assert f1(labels, macro.predict(probs)) <= best
 
 
 def test_cost_is_the_least() -> None:
