@@ -107,11 +107,12 @@ class CalibrationTrainingArguments(TrainingArguments):
             "split. Default: all of it."
         },
     )
-    calibration_method: str = field(
-        default="temperature",
+    calibration_method: str | None = field(
+        default=None,
         metadata={
             "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
-            f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map."
+            f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
+            "temperature_criterion is given, for causal language models, and for heads that keep no bias."
         },
     )
     temperature_criterion: str = field(
@@ -236,6 +237,8 @@ class CalibrationTrainingArguments(TrainingArguments):
             ValueError: for an unknown method or criterion, or a criterion that does not go with the method.
         """
         method, criterion = self.calibration_method, self.temperature_criterion
+        if method is None:
+            method = "auto" if criterion == "nll" else "temperature"
         for name, value, options in (
             ("calibration_method", method, CALIBRATION_METHODS),
             ("temperature_criterion", criterion, TEMPERATURE_CRITERIA),

@@ -32,7 +32,7 @@ from hf_calib.export.saving import (
 )
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, save_map, temperature_of, title_of
 from hf_calib.trainer import preflight
@@ -257,17 +257,25 @@ class CalibrationTrainer(Trainer):
         if self._callback(AdaFocalCallback) is None and adaptive and AdaFocalCallback not in self._removed:
             steps, samples = args.gamma_update_steps, args.gamma_update_samples
             self._own_callbacks.append(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
-        scaler, strategy = args.make_scaler(), args.calibration_strategy
+        scaler, strategy = self._make_scaler(), args.calibration_strategy
         removed = any(issubclass(kind, CalibrationMapCallback) for kind in self._removed)
         if self._callback(CalibrationMapCallback) is None and scaler is not None and not removed:
-            if args.calibration_method == "temperature":  # remove_callback is asked for this one
-                criterion = args.temperature_criterion
+            if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
+                criterion = scaler.criterion
                 self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
             else:
                 self._own_callbacks.append(CalibrationMapCallback(scaler, strategy=strategy))
         for callback in self._own_callbacks:
             self.add_callback(callback)
         self._arrange_callbacks()
+
+    def _make_scaler(self) -> Any:
+        """What the arguments say; by default a temperature where a map is too much or its bias would be lost."""
+        scaler, model = self.args.make_scaler(), self._unwrapped
+        if self.args.calibration_method is None and isinstance(scaler, AutoScaling) and model is not None:
+            if predicts_next_token(model) or head_loses_bias(model, number_of_classes(model)):
+                return TemperatureScaling()
+        return scaler
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback as `Trainer` does; one of this package replaces an earlier one of its class."""
@@ -744,7 +752,7 @@ class CalibrationTrainer(Trainer):
             )
         if scaler is None:
             callback = self._callback(CalibrationMapCallback)
-            scaler = clone(callback.scaler) if callback is not None else self.args.make_scaler()
+            scaler = clone(callback.scaler) if callback is not None else self._make_scaler()
             scaler = TemperatureScaling() if scaler is None else scaler
         self._check_goes_with(scaler)
         self._forget_calibration_map()
@@ -886,7 +894,7 @@ class CalibrationTrainer(Trainer):
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save it over anything: a push replaces what the training has left in its own output folder."""
         if self.calibration_map is None:
-            got = "no map" if self.args.make_scaler() is None else f"no {self.args.calibration_method} yet"
+            got = "no map" if self.args.make_scaler() is None else "none yet"
             way_out = "train with a calibration_dataset, or call fit_calibration_map()"
             raise InputValueError(expected("the calibration map", "be fitted", got, way_out))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
