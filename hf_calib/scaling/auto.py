@@ -67,9 +67,10 @@ class AutoScaling(AffineScaling):
         Each candidate is fitted on all parts but one, and maps the rows of that one. A map that is right for
         the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
         rows of the other parts, and the loss of the rows judged with it. The simplest candidate is chosen
-        whose loss is within one standard error of the best, that of the differences row by row; of the logits
-        as they are and one temperature, the better counts as the simplest. It is fitted again on all rows,
-        with the temperature of all mapped rows on top: one affine map in the end. Only this fit warns.
+        whose loss is within one standard error of the best, that of the differences row by row. The simplest
+        of all is the temperature, unless the logits as they are beat it by a standard error. The chosen map
+        is fitted again on all rows, with the temperature of all mapped rows on top: one affine map in the
+        end. Only this fit warns.
 
         A matrix is not tried where a class is masked, where there are two classes (`StructuredVectorScaling`
         is then as good) or where N C^2 is above 5e8, as its fits would take too long.
@@ -132,9 +133,15 @@ class AutoScaling(AffineScaling):
         means = [float(loss.mean()) for loss in losses]
         differences = [loss - losses[int(np.argmin(means))] for loss in losses]
         errors = [_standard_error(difference) for difference in differences]
-        # Doing nothing is no simpler than a temperature, which is one number: the better of the two is.
-        simplest = int(means[1] < means[0])
-        chosen = next(i for i in range(simplest, len(tried)) if differences[i].mean() <= errors[i])
+        # A temperature costs little with few rows, and can gain much: nothing but a clearly better score speaks
+        # for the logits as they are. A freer map has to be better than that, and close to the best.
+        gain = losses[1] - losses[0]
+        start = 0 if gain.mean() > _standard_error(gain) else 1
+        chosen = next(
+            i
+            for i in range(start, len(tried))
+            if differences[i].mean() <= errors[i] and means[i] <= means[start]
+        )
         self.choice_ = tried[chosen].name
         self.results_ = []
         for candidate in candidates:
