@@ -178,7 +178,7 @@ class _OwnCurvature:
             hessian[1, :, 0] = hessian[0, :, 1].T
             eigenvalues, basis = np.linalg.eigh(hessian.reshape(2 * c, 2 * c))
             eigenvalues = _at_least(eigenvalues, _LEAST_CURVATURE)
-            return lambda vector: (((vector.ravel() @ basis) / eigenvalues) @ basis.T).reshape(2, c)
+            return lambda vector: (basis @ ((basis.T @ vector.ravel()) / eigenvalues)).reshape(2, c)
         by_weight = _at_least(second + 2 * penalties[0], _LEAST_CURVATURE)
         by_bias = _at_least(count + 2 * penalties[1], _LEAST_CURVATURE)
         determinant = np.maximum(by_weight * by_bias - first**2, _LEAST_CURVATURE * by_weight * by_bias)
@@ -229,7 +229,7 @@ def fit_vector(
                 total[0] += ones @ change
             return total / problem.size + 2 * penalties * direction
 
-        return Point(value, gradient, product, curvature.inverse(problem.size, penalties))
+        return Point(value, gradient, product, lambda: curvature.inverse(problem.size, penalties))
 
     (weight, bias), converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
     return (weight, bias - bias.mean()), converged
@@ -252,6 +252,8 @@ def fit_matrix(
     if off_diagonal_penalty > 0:
         own_penalty = diagonal_penalty * off_diagonal_penalty / (off_diagonal_penalty - diagonal_penalty)
     own_penalties = np.array([[own_penalty], [bias_penalty]])
+    # Products only lead to the minimum: single precision will do, where no direction is flat but for rounding.
+    precision = np.float32 if off_diagonal_penalty > 0 and bias_penalty > 0 else np.float64
     # Rows are d, the bias, V transposed.
     penalties = np.vstack([own_penalties, np.full((c, 1), off_diagonal_penalty)])
     start = np.zeros((c + 2, c))  # the identity
@@ -262,13 +264,13 @@ def fit_matrix(
         curvature = _OwnCurvature(c)
         moment, mass = np.zeros((c, c)), np.zeros(c)
         weight = theta[2:] + np.diag(theta[0])
-        kept = []  # what a product needs; as it only leads to the minimum, single precision will do
+        kept = []  # what a product needs
         for rows, masked, labels in problem:
             ones = np.ones(len(rows))
             probs = rows @ weight
             probs += theta[1]
             loss += problem.probabilities(probs, masked, labels)
-            kept.append((rows.astype(np.float32), probs.astype(np.float32)))
+            kept.append((rows.astype(precision), probs.astype(precision)))
             curvature.add(rows, probs)
             spread = probs - probs * probs
             mass += ones @ spread
@@ -282,28 +284,28 @@ def fit_matrix(
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
-            change_of_weight = (direction[2:] + np.diag(direction[0])).astype(np.float32)
-            change_of_bias = direction[1].astype(np.float32)
+            change_of_weight = (direction[2:] + np.diag(direction[0])).astype(precision)
+            change_of_bias = direction[1].astype(precision)
             for rows, probs in kept:
                 change = rows @ change_of_weight
                 change += change_of_bias
                 change *= probs
                 change -= probs * change.sum(axis=1, keepdims=True)
                 total[2:] += rows.T @ change
-                total[1] += np.ones(len(rows), np.float32) @ change
+                total[1] += np.ones(len(rows), precision) @ change
             total[0] = total[2:].diagonal()
             return total / problem.size + 2 * penalties * direction
 
-        own_inverse = curvature.inverse(problem.size, own_penalties)
-        eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
-        scale = _at_least(
-            np.outer(eigenvalues, mass / problem.size) + 2 * off_diagonal_penalty, _LEAST_CURVATURE
-        )
+        def preconditioner() -> Callable[[FloatArray], FloatArray]:
+            own_inverse = curvature.inverse(problem.size, own_penalties)
+            eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
+            scale = np.outer(eigenvalues, mass / problem.size) + 2 * off_diagonal_penalty
+            scale = _at_least(scale, _LEAST_CURVATURE)
+            return lambda vector: np.vstack(
+                [own_inverse(vector[:2]), basis @ ((basis.T @ vector[2:]) / scale)]
+            )
 
-        def precondition(vector: FloatArray) -> FloatArray:
-            return np.vstack([own_inverse(vector[:2]), basis @ ((basis.T @ vector[2:]) / scale)])
-
-        return Point(value, gradient, product, precondition)
+        return Point(value, gradient, product, preconditioner)
 
     theta, converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
     return (theta[2:].T + np.diag(theta[0]), theta[1] - theta[1].mean()), converged

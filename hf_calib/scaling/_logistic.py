@@ -57,7 +57,7 @@ def fit_columns(
         def precondition(vector: FloatArray) -> FloatArray:
             return np.einsum("ijc,jc->ic", inverse, vector)
 
-        return Point(value, gradient, product, precondition)
+        return Point(value, gradient, product, lambda: precondition)
 
     (weight, bias), converged = minimise(evaluate, start, LEFT_TO_GAIN)
     return (weight, bias), converged

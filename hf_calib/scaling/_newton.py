@@ -20,13 +20,13 @@ _LEAST_STEP = 1e-8  # of Newton's: if not even that is better, rounding is all t
 class Point(NamedTuple):
     """A function at some parameters: its value and gradient, and two linear maps of a direction.
 
-    `product` multiplies by the Hessian; `precondition` divides by something like it.
+    `product` multiplies by the Hessian; what `preconditioner` makes divides by something like it.
     """
 
     value: float
     gradient: FloatArray
     product: Callable[[FloatArray], FloatArray]
-    precondition: Callable[[FloatArray], FloatArray]
+    preconditioner: Callable[[], Callable[[FloatArray], FloatArray]]
 
 
 def minimise(
@@ -64,7 +64,8 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
     """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
     step = np.zeros_like(point.gradient)
     residual = -point.gradient
-    direction = point.precondition(residual)
+    precondition = point.preconditioner()
+    direction = precondition(residual)
     size = float(np.vdot(residual, direction))
     enough = max(size * min(0.1, size), left_to_gain * 1e-6)
     for _ in range(_MAX_PRODUCTS):
@@ -75,7 +76,7 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
         length = size / curvature
         step += length * direction
         residual -= length * product
-        preconditioned = point.precondition(residual)
+        preconditioned = precondition(residual)
         last, size = size, float(np.vdot(residual, preconditioned))
         if size <= enough:
             break
