@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--max-steps", type=int, default=-1, help="of each training, in place of epochs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     args = parser.parse_args()
     disable_progress_bars()
@@ -49,6 +50,7 @@ def main() -> None:
                 output_dir=output_dir,
                 loss="cross_entropy",
                 num_train_epochs=args.epochs,
+                max_steps=args.max_steps,
                 per_device_train_batch_size=16,
                 per_device_eval_batch_size=128,
                 learning_rate=1e-4,
