@@ -151,12 +151,16 @@ def calibrate(
     ] = None,
     target_split: Annotated[str, typer.Option(help="Split of the target data.")] = "test",
     method: Annotated[
-        Method,
-        typer.Option(help=f"Post-hoc scaler; for a model one of {_FOLDED}."),
-    ] = Method["temperature"],
+        Method | None,
+        typer.Option(
+            help=f"Post-hoc scaler; for a model one of {_FOLDED}.",
+            show_default="auto; temperature where a criterion is given, and for heads that keep no bias",
+        ),
+    ] = None,
     criterion: Annotated[
-        Criterion, typer.Option(help="The criterion that a temperature minimises.")
-    ] = Criterion.nll,
+        Criterion | None,
+        typer.Option(help="The criterion that a temperature minimises.", show_default="nll"),
+    ] = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
@@ -174,8 +178,8 @@ def calibrate(
 
         check_data(source, data)
         options: dict[str, Any] = {
-            "method": method.value,
-            "criterion": criterion.value,
+            "method": method.value if method else "temperature" if criterion else None,
+            "criterion": criterion.value if criterion else "nll",
             "n_bins": n_bins,
             "seed": seed,
             "stages": stages,
@@ -262,7 +266,7 @@ def decide(
         typer.Option(
             help=f"Post-hoc scaler for the figures after calibration; for a model one of {_FOLDED}."
         ),
-    ] = Method["temperature"],
+    ] = Method["auto"],
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,

@@ -45,6 +45,7 @@ class Calibration:
     Args:
         method: a key of `METHODS`.
         criterion: what a temperature minimised; None for another method.
+        choice: what "auto" has chosen; None for another method.
         numbers: the fitted parameters, where these are at most a number per class.
         n_fitted: rows the scaler was fitted on.
         held_out: which rows the report is on, in words.
@@ -58,6 +59,7 @@ class Calibration:
 
     method: str
     criterion: str | None
+    choice: str | None
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
@@ -79,7 +81,7 @@ def calibrate_model(
     *,
     test: LabelledTexts | None = None,
     target: LabelledTexts | None = None,
-    method: str = "temperature",
+    method: str | None = None,
     criterion: str = "nll",
     n_bins: int = 15,
     seed: int = 0,
@@ -97,7 +99,7 @@ def calibrate_model(
             the other half.
         target: texts where the model is to be used, whose labels are not read. The class frequencies there are
             estimated, and where they differ from those of the rows, the model is corrected for them.
-        method: a key of `FOLDED`.
+        method: a key of `FOLDED`; None is "auto", or a temperature where the head keeps no bias.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
@@ -112,10 +114,11 @@ def calibrate_model(
             created then.
     """
     from hf_calib.export.fold import check_can_be_folded, fold
+    from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import check_overwrites_no_original, replace_model, standalone_copy
     from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
 
-    scaler = make_scaler(method, criterion, n_bins, FOLDED)
+    scaler = make_scaler(method or "auto", criterion, n_bins, FOLDED)
     check_output(output)
     check_overwrites_no_original(output, [source])
 
@@ -126,6 +129,8 @@ def calibrate_model(
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     recorded = check_can_be_folded(classifier.model)
+    if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
+        scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
     stages(f"tokenizing {len(data):,} texts")
     encoded = rows.encode(classifier, data)
     test_encoded = None if test is None else test.encode(classifier, test_data)
@@ -175,8 +180,9 @@ def calibrate_model(
         save_map(served, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         write_report(report, folder / "calibration")
     return Calibration(
-        method,
+        method or ("auto" if hasattr(scaler, "choice_") else "temperature"),
         minimised,
+        getattr(scaler, "choice_", None),
         fitted_numbers(scaler),
         len(fitted_on),
         held_out if with_correction else f"{held_out}, {_BEFORE_CORRECTION}",
@@ -194,7 +200,7 @@ def calibrate_predictions(
     test: str | None = None,
     target: str | None = None,
     label_column: str = "label",
-    method: str = "temperature",
+    method: str | None = None,
     criterion: str = "nll",
     n_bins: int = 15,
     seed: int = 0,
@@ -211,7 +217,7 @@ def calibrate_predictions(
             frequencies there are estimated; where they differ from those of the source, probabilities are
             corrected for them, and target.npz holds those of the target.
         label_column: of the files, where they are tables.
-        method: a key of `METHODS`, with a target of `FOLDED`.
+        method: a key of `METHODS`, with a target of `FOLDED`; None is "auto".
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
@@ -221,7 +227,7 @@ def calibrate_predictions(
         ValueError: if a file, the method or the criterion is wrong.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    scaler = make_scaler(method, criterion, n_bins, METHODS if target is None else FOLDED)
+    scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
     check_output(output)
     given = {Path(name).resolve() for name in (source, test, target) if name is not None}
     if given & {(output / name).resolve() for name in (_CALIBRATED, _CORRECTED)}:
@@ -255,8 +261,9 @@ def calibrate_predictions(
             np.savez(folder / _CORRECTED, probs=served.predict_proba(target_logits), class_names=names)
         write_report(report, folder)
     return Calibration(
-        method,
+        method or "auto",
         getattr(scaler, "criterion", None),
+        getattr(scaler, "choice_", None),
         fitted_numbers(scaler),
         len(fitted_on),
         held_out if with_correction else f"{held_out}, {_BEFORE_CORRECTION}",

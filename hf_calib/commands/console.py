@@ -106,7 +106,9 @@ def print_calibration(done: Calibration) -> None:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
     print_report(done.report)
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
-    details = ([done.criterion] if done.criterion else []) + [f"{k} {v:.4g}" for k, v in numbers.items()]
+    details = [word for word in (done.criterion, done.choice) if word] + [
+        f"{k} {v:.4g}" for k, v in numbers.items()
+    ]
     fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
     fitted += f" ({', '.join(details)})." if details else "."
     notes = [f"Note: {note}" for note in done.notes if note not in done.report.notes]  # those are printed

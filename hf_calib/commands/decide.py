@@ -124,7 +124,7 @@ def decide_model(
     *,
     output: Path | None = None,
     test: LabelledTexts | None = None,
-    method: str = "temperature",
+    method: str = "auto",
     seed: int = 0,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
@@ -182,7 +182,7 @@ def decide_predictions(
     output: Path | None = None,
     test: str | None = None,
     label_column: str = "label",
-    method: str = "temperature",
+    method: str = "auto",
     seed: int = 0,
     stages: Stages = in_silence,
 ) -> Decided:

@@ -272,10 +272,10 @@ class CalibrationTrainer(Trainer):
     def _make_scaler(self) -> Any:
         """What the arguments say; by default a temperature where a map is too much or its bias would be lost."""
         scaler, model = self.args.make_scaler(), self._unwrapped
-        if self.args.calibration_method is None and isinstance(scaler, AutoScaling) and model is not None:
-            if predicts_next_token(model) or head_loses_bias(model, number_of_classes(model)):
-                return TemperatureScaling()
-        return scaler
+        if self.args.calibration_method is not None or not isinstance(scaler, AutoScaling) or model is None:
+            return scaler
+        too_much = predicts_next_token(model) or head_loses_bias(model, number_of_classes(model))
+        return TemperatureScaling() if too_much else scaler
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback as `Trainer` does; one of this package replaces an earlier one of its class."""
