@@ -167,6 +167,7 @@ def train(
         output_dir=str(Path(scratch) / name),
         loss=name,
         **LOSSES[name],
+        calibration_method="temperature",  # one number, to compare the losses by
         num_train_epochs=epochs,
         per_device_train_batch_size=32,
         per_device_eval_batch_size=256,
