@@ -1,4 +1,4 @@
-"""Time of the fitted temperature, as ratios to scikit-learn and to a grid search, in the same run.
+"""Time of the fitted temperature and of the linear maps, as ratios to other libraries, in the same run.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --jobs nll
@@ -14,6 +14,12 @@ takes the softmax, the largest probability of each row, and 15 masks, one per bi
 the cross entropy, which a search by calibration error does not need. A round times it on five of the 100
 temperatures, unless --full-grid is given, and multiplies.
 
+Linear maps: `MatrixScaling` and `StructuredMatrixScaling` against the SMS of probmetrics (the maps' authors) on
+5,000 x 100, `VectorScaling` and `StructuredVectorScaling` against our own temperature on 50,000 x 1,000. "excess"
+is the mean penalised NLL at the map that was found less that of a fit that was run on until nothing more could be
+gained; the logits are over-confident, and their labels were drawn from a map with wrong offsets and mixed classes.
+`--logits FILE.npz` (with `pool_logits`, `pool_labels`) times them on other logits, for example of a real model.
+
 Each round times every method once, so that a change of the machine's load meets all of them; the table gives
 medians over the rounds, and medians of the ratios within a round.
 """
@@ -22,30 +28,40 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 import sklearn
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
-from sklearn.base import BaseEstimator, ClassifierMixin
+from scipy.special import log_softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV, _TemperatureScaling
 from sklearn.frozen import FrozenEstimator
 
 from hf_calib.metrics import expected_calibration_error
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import (
+    MatrixScaling,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
 from hf_calib.scaling._objectives import SoftmaxObjective
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5
+JOBS = ["nll", "grid", "maps"]
 OURS = "hf_calib"
 N_BINS = 15
 
-Fit = Callable[[], float]  # fits, and returns T
+Fit = Callable[[], Any]  # fits, and returns what was found: T, or a scaler
 
 
 def main() -> None:
@@ -53,7 +69,11 @@ def main() -> None:
     torch.set_num_threads(1)
     versions = f"numpy {np.__version__}, scikit-learn {sklearn.__version__}, torch {torch.__version__}"
     print(f"{versions}, {args.rounds} rounds")
+    if "maps" in args.jobs:
+        compare_maps(args.rounds, args.logits)
     for shape in SHAPES:
+        if not {"nll", "grid"} & set(args.jobs):
+            break
         logits, labels = make_data(*shape, args.dtype)
         if "nll" in args.jobs:
             compare_nll(logits, labels, args.rounds)
@@ -63,9 +83,10 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", nargs="+", default=["nll", "grid"], choices=["nll", "grid"])
+    parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--logits", help="an .npz file for the job maps, instead of drawn logits")
     parser.add_argument("--full-grid", action="store_true", help="time the baseline on all 100 temperatures")
     return parser.parse_args()
 
@@ -97,6 +118,85 @@ def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
     for name, temperature in temperatures.items():
         excess = objective.nll(1 / temperature).value - least
         print(f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum")
+
+
+def compare_maps(rounds: int, file: str | None) -> None:
+    from probmetrics.calibrators import get_calibrator  # of the bench environment alone
+
+    if file:
+        with np.load(file) as saved:
+            small = large = saved["pool_logits"], saved["pool_labels"].astype(np.int64)
+    else:
+        small, large = make_mixed_data(5000, 100), make_mixed_data(50_000, 1000)
+    logits, labels = small
+    probs = torch.softmax(torch.from_numpy(logits).double(), dim=1).numpy()
+    report_maps(
+        small,
+        {
+            "probmetrics SMS": lambda: get_calibrator("sms").fit(probs, labels),
+            "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(logits, labels),
+            "MatrixScaling": lambda: MatrixScaling().fit(logits, labels),
+        },
+        rounds,
+    )
+    report_maps(
+        large,
+        {
+            "TemperatureScaling": lambda: TemperatureScaling().fit(*large),
+            "StructuredVectorScaling": lambda: StructuredVectorScaling().fit(*large),
+            "VectorScaling": lambda: VectorScaling().fit(*large),
+        },
+        rounds,
+    )
+
+
+def report_maps(data: tuple[np.ndarray, np.ndarray], fits: dict[str, Fit], rounds: int) -> None:
+    baseline = next(iter(fits))
+    seconds, found = interleaved(fits, rounds)
+    print_table(f"Linear maps, {shape_of(data[0])}", seconds, baseline)
+    for name, scaler in found.items():
+        if name.endswith("Scaling") and name != baseline:
+            excess = penalised_loss(scaler, *data) - penalised_loss(fitted_on(scaler, *data), *data)
+            print(f"  {name:30s} {excess:.1e} nats in excess", flush=True)
+
+
+def fitted_on(scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray) -> BaseEstimator:
+    """The same map, fitted until a step would gain less than 1e-13 nats."""
+    further = clone(scaler)
+    further._left_to_gain = 1e-13
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # rounding may end it before
+        return further.fit(logits, labels)
+
+
+def penalised_loss(scaler: Any, logits: np.ndarray, labels: np.ndarray) -> float:
+    """The objective in its documented form, written down again."""
+    n, c = logits.shape
+    loss = 0.0
+    for rows in np.array_split(np.arange(n), max(1, logits.size // 10**6)):
+        mapped = scaler.transform(logits[rows])
+        loss -= log_softmax(mapped, axis=1)[np.arange(len(rows)), labels[rows]].sum()
+    weight = scaler.weight_ * TemperatureScaling().fit(logits, labels).temperature_
+    own = weight if weight.ndim == 1 else weight.diagonal()
+    between = np.square(weight).sum() - np.square(own).sum() if weight.ndim == 2 else 0.0
+    bias = np.square(scaler.bias_).sum()
+    if isinstance(scaler, StructuredMatrixScaling | StructuredVectorScaling):
+        loss += c * (np.square(own - 1).sum() + bias) + c * (c - 1) * between
+    elif isinstance(scaler, MatrixScaling):
+        loss += 10 * c * between + bias / 2
+    return loss / n
+
+
+def make_mixed_data(n: int, c: int) -> tuple[np.ndarray, np.ndarray]:
+    """Over-confident logits, with labels of which no temperature gives the probabilities."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=1.5, size=(n, c)).astype(np.float32)
+    logits[np.arange(n), rng.integers(c, size=n)] += 8
+    mixing = np.eye(c) + 0.4 * rng.normal(size=(c, c)) / np.sqrt(c)
+    true = logits @ mixing.astype(np.float32) + 0.5 * rng.normal(size=c).astype(np.float32)
+    labels = (true + rng.gumbel(size=(n, c)).astype(np.float32)).argmax(axis=1)
+    logits *= TRUE_TEMPERATURE
+    return logits, labels
 
 
 class Identity(ClassifierMixin, BaseEstimator):
@@ -163,8 +263,8 @@ def step(logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, with
     return error.item()
 
 
-def interleaved(fits: dict[str, Fit], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each fit in each round, and the T it finds; a round more comes first, to warm up."""
+def interleaved(fits: dict[str, Fit], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of each fit in each round, and what it finds; a round more comes first, to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in fits}
     temperatures = {}
     for _ in range(rounds + 1):
@@ -179,10 +279,10 @@ def shape_of(logits: np.ndarray) -> str:
     return f"{logits.shape[0]} x {logits.shape[1]} {logits.dtype}"
 
 
-def print_table(title: str, seconds: dict[str, list[float]]) -> None:
+def print_table(title: str, seconds: dict[str, list[float]], baseline: str = OURS) -> None:
     print(f"\n{title}")
     for name, values in seconds.items():
-        ratio = median(value / own for value, own in zip(values, seconds[OURS], strict=True))
+        ratio = median(value / own for value, own in zip(values, seconds[baseline], strict=True))
         print(f"  {name:30s} {1e3 * median(values):10.1f} ms {ratio:8.1f} x", flush=True)
 
 

@@ -18,10 +18,13 @@ from torch import nn
 from hf_calib import fold, fold_temperature
 from hf_calib.export.fold import check_can_be_folded
 from hf_calib.scaling import (
+    AutoScaling,
     DirichletScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
     PriorCorrection,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
     TemperatureScaling,
     VectorScaling,
 )
@@ -60,6 +63,13 @@ def made(kind: str, n_labels: int = N_LABELS, *, bias: bool = True) -> Any:
         return with_values(VectorScaling(), weight_=rng.uniform(0.3, 2, n_labels), bias_=offsets)
     if kind == "matrix":
         return with_values(MatrixScaling(), weight_=rng.normal(size=(n_labels, n_labels)), bias_=offsets)
+    if kind == "structured_vector":
+        return with_values(StructuredVectorScaling(), weight_=rng.uniform(0.3, 2, n_labels), bias_=offsets)
+    if kind == "structured_matrix":
+        weight = rng.normal(size=(n_labels, n_labels))
+        return with_values(StructuredMatrixScaling(), weight_=weight, bias_=offsets)
+    if kind == "auto":
+        return with_values(AutoScaling(), weight_=rng.normal(size=(n_labels, n_labels)), bias_=offsets)
     if kind == "per_label_temperature":
         return with_values(PerLabelTemperatureScaling(), temperatures_=rng.uniform(0.3, 3, n_labels))
     return with_values(TemperatureScaling(), temperature_=1.7)
@@ -102,6 +112,17 @@ def test_architecture(name: str, config: dict[str, Any], head: list[str], tmp_pa
         fold(loaded, scaler)
 
 
+@pytest.mark.parametrize("kind", ["structured_vector", "structured_matrix", "auto"])
+@pytest.mark.parametrize(("name", "config", "head"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
+def test_architecture_with_each_map(name: str, config: dict[str, Any], head: list[str], kind: str) -> None:
+    model = build(name, config)
+    before, scaler = logits_of(model), made(kind, bias=name not in WITHOUT_BIAS)
+    fold(model, scaler)
+    assert_scaled(logits_of(model), before, scaler)
+    assert model.config.calibration["method"] == kind
+    assert model.config.calibration["head"] == head
+
+
 @pytest.mark.parametrize("kind", ["vector", "matrix"])
 @pytest.mark.parametrize("name", sorted(WITHOUT_BIAS))
 def test_a_bias_that_loading_would_drop_is_refused(name: str, kind: str) -> None:
@@ -139,7 +160,17 @@ def test_as_many_labels_as_hidden_units(name: str, kind: str) -> None:
     assert model.config.calibration["head"] == head
 
 
-@pytest.mark.parametrize("scaler", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
+@pytest.mark.parametrize(
+    "scaler",
+    [
+        TemperatureScaling(),
+        VectorScaling(),
+        MatrixScaling(),
+        StructuredVectorScaling(),
+        StructuredMatrixScaling(),
+        AutoScaling(),
+    ],
+)
 def test_fitted_scalers_serve_their_probabilities(scaler: Any) -> None:
     model = bert()
     fitted_on(model, scaler)
@@ -221,7 +252,14 @@ class TestPriorCorrection:
 
 class TestMultiLabel:
     @pytest.mark.parametrize(
-        "scaler", [PerLabelTemperatureScaling(), TemperatureScaling(multi_label=True)], ids=["each", "one"]
+        "scaler",
+        [
+            PerLabelTemperatureScaling(),
+            TemperatureScaling(multi_label=True),
+            StructuredVectorScaling(multi_label=True),
+            AutoScaling(multi_label=True),
+        ],
+        ids=["each", "one", "structured", "auto"],
     )
     def test_served_by_the_sigmoid(self, scaler: Any) -> None:
         model = bert(problem_type="multi_label_classification")
