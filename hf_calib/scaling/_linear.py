@@ -2,8 +2,8 @@
 
 Parameters are found for features in units of `unit`, a number near the fitted temperature, so that neither
 the solver nor a penalty sees the scale of the logits. Newton's steps are preconditioned by the curvature in
-the weight and the bias of each class, which is exact for a moderate number of classes, and by a Kronecker
-product in the weights between classes.
+the weight and the bias of each class, which is exact for a moderate number of classes, and in the weights
+between classes by the curvature of each class, or for many classes by a Kronecker product.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
 
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
 _LEAST_CURVATURE = 1e-13  # relative to the largest: flatter directions are left where they start
+_BY_CLASS = 50  # classes up to which the curvature in V is kept for each of them
 _DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 
 
@@ -252,10 +253,10 @@ def fit_matrix(
     if off_diagonal_penalty > 0:
         own_penalty = diagonal_penalty * off_diagonal_penalty / (off_diagonal_penalty - diagonal_penalty)
     own_penalties = np.array([[own_penalty], [bias_penalty]])
-    # Products only lead to the minimum: single precision will do, where no direction is flat but for rounding.
-    precision = np.float32 if off_diagonal_penalty > 0 and bias_penalty > 0 else np.float64
     # Rows are d, the bias, V transposed.
     penalties = np.vstack([own_penalties, np.full((c, 1), off_diagonal_penalty)])
+    # Products only lead to the minimum: single precision will do, where every direction has a penalty.
+    precision: Any = np.float32 if penalties.min() > 0 else np.float64
     start = np.zeros((c + 2, c))  # the identity
     start[0] = 1
 
@@ -298,17 +299,56 @@ def fit_matrix(
 
         def preconditioner() -> Callable[[FloatArray], FloatArray]:
             own_inverse = curvature.inverse(problem.size, own_penalties)
-            eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
-            scale = np.outer(eigenvalues, mass / problem.size) + 2 * off_diagonal_penalty
-            scale = _at_least(scale, _LEAST_CURVATURE)
-            return lambda vector: np.vstack(
-                [own_inverse(vector[:2]), basis @ ((basis.T @ vector[2:]) / scale)]
-            )
+            if c <= _BY_CLASS:
+                mixing_inverse = _inverse_by_class(kept, problem.size, penalties[2, 0], bias_penalty)
+            else:
+                mixing_inverse = _inverse_of_product(moment, mass, problem.size, penalties[2, 0])
+
+            def precondition(vector: FloatArray) -> FloatArray:
+                found = mixing_inverse(vector)
+                found[:2] += own_inverse(vector[:2])
+                return found
+
+            return precondition
 
         return Point(value, gradient, product, preconditioner)
 
     theta, converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
     return (theta[2:].T + np.diag(theta[0]), theta[1] - theta[1].mean()), converged
+
+
+def _inverse_by_class(
+    kept: list[tuple[NDArray[Any], NDArray[Any]]], size: int, weight_penalty: float, bias_penalty: float
+) -> Callable[[FloatArray], FloatArray]:
+    """What divides the gradient in V and the bias by the curvature of each class: C x C^2 numbers."""
+    c = kept[0][1].shape[1]
+    blocks_of = np.zeros((c, c + 1, c + 1))
+    for rows, probs in kept:
+        with_constant = np.hstack([rows, np.ones((len(rows), 1), rows.dtype)])
+        spread = probs - probs * probs
+        for number, block in enumerate(blocks_of):
+            block += (with_constant * spread[:, number, None]).T @ with_constant
+    blocks_of /= size
+    blocks_of += 2 * np.diag([*[weight_penalty] * c, bias_penalty])
+    eigenvalues, bases = np.linalg.eigh(blocks_of)
+    eigenvalues = _at_least(eigenvalues, _LEAST_CURVATURE)
+
+    def inverse(vector: FloatArray) -> FloatArray:
+        by_class = np.vstack([vector[2:], vector[1]]).T[:, :, None]
+        divided = (bases @ ((bases.transpose(0, 2, 1) @ by_class) / eigenvalues[:, :, None]))[:, :, 0].T
+        return np.vstack([np.zeros(c), divided[c], divided[:c]])
+
+    return inverse
+
+
+def _inverse_of_product(
+    moment: FloatArray, mass: FloatArray, size: int, weight_penalty: float
+) -> Callable[[FloatArray], FloatArray]:
+    """What divides the gradient in V by one C x C curvature for all classes, times a number for each."""
+    eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
+    scale = _at_least(np.outer(eigenvalues, mass / size) + 2 * weight_penalty, _LEAST_CURVATURE)
+    own = np.zeros((2, len(mass)))
+    return lambda vector: np.vstack([own, basis @ ((basis.T @ vector[2:]) / scale)])
 
 
 def _apply(rows: FloatArray, weight: FloatArray) -> FloatArray:

@@ -176,8 +176,8 @@ class TestMatrix:
         assert odir(light, 1, 1, 0) > odir(heavy, 1, 1, 0)
 
     def test_default_penalties_generalise_with_few_examples_per_weight(self) -> None:
-        logits, labels = sampled(11_000, 50)
-        train, test = slice(1000), slice(1000, None)
+        logits, labels = sampled(5000, 30)
+        train, test = slice(600), slice(600, None)
         default = MatrixScaling().fit(logits[train], labels[train])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
