@@ -222,7 +222,7 @@ class TestCalibrateModel:
             "--output",
             tmp_path / "out",
         )
-        result = call(*words)
+        result = call(*words, "--method", "temperature")
         assert result.exit_code == 0, result.output
         assert "fitted on 120 rows" in result.stdout
         assert "Reported on the other 120 of 240 rows, drawn with seed 0." in result.stdout
@@ -231,7 +231,7 @@ class TestCalibrateModel:
         )
         temperature = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]["temperature"]
         assert abs(temperature - TRUE_TEMPERATURE) < 0.7
-        other = called_for_json(*words, "--seed", 1)
+        other = called_for_json(*words, "--method", "temperature", "--seed", 1)
         assert other["numbers"]["temperature"] != temperature
         assert other["report"]["n_examples"] == 120
 
@@ -243,7 +243,8 @@ class TestCalibrateModel:
         before = called_for_json("evaluate", workplace / "model", *data)
         assert after["before"]["metrics"]["nll"]["value"] < before["before"]["metrics"]["nll"]["value"]
         again = call("calibrate", tmp_path / "out", *data, "--output", tmp_path / "again")
-        assert_refused(again, "expected model to be folded only once, got a model with temperature")
+        assert (done["method"], done["choice"]) == ("auto", load_map(tmp_path / "out").scaler.choice_)
+        assert_refused(again, "expected model to be folded only once, got a model with auto scaling")
         assert names_in(tmp_path) == {"out"}
 
     def test_a_model_that_serves_something_else_is_not_saved(
@@ -343,7 +344,7 @@ class TestTargetData:
         saved = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
         assert (saved["method"], saved["scaler"], saved["folded"]) == (
             "prior_correction",
-            "temperature",
+            "auto",
             True,
         )
 
@@ -463,7 +464,7 @@ class TestCalibratePredictions:
         ours = called_for_json("calibrate", tmp_path / "probs.npz", "--output", out[1])
         assert ours["n_fitted"] == 120
         assert ours["held_out"] == "the other 120 of 240 rows, drawn with seed 0"
-        assert ours["numbers"]["temperature"] == pytest.approx(theirs["numbers"]["temperature"], rel=1e-5)
+        assert ours["choice"] == theirs["choice"]
         written = [load_predictions(folder / "predictions.npz").probabilities() for folder in out]
         np.testing.assert_allclose(*written, atol=1e-5)
         assert len(written[0]) == 120
@@ -481,7 +482,7 @@ class TestCalibratePredictions:
     def test_warnings_of_the_fit_are_shown(self, tmp_path: Path) -> None:
         logits = np.tile([[4.0, 0.0], [0.0, 4.0]], (20, 1))
         save_predictions(Predictions(np.tile([0, 1], 20), logits=logits), tmp_path / "right.npz")
-        words = ("calibrate", tmp_path / "right.npz", "--output", tmp_path / "out")
+        words = ("calibrate", tmp_path / "right.npz", "--method", "temperature", "--output", tmp_path / "out")
         assert "All 20 labels are ranked first" in called_for_json(*words)["notes"][0]
         assert "All 20 labels are ranked first" in " ".join(call(*words).stdout.split())
 
@@ -826,7 +827,8 @@ class TestRefusals:
             ),
             (
                 ("calibrate", "model", "--data", "data.csv", "--output", "new", "--method", "spline"),
-                "method to be one of temperature, vector, matrix, got 'spline'; spline cannot be folded",
+                "method to be one of temperature, vector, matrix, structured_vector, structured_matrix, auto, "
+                "got 'spline'; spline cannot be folded",
             ),
             (
                 ("calibrate", "data.npz", "--output", "new", "--method", "vector", "--criterion", "ece"),

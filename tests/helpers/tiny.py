@@ -95,6 +95,7 @@ def arguments(folder: Path | str, **overrides: Any) -> CalibrationTrainingArgume
         "use_cpu": True,
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
+        "calibration_method": "temperature",  # what most tests are about; tests of the maps try each of them
     }
     return CalibrationTrainingArguments(**{**settings, **overrides})
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, TrainerCallback, pi
 from hf_calib import CalibrationMapCallback, CalibrationTrainer, TemperatureScalingCallback
 from hf_calib.metrics import brier_score, negative_log_likelihood
 from hf_calib.scaling import (
+    AutoScaling,
     IsotonicScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
@@ -330,6 +331,19 @@ def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool
     served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated").eval()
     wanted = model(input_ids=ids).logits / trainer.temperature
     torch.testing.assert_close(served(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_default_chooses_the_map_where_the_head_can_hold_any(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "out", calibration_method=None)
+    trainer.train()
+    assert isinstance(trainer.calibration_map, AutoScaling)
+    assert trainer.model.config.calibration["choice"] == trainer.calibration_map.choice_
+    decoder = CalibrationTrainer(
+        gpt2(),
+        arguments(tmp_path / "gpt2", calibration_method=None),
+        calibration_dataset=sequences(gpt2(), 40),
+    )
+    assert isinstance(decoder.fit_calibration_map(), TemperatureScaling)  # its head keeps no bias; no warning
 
 
 def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(tmp_path: Path) -> None:

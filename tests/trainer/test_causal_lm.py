@@ -49,7 +49,7 @@ def test_it_learns_what_the_model_itself_would_teach(tmp_path: Path) -> None:
     """Not the stock Trainer, which counts first tokens too for models that do not name their loss, like GPT-2."""
     ours, theirs = gpt2(), gpt2()
     settings = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "num_train_epochs": 3}
-    args = arguments(tmp_path, **settings, temperature_criterion="none")
+    args = arguments(tmp_path, calibration_method=None, **settings, temperature_criterion="none")
     trainer = CalibrationTrainer(ours, args, train_dataset=texts(16), eval_dataset=texts(12, seed=1))
     torch.manual_seed(args.seed)
     optimizer, losses = torch.optim.SGD(theirs.parameters(), lr=0.5), []

@@ -15,6 +15,7 @@ from transformers import HfArgumentParser
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib.losses import LOSSES
+from hf_calib.scaling import AutoScaling, TemperatureScaling, VectorScaling
 from tests.helpers.tiny import arguments, tiny_trainer
 
 
@@ -30,11 +31,28 @@ def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
         "n_bins": 15,
         "gamma_update_steps": None,
         "gamma_update_samples": None,
-        "calibration_method": "temperature",
+        "calibration_method": None,
         "temperature_criterion": "nll",
         "calibration_strategy": "end",
         "gather_batch": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaler"),
+    [
+        ({}, AutoScaling),
+        ({"temperature_criterion": "ece"}, TemperatureScaling),
+        ({"temperature_criterion": "none"}, type(None)),
+        ({"calibration_method": "none"}, type(None)),
+        ({"calibration_method": "vector"}, VectorScaling),
+    ],
+)
+def test_the_map_is_chosen_unless_the_arguments_say_which(
+    settings: dict[str, Any], scaler: type, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, **{"calibration_method": None, **settings})
+    assert type(args.make_scaler()) is scaler
 
 
 @pytest.mark.parametrize("name", LOSSES)
