@@ -53,7 +53,7 @@ def main() -> None:
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 done.append(result)
-    print("\n\n".join(tables(done)))
+    print("\n\n".join([summary(done), *tables(done)]))
 
 
 def parse_args() -> argparse.Namespace:
@@ -131,6 +131,32 @@ def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]
     }
 
 
+def summary(results: list[dict[str, Any]]) -> str:
+    """One Markdown table: nothing, the temperature and auto, for each model and size."""
+    head = ["model, rows", *(f"{metric}: none, T, auto" for metric in ("NLL", "ECE", "classwise ECE"))]
+    head += ["NLL, auto less T", "auto chose"]
+    rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for model, n, size in dict.fromkeys((r["model"], r["n"], r["size"]) for r in results):
+        here = [result for result in results if (result["model"], result["n"]) == (model, n)]
+        by_method = {
+            method: [result for result in here if result["method"] == method]
+            for method in ("none", "temperature", "auto")
+        }
+        cells = [f"{model}, {size:,}"]
+        for metric in ("nll", "ece", "classwise_ece"):
+            means = [np.mean([result[metric] for result in own]) for own in by_method.values()]
+            cells.append(", ".join(f"{mean:.{METRICS[metric]}f}" for mean in means))
+        cells += [difference(by_method["auto"], by_method["temperature"]), chosen(by_method["auto"])]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def chosen(results: list[dict[str, Any]]) -> str:
+    """What "auto" took, with how often; the strengths of the penalty are put together."""
+    choices = [result["choice"].split("(")[0] for result in results if result["choice"]]
+    return ", ".join(f"{choice} {choices.count(choice)}" for choice in sorted(set(choices)))
+
+
 def tables(results: list[dict[str, Any]]) -> Iterator[str]:
     """A Markdown table for each model and size."""
     for model in dict.fromkeys(result["model"] for result in results):
@@ -146,9 +172,7 @@ def tables(results: list[dict[str, Any]]) -> Iterator[str]:
             for method in dict.fromkeys(result["method"] for result in here):
                 own = [result for result in here if result["method"] == method]
                 cells = [ranged([result[name] for result in own], digits) for name, digits in METRICS.items()]
-                choices = [result["choice"] for result in own if result["choice"]]
-                counts = ", ".join(f"{choice} {choices.count(choice)}" for choice in sorted(set(choices)))
-                label = f"{method} ({counts})" if choices else method
+                label = f"{method} ({choices})" if (choices := chosen(own)) else method
                 cells += [difference(own, temperature), f"{np.mean([r['seconds'] for r in own]):.2f}"]
                 rows.append(f"| {' | '.join([label, *cells])} |")
             yield f"**{model}**, " + "\n".join(rows)

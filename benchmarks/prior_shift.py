@@ -21,10 +21,10 @@ import numpy as np
 
 from hf_calib import InputError
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
-from hf_calib.scaling import MatrixScaling, PriorCorrection, TemperatureScaling, VectorScaling, estimate_prior
+from hf_calib.scaling import AutoScaling, PriorCorrection, TemperatureScaling, VectorScaling, estimate_prior
 from hf_calib.scaling.prior_shift import METHODS
 
-MAPS = {"temperature": TemperatureScaling, "vector": VectorScaling, "matrix": MatrixScaling}
+MAPS = {"temperature": TemperatureScaling, "vector": VectorScaling, "auto": AutoScaling}
 SHARES = (0.60, 0.20, 0.15, 0.05)
 
 
