@@ -27,6 +27,7 @@ def call(folder: Path, result: Path, kill: tuple[str, int] = ("", 0)) -> None:
 
     def make_trainer(train_dataset: Any, output_dir: str) -> CalibrationTrainer:
         settings = {"loss": "focal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+        settings |= {"calibration_method": "temperature"}
         trainer = CalibrationTrainer(
             tiny_bert(dropout=0.1), arguments(output_dir, **settings), train_dataset=train_dataset
         )

@@ -115,7 +115,8 @@ def cross_calibrated(folder: Path, micro: int) -> dict[str, float]:
     """Out-of-fold metrics and the temperature; folds of 13 rows leave some over."""
 
     def trainer(train_dataset: Any, output_dir: str) -> CalibrationTrainer:
-        args = arguments(output_dir, per_device_train_batch_size=micro, per_device_eval_batch_size=4)
+        sizes = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 4}
+        args = arguments(output_dir, calibration_method="temperature", **sizes)
         return CalibrationTrainer(tiny_bert(), args, train_dataset=train_dataset)
 
     found = cross_calibrate(trainer, sequences(tiny_bert(), 26), 2, output_dir=folder)

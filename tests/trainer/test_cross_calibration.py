@@ -41,7 +41,8 @@ def maker(model: Any = tiny_bert, seen: list[tuple[str, Any]] | None = None, **s
     def make_trainer(train_dataset: Any, output_dir: str) -> CalibrationTrainer:
         if seen is not None:
             seen.append((Path(output_dir).name, train_dataset))
-        return CalibrationTrainer(model(), arguments(output_dir, **settings), train_dataset=train_dataset)
+        args = arguments(output_dir, **{"calibration_method": "temperature", **settings})
+        return CalibrationTrainer(model(), args, train_dataset=train_dataset)
 
     return make_trainer
 
