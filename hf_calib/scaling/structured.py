@@ -78,7 +78,7 @@ class StructuredVectorScaling(StructuredScaling):
 
     Notes:
         T is the temperature that `TemperatureScaling` finds, with its warnings; it stays while v and b are
-        fitted. The penalised likelihood then has one minimum whatever the data, found to 1e-9 nats per example.
+        fitted. The penalised likelihood then has one minimum whatever the data, found to 1e-7 nats per example.
         The authors' code takes log-probabilities instead of logits, for which the map is not linear.
 
         For two classes the map is that of the difference of the logits, sigmoid((1 + v) (z_1 - z_0) / T + b)

@@ -49,8 +49,8 @@ class LinearScaling(LogitScaling):
             warnings.warn(message, UserWarning, stacklevel=3)
         if not converged:
             message = (
-                "The fit did not converge: its gradient is not near 0, and the parameters may be far from the "
-                "best ones. Check the scale of the logits, or raise the penalties."
+                "The fit did not converge: more than 1e-7 nats per example are left to gain, and the parameters may "
+                "be far from the best ones. Check the scale of the logits, or raise the penalties."
             )
             warnings.warn(message, UserWarning, stacklevel=3)
 
@@ -147,9 +147,10 @@ class VectorScaling(LinearScaling):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        The negative log-likelihood is convex in w and b. L-BFGS in float64 finds its minimum, from the
-        identity at the fitted temperature; it reads the rows block by block, and no second (N, C) array is
-        made. `fit` warns if less than 1e-9 nats per example short of the minimum was not reached.
+        The negative log-likelihood is convex in w and b. Newton's method in float64, its steps solved by
+        conjugate gradients, finds its minimum, from the identity at the fitted temperature, and stops when
+        the next step would gain less than 1e-7 nats per example; `fit` warns if it does not get there. It
+        reads the rows block by block, and no second (N, C) array is made.
 
         Some data do not determine the parameters: a class is absent, a class's own logit separates it from
         all others, or the fitted map ranks every label first. Larger parameters then always look better.
@@ -222,8 +223,8 @@ class MatrixScaling(PenalisedMatrixScaling):
     Notes:
         T is the fitted temperature. Kull et al. penalise w instead of T w, which depends on the scale of the
         logits; for T = 1 the two are the same. The fit, and what it does and says where data do not
-        determine the parameters that are not penalised, is as in `VectorScaling`. A logit of -inf would mask
-        all classes, so it is refused.
+        determine the parameters that are not penalised, is as in `VectorScaling`, but that the probabilities
+        (N, C) are kept. A logit of -inf would mask all classes, so it is refused.
 
     References:
         Guo et al. 2017, section 4.2; Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated
