@@ -41,6 +41,7 @@ class LinearProblem:
     ) -> None:
         self.logits, self.labels, self.features = logits, labels, features
         self.size, self.n_classes = logits.shape
+        self.has_masks = any(block.min() == -np.inf for _, block in blocks(logits))
         self.smoothing = 0.0
         self.unit = 1.0
         self.left_to_gain = LEFT_TO_GAIN
@@ -66,9 +67,8 @@ class LinearProblem:
         """Yield features, with 0 for masked ones, the mask if there is any, and labels."""
         for rows, block in blocks(self.logits):
             block = self.features(block)
-            masked = np.isneginf(block)
             block /= self.unit
-            if masked.any():
+            if self.has_masks and (masked := np.isneginf(block)).any():
                 block[masked] = 0
                 yield block, masked, self.labels[rows]
             else:
@@ -222,9 +222,8 @@ def fit_vector(
                 problem.probabilities(probs, masked, labels)
                 change = rows * direction[0]
                 change += direction[1]
+                change -= np.einsum("nc,nc->n", change, probs)[:, None]
                 change *= probs
-                probs *= change.sum(axis=1, keepdims=True)
-                change -= probs
                 total[1] += ones @ change
                 change *= rows
                 total[0] += ones @ change
@@ -290,8 +289,8 @@ def fit_matrix(
             for rows, probs in kept:
                 change = rows @ change_of_weight
                 change += change_of_bias
+                change -= np.einsum("nc,nc->n", change, probs)[:, None]
                 change *= probs
-                change -= probs * change.sum(axis=1, keepdims=True)
                 total[2:] += rows.T @ change
                 total[1] += np.ones(len(rows), precision) @ change
             total[0] = total[2:].diagonal()

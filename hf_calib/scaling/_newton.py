@@ -69,6 +69,8 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
     size = float(np.vdot(residual, direction))
     enough = max(size * min(0.1, size), left_to_gain * 1e-6)
     for _ in range(_MAX_PRODUCTS):
+        if size <= enough:
+            break
         product = point.product(direction)
         curvature = float(np.vdot(direction, product))
         if curvature <= 0:  # flat, up to rounding
@@ -78,7 +80,5 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
         residual -= length * product
         preconditioned = precondition(residual)
         last, size = size, float(np.vdot(residual, preconditioned))
-        if size <= enough:
-            break
         direction = preconditioned + size / last * direction
     return step, -float(np.vdot(point.gradient, step)) / 2
