@@ -166,7 +166,9 @@ class _OwnCurvature:
         weighted *= rows
         self.moments[2] += ones @ weighted
 
-    def inverse(self, size: int, penalties: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    def inverse(
+        self, size: int, penalties: FloatArray, least: float = _LEAST_CURVATURE
+    ) -> Callable[[FloatArray], FloatArray]:
         """What divides a (2, C) gradient by the mean curvature with that of the penalties, (2, 1)."""
         count, first, second = self.moments / size
         if self.products is not None:
@@ -178,11 +180,11 @@ class _OwnCurvature:
             hessian[1, each, 1, each] += count + 2 * penalties[1]
             hessian[1, :, 0] = hessian[0, :, 1].T
             eigenvalues, basis = np.linalg.eigh(hessian.reshape(2 * c, 2 * c))
-            eigenvalues = _at_least(eigenvalues, _LEAST_CURVATURE)
+            eigenvalues = _at_least(eigenvalues, least)
             return lambda vector: (basis @ ((basis.T @ vector.ravel()) / eigenvalues)).reshape(2, c)
-        by_weight = _at_least(second + 2 * penalties[0], _LEAST_CURVATURE)
-        by_bias = _at_least(count + 2 * penalties[1], _LEAST_CURVATURE)
-        determinant = np.maximum(by_weight * by_bias - first**2, _LEAST_CURVATURE * by_weight * by_bias)
+        by_weight = _at_least(second + 2 * penalties[0], least)
+        by_bias = _at_least(count + 2 * penalties[1], least)
+        determinant = np.maximum(by_weight * by_bias - first**2, least * by_weight * by_bias)
         inverse = np.array([[by_bias, -first], [-first, by_weight]]) / determinant
         return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
 
@@ -254,8 +256,11 @@ def fit_matrix(
     own_penalties = np.array([[own_penalty], [bias_penalty]])
     # Rows are d, the bias, V transposed.
     penalties = np.vstack([own_penalties, np.full((c, 1), off_diagonal_penalty)])
-    # Products only lead to the minimum: single precision will do, where every direction has a penalty.
-    precision: Any = np.float32 if penalties.min() > 0 else np.float64
+    # Products only lead to the minimum: single precision will do, unless many directions may be flat. Those that
+    # are nearly so by rounding alone are then not followed.
+    single = off_diagonal_penalty > 0 and bias_penalty > 0
+    precision: Any = np.float32 if single else np.float64
+    least_curvature = 1e-6 if single else _LEAST_CURVATURE
     start = np.zeros((c + 2, c))  # the identity
     start[0] = 1
 
@@ -297,7 +302,7 @@ def fit_matrix(
             return total / problem.size + 2 * penalties * direction
 
         def preconditioner() -> Callable[[FloatArray], FloatArray]:
-            own_inverse = curvature.inverse(problem.size, own_penalties)
+            own_inverse = curvature.inverse(problem.size, own_penalties, least_curvature)
             if c <= _BY_CLASS:
                 mixing_inverse = _inverse_by_class(kept, problem.size, penalties[2, 0], bias_penalty)
             else:
