@@ -67,7 +67,7 @@ class LinearProblem:
         """Yield features, with 0 for masked ones, the mask if there is any, and labels."""
         for rows, block in blocks(self.logits):
             block = self.features(block)
-            block /= self.unit
+            block *= 1 / self.unit
             if self.has_masks and (masked := np.isneginf(block)).any():
                 block[masked] = 0
                 yield block, masked, self.labels[rows]
@@ -88,7 +88,7 @@ class LinearProblem:
         np.exp(scores, out=scores)
         mass = scores @ np.ones(self.n_classes)
         loss += np.log(mass).sum()
-        scores /= mass[:, None]
+        scores *= (1 / mass)[:, None]
         return float(loss)
 
     def subtract_targets(
