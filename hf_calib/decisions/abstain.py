@@ -56,7 +56,8 @@ class AbstainRule(Rule):
     Notes:
         An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where
         the model does not reach it, everything is handed over, with a warning. By class, delta is shared among
-        the classes that are predicted often enough. Confidences are rounded to float32, as they are served.
+        the classes that are predicted often enough; where these are more than can share it, among those that are
+        predicted most often. Confidences are rounded to float32, as they are served.
 
     References:
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
@@ -161,20 +162,22 @@ class AbstainRule(Rule):
     def _by_class(
         self, confidences: FloatArray, predicted: IntArray, right: IntArray, n_classes: int
     ) -> FloatArray:
-        """A threshold for each class; delta is shared among as many as have rows enough for their share."""
+        """A threshold for each class; delta is shared among those predicted most often that have rows enough.
+
+        A class that has rows enough for this share, but not for that of one class more, gets none.
+        """
         counts = np.bincount(predicted, minlength=n_classes)
-        sharing = 1
-        for n, count in enumerate(np.sort(counts)[::-1], 1):
-            if count >= rows_needed(self.accuracy, self.delta / n):
+        often = np.argsort(-counts, kind="stable")
+        sharing = 0
+        for n, c in enumerate(often, 1):
+            if counts[c] >= rows_needed(self.accuracy, self.delta / n):
                 sharing = n
-        return np.array(
-            [
-                certified_threshold(
-                    confidences[predicted == c],
-                    right[predicted == c],
-                    promised=self.accuracy,
-                    delta=self.delta / sharing,
-                )
-                for c in range(n_classes)
-            ]
-        )
+        thresholds = np.full(n_classes, NEVER)
+        for c in often[:sharing]:
+            thresholds[c] = certified_threshold(
+                confidences[predicted == c],
+                right[predicted == c],
+                promised=self.accuracy,
+                delta=self.delta / sharing,
+            )
+        return thresholds
