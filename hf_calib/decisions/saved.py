@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Decisions:
 
         Args:
             outputs: what `pipe(texts, top_k=None)` returns, for each text a list of {"label", "score"} of all
-                classes; or probs (N, C) in the model's order.
+                classes, perhaps one by one, as for a dataset of texts; or probs (N, C) in the model's order.
 
         Returns:
             For each text the name of a class, or None for "hand over"; of labels and of sets, a list of names.
@@ -84,6 +84,10 @@ class Decisions:
         Raises:
             ValueError: if the outputs are not of all classes of the model, or no probabilities.
         """
+        if isinstance(outputs, Iterator):
+            outputs = list(outputs)
+        if isinstance(outputs, list) and not outputs:  # no texts
+            return []
         scores = self._matrix(outputs) if _from_pipeline(outputs) else outputs
         decided = self.rule.predict(scores)
         if decided.ndim == 2:
@@ -130,11 +134,10 @@ class Decisions:
             way_out = "write one with hf-calib decide --output, or Decisions.save"
             raise InputValueError(expected("the model", f"come with a {FILE}", f"none in {name}", way_out))
         decisions = cls.from_dict(_read(path), str(path))
-        config = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
-        names = config.get("id2label")
-        if isinstance(names, Mapping) and tuple(map(str, names.values())) != decisions.class_names:
+        names = _names_in(folder / "config.json")
+        if names not in (None, decisions.class_names):
             got = f"{few(decisions.class_names)} in {path}"
-            requirement = f"be those of config.json ({few(list(map(str, names.values())))})"
+            requirement = f"be those of config.json ({few(names or ())})"
             way_out = "fit the rule again on probabilities of this model"
             raise InputValueError(expected("the classes of the decisions", requirement, got, way_out))
         return decisions
@@ -159,7 +162,7 @@ class Decisions:
                 if name in TITLES
             }
             return cls(rule, tuple(names), measured, int(_finite(record["n_measured"])))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
             raise InputValueError(expected(source, "hold decisions", reason[:300], _WAY_OUT)) from error
 
@@ -190,9 +193,9 @@ class Decisions:
         scores = np.empty((len(rows), len(number)))
         for i, row in enumerate(rows):
             found = {entry["label"]: entry["score"] for entry in row}
-            if found.keys() != number.keys():
+            if found.keys() != number.keys() or len(row) > len(found):
                 requirement = f"score the model's {len(number)} classes ({few(self.class_names)})"
-                got = f"{len(found)} ({few(list(found))}) for text {i}"
+                got = f"{len(row)} ({few([entry['label'] for entry in row])}) for text {i}"
                 way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
                 raise InputValueError(expected("the outputs", requirement, got, way_out))
             scores[i, [number[name] for name in found]] = list(found.values())
@@ -231,6 +234,15 @@ def _from_pipeline(outputs: Any) -> bool:
         return False
     first = outputs[0]
     return isinstance(first, Mapping) or (isinstance(first, list) and isinstance((first or [{}])[0], Mapping))
+
+
+def _names_in(config: Path) -> tuple[str, ...] | None:
+    """The class names of a config.json in the order of their ids; None where it has none."""
+    found = _read(config) if config.is_file() else None
+    names = found.get("id2label") if isinstance(found, Mapping) else None
+    if not isinstance(names, Mapping) or not all(number.isdecimal() for number in names):
+        return None
+    return tuple(str(names[number]) for number in sorted(names, key=int))  # "10" may stand before "2"
 
 
 def _read(path: Path) -> Any:

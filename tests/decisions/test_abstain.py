@@ -156,7 +156,7 @@ def test_classes_beyond_those_that_share_delta_are_handed_over() -> None:
     n_broken = 0
     for _ in range(200):
         labels = np.where(rng.random(320) < 0.895, predicted, (predicted + 1) % 10)
-        with pytest.warns(UserWarning):
+        with pytest.warns(UserWarning, match="handed over"):
             rule = AbstainRule(accuracy=0.9, by_class=True).fit(probs, labels)
         n_broken += (rule.thresholds_ < 1).any()
     assert n_broken <= 0.05 * 200

@@ -100,6 +100,31 @@ def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
         Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
 
 
+def test_best_classes_of_several_texts_are_not_taken_for_one_text() -> None:
+    best = [{"label": name, "score": 0.25} for name in (*NAMES, "art")]
+    message = r"score the model's 4 classes .*, got 5 \(art, law, film, sport, art\) for text 0"
+    with pytest.raises(InputValueError, match=message):
+        Decisions(RULES["abstain"], NAMES)(best)
+
+
+def test_texts_one_by_one_and_no_texts() -> None:
+    decisions = Decisions(RULES["abstain"], NAMES)
+    rows = [[{"label": n, "score": p} for n, p in zip(NAMES, row, strict=True)] for row in PROBS[:9]]
+    assert decisions(row for row in rows) == decisions(PROBS[:9])
+    assert decisions([]) == decisions(iter([])) == []
+
+
+def test_a_config_in_any_order(tmp_path: Path) -> None:
+    """Many on the Hub are sorted by the ids as text: 0, 1, 10, 11, 2."""
+    names = tuple(f"class {c}" for c in range(12))
+    Decisions(CostRule(1 - np.eye(12)), names).save(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"id2label": {str(c): names[c] for c in range(12)}}, sort_keys=True))
+    assert Decisions.from_pretrained(tmp_path).class_names == names
+    config.write_text("[]")
+    assert Decisions.from_pretrained(tmp_path).class_names == names
+
+
 def test_a_model_of_other_classes(classify: Any) -> None:
     _, _, folder = classify
     Decisions(RULES["abstain"], ("law", "art", "film", "sport")).save(folder)
@@ -160,6 +185,7 @@ def record(**changes: Any) -> dict[str, Any]:
         (record(fitted={"thresholds_": [0.5, 0.5, 0.5, 1.5]}), r"thresholds_ out of \[0, 1\]"),
         (record(fitted={"thresholds_": [0.5, 0.5, 0.5, float("nan")]}), "got 'nan' in place of a number"),
         (record(fitted={"predict": [0.5] * 4}), "got the fitted predict for a rule"),
+        (record(n_measured=10**400), "int too large"),
         (record(class_names=["a", "b", "c", 4]), "class_names that are no names"),
         (record(class_names=["a", "b", "c", "c"]), "expected class_names to be 4 different names"),
         (record(measured={"answered": [1]}), "missing 2 required positional arguments: 'low' and 'high'"),
