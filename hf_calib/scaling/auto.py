@@ -24,7 +24,7 @@ from hf_calib.scaling.temperature import TemperatureScaling
 from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 _MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
-_ROUGHLY = 1e-4  # nats per row, short of the minimum, that the fits on parts of the rows may be
+_ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
 
