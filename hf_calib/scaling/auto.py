@@ -49,7 +49,8 @@ class AutoScaling(AffineScaling):
     worse than the best. It can change the predicted class.
 
     Args:
-        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
+        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row. One row alone
+            gets a temperature.
         multi_label: True for sigmoid outputs with a 0/1 label per logit. Compared are then the logits, one
             temperature, `PerLabelTemperatureScaling` and `StructuredVectorScaling`.
         random_state: seed of the parts.
@@ -74,6 +75,9 @@ class AutoScaling(AffineScaling):
 
         A matrix is not tried where a class is masked, where there are two classes (`StructuredVectorScaling`
         is then as good) or where N C^2 is above 5e8, as its fits would take too long.
+
+        Rows count as independent. The tokens of one text, which end in different parts, are not quite: a freer
+        map is then chosen a little too easily.
 
     References:
         Breiman et al. 1984, "Classification and regression trees", for the rule of one standard error; the
@@ -117,12 +121,17 @@ class AutoScaling(AffineScaling):
             )
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         if self.multi_label:
-            as_binary_labels(labels, matrix)
+            _, known = as_binary_labels(labels, matrix)
             targets: NDArray[Any] = np.asarray(labels)
+            if known is not None:  # a part of rows that tell nothing could not be judged
+                matrix, targets = matrix[known.any(axis=1)], targets[known.any(axis=1)]
         else:
             targets = as_class_labels(labels, matrix)
         self._objective(matrix, targets)  # refuses a masked label
         candidates = list(self._candidates(matrix))
+        if len(matrix) == 1:  # a freer map would be judged by the row that it was fitted on
+            why_not = "one row does not tell more than a temperature"
+            candidates[2:] = [candidate._replace(left_out=why_not) for candidate in candidates[2:]]
         tried = [candidate for candidate in candidates if candidate.left_out is None]
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
@@ -189,7 +198,7 @@ class AutoScaling(AffineScaling):
                 "structured_vector",
                 penalty,
                 partial(StructuredVectorScaling, penalty, multi_label=multi_label),
-                2 * c if c > 2 else 2,
+                2 if c == 2 and not multi_label else 2 * c,
             )
         if multi_label:
             return
@@ -218,9 +227,7 @@ class AutoScaling(AffineScaling):
         if candidate.make is None:
             return self._losses(logits.astype(np.float64), labels), 1.0
         mapped = np.empty(logits.shape)
-        for fold in range(folds.max() + 1):
-            held_out = folds == fold
-            train = ~held_out if held_out.sum() < len(folds) else held_out
+        for train, held_out in _parts(folds):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 scaler = candidate.make()
@@ -229,9 +236,7 @@ class AutoScaling(AffineScaling):
         if candidate.method == "temperature":
             return self._losses(mapped, labels), 1.0
         losses = np.empty(len(labels))
-        for fold in range(folds.max() + 1):
-            held_out = folds == fold
-            train = ~held_out if held_out.sum() < len(folds) else held_out
+        for train, held_out in _parts(folds):
             temperature = self._temperature(mapped[train], labels[train])
             losses[held_out] = self._losses(mapped[held_out] / temperature, labels[held_out])
         return losses, self._temperature(mapped, labels)
@@ -247,6 +252,13 @@ class AutoScaling(AffineScaling):
             losses = -log_expit(np.where(positive, logits, -logits))
             return losses.sum(axis=1, where=True if known is None else known)
         return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+
+
+def _parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """The rows to fit on and those to judge by, fold by fold; with one row, that one for both."""
+    for fold in range(folds.max() + 1):
+        held_out = folds == fold
+        yield (held_out if held_out.all() else ~held_out), held_out
 
 
 def _fitted(candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any]) -> AffineMap:

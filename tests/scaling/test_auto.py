@@ -106,6 +106,9 @@ class TestChoice:
         np.testing.assert_allclose(scaler.predict_proba(2 * logits), expit(true), atol=0.12)
         methods = dict.fromkeys(row["method"] for row in scaler.results_)
         assert list(methods) == ["identity", "temperature", "per_label_temperature", "structured_vector"]
+        two_labels = silently_fitted(logits[:50, :2], labels[:50, :2], multi_label=True)
+        sizes = {row["method"]: row["n_parameters"] for row in two_labels.results_}
+        assert sizes["structured_vector"] == 2 * sizes["per_label_temperature"] == 4
 
 
 class TestResults:
@@ -213,6 +216,26 @@ class TestLittleData:
         assert np.isfinite(scaled).all()
         assert nll(scaled, labels) <= nll(logits, labels) + 0.05
         np.testing.assert_allclose(softmax(scaled, axis=1), scaler.predict_proba(logits))
+
+    @pytest.mark.parametrize("multi_label", [False, True])
+    def test_one_row_gets_a_temperature(self, multi_label: bool) -> None:
+        """It could only be judged by itself, which a freer map would learn by heart."""
+        logits = some_logits(1, 4)
+        labels = np.array([[1, 0, 0, 1]]) if multi_label else np.array([2])
+        scaler = silently_fitted(logits, labels, multi_label=multi_label)
+        assert scaler.choice_ == "temperature"
+        assert {row["left_out"] is None for row in scaler.results_[2:]} == {False}
+
+    def test_rows_without_a_known_label_change_nothing(self) -> None:
+        """As many as to fill whole parts of the rows."""
+        logits = some_logits(60, 3)
+        labels = (expit(logits) > np.random.default_rng(0).random(logits.shape)).astype(int)
+        labels[:, 0][::3] = -100
+        labels[7:] = -100
+        scaler = silently_fitted(logits, labels, multi_label=True)
+        known = silently_fitted(logits[:7], labels[:7], multi_label=True)
+        assert scaler.results_ == known.results_
+        np.testing.assert_array_equal(scaler.transform(logits), known.transform(logits))
 
     def test_100_rows_of_151_classes(self) -> None:
         """Fewer rows than classes: better than the logits, and nearly as good as a temperature."""
