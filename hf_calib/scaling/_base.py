@@ -13,6 +13,8 @@ from hf_calib._errors import InputValueError, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
 from hf_calib.scaling.affine import AffineMap
 
+_LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
+
 
 class LogitScaling(BaseEstimator):
     """A scaler whose probabilities are the softmax of the logits that it maps to."""
@@ -70,12 +72,18 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
 
 def refuse_masks(logits: NDArray[Any]) -> None:
     """Raise if a class is masked: a map that mixes the classes would mask all of them."""
-    masked = np.count_nonzero(np.isneginf(logits))
+    masked = n_masked(logits)
     if masked:
+        got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
         way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
-        raise InputValueError(
-            expected("logits", "be finite, as the classes are mixed", f"{masked} of -inf", way_out)
-        )
+        raise InputValueError(expected("logits", "be finite, as the classes are mixed", got, way_out))
+
+
+def n_masked(logits: NDArray[Any]) -> int:
+    """How many logits are -inf, or so large that they stand for it, such as the lowest number of a dtype."""
+    if float(logits.min()) >= -_LARGEST_MIXED and float(logits.max()) <= _LARGEST_MIXED:
+        return 0
+    return int(np.count_nonzero(np.abs(logits.astype(np.float64)) > _LARGEST_MIXED))
 
 
 def listed(numbers: NDArray[np.int64], one: str, several: str) -> str:

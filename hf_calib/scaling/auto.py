@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit, log_softmax
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.scaling._base import AffineScaling, softmax_in_place
+from hf_calib.scaling._base import AffineScaling, n_masked, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature
@@ -204,7 +204,7 @@ class AutoScaling(AffineScaling):
             return
         yield _Candidate("vector", None, VectorScaling, 2 * c)
         why_not = None
-        if np.isneginf(logits).any():
+        if n_masked(logits):
             why_not = "it would mix masked classes with the others"
         elif c == 2:
             why_not = "for two classes it is no more than a vector map"

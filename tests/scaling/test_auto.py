@@ -182,10 +182,11 @@ class TestResults:
         assert set(left_out) == {"structured_matrix", "matrix"}
         assert left_out["matrix"].startswith("N C^2 = 1.6e+03 is more than 1e+03")
 
-    def test_masked_classes_leave_the_matrices_out(self) -> None:
+    @pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min])
+    def test_masked_classes_leave_the_matrices_out(self, mask: float) -> None:
         logits = some_logits(200, 4)
         labels = drawn(logits)
-        logits[labels != 3, 3] = -np.inf
+        logits[labels != 3, 3] = mask
         scaler = silently_fitted(logits, labels)
         assert scaler.predict_proba(logits)[labels != 3, 3].max() == 0
         assert all("masked" in row["left_out"] for row in scaler.results_ if "matrix" in row["method"])

@@ -196,12 +196,14 @@ class TestMatrix:
         assert np.abs(by_weight.diagonal()).max() < 1e-6
 
     @pytest.mark.parametrize("kind", MATRICES)
-    def test_masks_are_refused(self, kind: type[Linear]) -> None:
+    @pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min])
+    def test_masks_are_refused(self, kind: type[Linear], mask: float) -> None:
         logits, labels = sampled(50, 3)
         masked = logits.copy()
-        masked[:2, 1], labels[:2] = -np.inf, 0
+        masked[:2, 1], labels[:2] = mask, 0
         with pytest.raises(
-            ValueError, match=r"be finite, as the classes are mixed, got 2 of -inf; use Vector"
+            ValueError,
+            match=r"be finite, as the classes are mixed, got 2 of -inf, or beyond 1e\+12; use Vector",
         ):
             kind().fit(masked, labels)
         scaler = kind()
