@@ -182,6 +182,16 @@ class TestResults:
         assert set(left_out) == {"structured_matrix", "matrix"}
         assert left_out["matrix"].startswith("N C^2 = 1.6e+03 is more than 1e+03")
 
+    def test_some_of_many_rows_choose_and_all_are_fitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        logits = some_logits(1200, 4)
+        labels = drawn(logits + np.array([0, 0, 0, 2]))
+        whole = AutoScaling().fit(logits, labels)
+        monkeypatch.setattr("hf_calib.scaling.auto._CHOSEN_ON", 600)
+        scaler = AutoScaling().fit(logits, labels)
+        assert scaler.choice_ == whole.choice_ == "structured_vector(penalty=1)"
+        assert scaler.results_ != whole.results_
+        np.testing.assert_array_equal(scaler.transform(logits), whole.transform(logits))
+
     @pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min])
     def test_masked_classes_leave_the_matrices_out(self, mask: float) -> None:
         logits = some_logits(200, 4)
