@@ -35,6 +35,7 @@ _CORRECTED = "target.npz"
 _BEFORE_CORRECTION = "before the correction of the class frequencies, as these rows have the source's"
 _SERVED_TEXTS = 8
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
+_BEYOND_CHANCE = 2  # times as many rows in both files as coincide within them, for these to be the same
 _SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: scores were rounded
 
 
@@ -382,14 +383,19 @@ def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
 def rows_in_both(found: Predictions, tested: Predictions) -> int:
     """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
 
-    Where scores were rounded so far that different examples coincide, only the very same rows count.
+    Where scores were rounded, different examples coincide. Of 16-bit logits some do: no more in both files than
+    within them. Where it is many, only the very same rows count.
     """
     keys = [_row_keys(predictions) for predictions in (found, tested)]
     (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
     _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
     shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
+    if shared == len(found) == len(tested):
+        return shared
     distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
-    return shared if distinct or shared == len(found) == len(tested) else 0
+    twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
+    by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
+    return shared if distinct and shared > _BEYOND_CHANCE * by_chance else 0
 
 
 def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:

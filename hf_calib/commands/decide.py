@@ -106,6 +106,15 @@ def choose_rule(
         raise InputValueError(
             expected("the rule", f"be one of {', '.join(asked)}", " and ".join(given), way_out)
         )
+    for option, changed, rules in (
+        ("delta", delta != 0.05, ("accuracy",)),
+        ("by_class", by_class, ("accuracy", "alpha")),
+        ("sets", sets != "lac", ("alpha",)),
+    ):
+        chosen = given[0] if given else "accuracy"
+        if changed and chosen not in rules:
+            requirement = f"be given with {' or '.join(rules)} only"
+            raise InputValueError(expected(option, requirement, f"it with {chosen}", f"leave {option} out"))
     if costs is not None:
         table = _read_costs(costs)
         return lambda names: CostRule(_ordered(table, names, costs))

@@ -215,9 +215,8 @@ def _read_npz(path: Path, *, labelled: bool) -> Predictions:
             expected("predictions", "be readable as npz", f"{path} ({error})", way_out)
         ) from error
     if not labelled:
-        arrays["labels"] = np.zeros(
-            max((len(arrays[kind]) for kind in KINDS if kind in arrays), default=0), int
-        )
+        n_rows = max((len(np.atleast_1d(arrays[kind])) for kind in KINDS if kind in arrays), default=0)
+        arrays["labels"] = np.zeros(n_rows, int)
     if "labels" not in arrays or not any(kind in arrays for kind in KINDS):
         way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
         requirement = "hold the arrays labels and logits (or probs)"

@@ -569,6 +569,22 @@ class TestInSample:
         assert "rows of this report" not in one_line(call(*words, tmp_path / "b.npz").output)
         assert self.ALL.format(500) in one_line(call(*words, tmp_path / "a.npz").output)
 
+    def test_logits_of_16_bits_coincide(self, tmp_path: Path) -> None:
+        """Some rows of different examples are equal, as many in both files as within them; half a file is more."""
+        logits = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0)) * 0.15
+        logits += torch.tensor([6.0, -3, -3, -3])
+        values = logits.bfloat16().float().numpy()
+        labels = np.zeros(6000, dtype=np.int64)
+        others = Predictions(labels[4000:], values[4000:])
+        save_predictions(Predictions(labels[:4000], values[:4000]), tmp_path / "a.npz")
+        save_predictions(others, tmp_path / "b.npz")
+        save_predictions(Predictions(labels[3000:5000], values[3000:5000]), tmp_path / "half.npz")
+        assert len(np.unique(values[:4000], axis=0)) < 4000
+        words = ("calibrate", tmp_path / "a.npz", "--method", "temperature", "--output", tmp_path / "out")
+        assert "rows of this report" not in one_line(call(*words, "--test-data", tmp_path / "b.npz").output)
+        seen = one_line(call(*words, "--test-data", tmp_path / "half.npz").output)
+        assert "of the 2,000 rows of this report" in seen
+
     def test_a_label_that_differs_is_another_row(self, workplace: Path, tmp_path: Path) -> None:
         test = load_predictions(workplace / "test.npz")
         save_predictions(Predictions((test.labels + 1) % 4, test.logits, None, NAMES), tmp_path / "other.npz")

@@ -235,6 +235,18 @@ class TestRefusals:
             ),
             (("--alpha", 0), r"expected alpha to lie in \(0, 1\), got 0"),
             (("--delta", 2), r"expected delta to lie in \(0, 1\)"),
+            (
+                ("--alpha", 0.1, "--delta", 0.1),
+                "expected delta to be given with accuracy only, got it with alpha",
+            ),
+            (
+                ("--costs", "nowhere.csv", "--by-class"),
+                "by_class to be given with accuracy or alpha only, got it with costs",
+            ),
+            (
+                ("--sets", "aps"),
+                "expected sets to be given with alpha only, got it with accuracy; leave sets out",
+            ),
             (("--costs", "nowhere.csv"), "expected costs to be readable as csv, got nowhere.csv"),
         ],
     )

@@ -16,7 +16,8 @@ import transformers
 from datasets import ClassLabel, Dataset, Features, Value
 from scipy.special import softmax
 
-from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib._errors import InputValueError
+from hf_calib.predictions.files import Predictions, load_predictions, load_unlabelled, save_predictions
 from hf_calib.predictions.texts import load_classifier, load_rows, predict
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
 
@@ -731,3 +732,9 @@ class TestLoading:
             ValueError, match="expected the model to choose one of several classes, got problem_type="
         ):
             load_classifier(tmp_path)
+
+
+def test_unlabelled_numbers_that_are_no_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "scalar.npz", logits=np.float64(3))
+    with pytest.raises(InputValueError, match=r"expected logits to have shape \(N, C\) .*, got shape \(\)"):
+        load_unlabelled(tmp_path / "scalar.npz")
