@@ -112,7 +112,7 @@ class CalibrationTrainingArguments(TrainingArguments):
         metadata={
             "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
             f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
-            "temperature_criterion is given, for causal language models, and for heads that keep no bias."
+            "temperature_criterion is ece or adaptive_ece, for causal language models, and for heads without a bias."
         },
     )
     temperature_criterion: str = field(

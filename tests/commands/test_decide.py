@@ -149,6 +149,11 @@ class TestModels:
         text = " ".join(decision_lines(folder))
         assert f"It answers {answered:.0%} of inputs at 30% accuracy and hands over the rest" in text
 
+    def test_a_card_says_nothing_of_a_file_that_is_not_ours(self, tmp_path: Path) -> None:
+        (tmp_path / "decisions.json").write_text('{"my own": "notes"}')
+        with pytest.warns(UserWarning, match="The model card says nothing of decisions.json: expected"):
+            assert decision_lines(tmp_path) == []
+
     def test_rows_are_counted_before_the_model_runs(
         self, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
