@@ -115,8 +115,6 @@ TASKS = {
     "clinc150": Task(clinc150, max_length=32, n_train=None, epochs=3),
     "20newsgroups": Task(newsgroups, max_length=128, n_train=4000, epochs=3),
     "goemotions": Task(go_emotions, max_length=48, n_train=12_000, epochs=3),
-    # The other regime: few rows, trained until they are known by heart.
-    "ag_news_overfitted": Task(ag_news, max_length=64, n_train=1000, epochs=12),
 }
 
 
