@@ -89,7 +89,7 @@ def test_rule_and_scaler_are_fitted_on_different_rows_and_measured_on_others(wor
             key: pytest.approx(tuple(interval)) for key, interval in wanted.items()
         }
     assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (400, 400, 500)
-    assert (found["rule"], found["method"], found["notes"]) == ("abstain", "temperature", [])
+    assert (found["rule"], found["method"], found["notes"]) == ("abstain", "auto", [])
     assert found["options"] == {"accuracy": 0.9, "delta": 0.05, "by_class": False}
     assert found["before"]["accuracy"]["value"] >= 0.9
     assert 0.9 in found["curves"]["before"]["promised"]
@@ -102,7 +102,7 @@ def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
     assert "Decisions of data decisions before after" in text
     assert "Inputs answered 0." in text
     assert "The rule answers where at least 90% of its answers are right" in text
-    assert "It was fitted on 200 rows, temperature on 200 others." in text
+    assert "It was fitted on 200 rows, auto on 200 others." in text
     assert "Measured on the other 400 of 800 rows, drawn with seed 0, with 95% intervals." in text
     assert "decisions.json is for the probabilities as they are" in result.stderr
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}

@@ -24,7 +24,7 @@ from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import tiny_bert, tokenizer
 
 TEMPERATURE = 2.5
-SCALER = TemperatureScaling(grid=[TEMPERATURE]).fit([[1.0, 0.0]], [0])
+SCALER = TemperatureScaling(grid=[TEMPERATURE]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
 FILE_OPERATIONS = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 SIZES = (
     0,

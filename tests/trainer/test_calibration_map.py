@@ -160,7 +160,14 @@ class AtTheStart(TrainerCallback):
 
 
 @pytest.mark.filterwarnings("ignore:.*data do not determine:UserWarning")
-@pytest.mark.parametrize("method", [method for method, multi_label in CASES if not multi_label])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=() if method in ("auto", "structured_matrix") else pytest.mark.slow)
+        for method, multi_label in CASES
+        if not multi_label
+    ],
+)
 def test_a_resumed_training_has_the_map_and_ends_as_the_uninterrupted_one(
     method: str, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_fresh_heads_start_alike(tmp_path: Path) -> None:
     assert np.isfinite(found.logits).all()
 
 
+@pytest.mark.slow
 def test_killed_and_called_again(tmp_path: Path) -> None:
     """A fold and the last training die between checkpoints; nothing is different in the end."""
     command = [sys.executable, "-W", "error", "-m", "tests.helpers.killed_cross_calibration", str(tmp_path)]
