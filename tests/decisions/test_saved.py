@@ -133,6 +133,7 @@ def test_a_model_of_other_classes(classify: Any) -> None:
         Decisions.from_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_from_the_hub(tmp_path: Path) -> None:
     """Downloaded once, with the config and nothing else; from the cache when the Hub cannot be reached."""
     record = json.dumps(Decisions(RULES["abstain"], NAMES).to_dict()).encode()

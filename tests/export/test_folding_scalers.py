@@ -112,7 +112,14 @@ def test_architecture(name: str, config: dict[str, Any], head: list[str], tmp_pa
         fold(loaded, scaler)
 
 
-@pytest.mark.parametrize("kind", ["structured_vector", "structured_matrix", "auto"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "auto",
+        pytest.param("structured_vector", marks=pytest.mark.slow),
+        pytest.param("structured_matrix", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("name", "config", "head"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
 def test_architecture_with_each_map(name: str, config: dict[str, Any], head: list[str], kind: str) -> None:
     model = build(name, config)

@@ -16,7 +16,13 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_calib import fold, fold_temperature
-from hf_calib.scaling import MatrixScaling, PerLabelTemperatureScaling, TemperatureScaling, VectorScaling
+from hf_calib.scaling import (
+    MatrixScaling,
+    PerLabelTemperatureScaling,
+    StructuredVectorScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
 from hf_calib.scaling.affine import AffineMap
 from tests.helpers.tiny import tiny_bert, weights
 
@@ -112,7 +118,14 @@ def reloaded(model: Any, folder: Path) -> Any:
     return CrossEncoder(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("scaling", [TemperatureScaling(multi_label=True), PerLabelTemperatureScaling()])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        StructuredVectorScaling(multi_label=True),
+        pytest.param(TemperatureScaling(multi_label=True), marks=pytest.mark.slow),
+        pytest.param(PerLabelTemperatureScaling(), marks=pytest.mark.slow),
+    ],
+)
 def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
     """The saved and loaded reranker returns sigmoid(map(z)); so does a plain pipeline on its folder."""
     logits, labels = logits_of(one_label), (CALIBRATION[1] == 0)[:, None]
@@ -171,7 +184,14 @@ def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("scaling", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        MatrixScaling(),
+        pytest.param(TemperatureScaling(), marks=pytest.mark.slow),
+        pytest.param(VectorScaling(), marks=pytest.mark.slow),
+    ],
+)
 def test_several_labels(three_labels: Any, scaling: Any, tmp_path: Path) -> None:
     logits = logits_of(three_labels)
     scaler = scaling.fit(logits, CALIBRATION[1])

@@ -69,7 +69,7 @@ class TestChoice:
         labels = drawn(fresh @ mixing.T, 4)
         assert nll(scaler.transform(2 * fresh), labels) < nll(fresh @ mixing.T, labels) + 0.01
 
-    @pytest.mark.parametrize("temperature", [1.0, 1.3])
+    @pytest.mark.parametrize("temperature", [1.0, pytest.param(1.3, marks=pytest.mark.slow)])
     def test_is_on_average_no_worse_than_a_temperature(self, temperature: float) -> None:
         """100 rows, where a temperature is all there is to learn."""
         fresh = some_logits(2000, 4, seed=999)
