@@ -22,7 +22,6 @@ from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 from hf_calib.scaling.methods import fitted_numbers
-from hf_calib.scaling.saved_map import save_map
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -114,9 +113,14 @@ def calibrate_model(
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
             created then.
     """
-    from hf_calib.export.fold import check_can_be_folded, fold
+    from hf_calib.export.fold import check_can_be_folded
     from hf_calib.export.heads import head_loses_bias
-    from hf_calib.export.saving import check_overwrites_no_original, replace_model, standalone_copy
+    from hf_calib.export.saving import (
+        check_overwrites_no_original,
+        replace_model,
+        standalone_copy,
+        write_folded,
+    )
     from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
 
     scaler = make_scaler(method or "auto", criterion, n_bins, FOLDED)
@@ -168,8 +172,8 @@ def calibrate_model(
         plain = standalone_copy(classifier.model)
         plain.config.calibration = {**recorded, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
-        fold(plain, served, batch=classifier.batch(first)).save_pretrained(folder)
-        classifier.tokenizer.save_pretrained(folder)
+        batch = classifier.batch(first)
+        write_folded(plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=fitting)
         difference = _served_difference(
             folder,
             texts,
@@ -178,7 +182,6 @@ def calibrate_model(
             rows.max_length or classifier.longest,
             trust_remote_code,
         )
-        save_map(served, folder, {**fitting, "folded": True, "head": plain.config.calibration["head"]})
         write_report(report, folder / "calibration")
     return Calibration(
         method or ("auto" if hasattr(scaler, "choice_") else "temperature"),

@@ -96,24 +96,39 @@ def save_folded(
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Fold a fitted scaler into a standalone copy, check it on the batch, and save it with its calibration.json.
+    """Save a standalone copy with a fitted scaler folded in, as `write_folded` does: the whole directory or nothing.
 
-    A new directory appears whole; for one that exists already, see `replace_model`.
+    A new directory appears whole; for one that exists already, see `replace_model`. Arguments are those of
+    `write_folded`.
+    """
+    with whole_folder(Path(output_dir), replace_model) as folder:
+        write_folded(plain, scaler, folder, batch=batch, processing_class=processing_class, about=about)
+
+
+def write_folded(
+    plain: Any,
+    scaler: Any,
+    folder: Path,
+    *,
+    batch: Any,
+    processing_class: Any,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Fold a fitted scaler into a standalone copy, check it on the batch, and write it with its calibration.json.
 
     Args:
         plain: see `standalone_copy`.
         scaler: any that `fold` takes.
-        output_dir: where to.
+        folder: an empty one.
         batch: as for `fold`.
         processing_class: a tokenizer or image processor, which is saved too; or None.
         about: what calibration.json says of the map besides its numbers.
     """
     fold(plain, scaler, batch=batch)
-    with whole_folder(Path(output_dir), replace_model) as folder:
-        plain.save_pretrained(folder)
-        save_map(scaler, folder, {**(about or {}), "folded": True, "head": plain.config.calibration["head"]})
-        if processing_class is not None:
-            processing_class.save_pretrained(folder)
+    plain.save_pretrained(folder)
+    save_map(scaler, folder, {**(about or {}), "folded": True, "head": plain.config.calibration["head"]})
+    if processing_class is not None:
+        processing_class.save_pretrained(folder)
 
 
 def replace_model(made: Path, target: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console, evaluate
 from hf_calib.commands.calibrate import METHODS
+from hf_calib.export import fold_temperature, saving
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, writing
@@ -250,7 +250,7 @@ class TestCalibrateModel:
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(import_module("hf_calib.export.fold"), "fold", lambda model, scaler, batch: model)
+        monkeypatch.setattr(saving, "fold", lambda model, scaler, batch: fold_temperature(model, 100.0))
         result = call(
             *(
                 "calibrate",
