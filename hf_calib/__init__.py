@@ -13,6 +13,7 @@ import hf_calib._moved  # noqa: F401  (the old paths of moved modules)
 if TYPE_CHECKING:
     from hf_calib._errors import InputError
     from hf_calib.export import fold, fold_temperature
+    from hf_calib.predictions.pipelines import pipeline
     from hf_calib.trainer import (
         AdaFocalCallback,
         CalibrationMapCallback,
@@ -34,6 +35,7 @@ __all__ = [
     "cross_calibrate",
     "fold",
     "fold_temperature",
+    "pipeline",
 ]
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
+    "pipeline": "hf_calib.predictions.pipelines",
 }
 
 

@@ -34,7 +34,7 @@ OUTSIDE = {
     "losses": {"torch"},
     "metrics": {"numpy", "scipy"},
     "decisions": {"numpy", "scipy"},
-    "scaling": {"numpy", "scipy", "sklearn"},
+    "scaling": {"numpy", "scipy", "sklearn", "safetensors"},
 }
 WITH_TORCH = {"metrics/streaming.py", "metrics/_batch_scores.py"}
 
@@ -77,6 +77,7 @@ def test_the_public_names() -> None:
         "cross_calibrate",
         "fold",
         "fold_temperature",
+        "pipeline",
     ]
     for name in hf_calib.__all__:
         assert getattr(hf_calib, name).__name__ == name

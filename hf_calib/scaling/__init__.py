@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hf_calib.scaling.prior_correction import PriorCorrection
     from hf_calib.scaling.prior_shift import PriorEstimate, estimate_prior
     from hf_calib.scaling.saved_map import load_map, save_map
+    from hf_calib.scaling.scaler import Scaler
     from hf_calib.scaling.spline import SplineScaling
     from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
     from hf_calib.scaling.temperature import TemperatureScaling
@@ -38,6 +39,7 @@ __all__ = [
     "PerLabelTemperatureScaling",
     "PriorCorrection",
     "PriorEstimate",
+    "Scaler",
     "ScalerEntry",
     "SplineScaling",
     "StructuredMatrixScaling",
@@ -53,6 +55,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("load_map", "save_map"):
         return getattr(import_module("hf_calib.scaling.saved_map"), name)
+    if name == "Scaler":
+        return import_module("hf_calib.scaling.scaler").Scaler
     if name in ("PriorEstimate", "estimate_prior"):
         return getattr(import_module("hf_calib.scaling.prior_shift"), name)
     entry = next((entry for entry in SCALERS.values() if entry.name == name), None)

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.scaler import Scaler
 
 _LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
 
 
-class LogitScaling(BaseEstimator):
+class LogitScaling(Scaler):
     """A scaler whose probabilities are the softmax of the logits that it maps to."""
 
     def transform(self, logits: ArrayLike) -> FloatArray:

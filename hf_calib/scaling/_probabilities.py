@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
+from hf_calib.scaling.scaler import Scaler
 
 # A share of the model's own probability: it ranks classes that were given equal ones, and it is all that
 # is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
 OWN_SHARE = 1e-9
 
 
-class ClassProbabilityScaling(BaseEstimator):
+class ClassProbabilityScaling(Scaler):
     """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
 
     n_classes_: int

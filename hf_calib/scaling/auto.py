@@ -19,6 +19,7 @@ from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObj
 from hf_calib.scaling._solver import best_temperature
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+from hf_calib.scaling.scaler import Fitted
 from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
 from hf_calib.scaling.temperature import TemperatureScaling
 from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
@@ -97,6 +98,13 @@ class AutoScaling(AffineScaling):
 
     choice_: str
     results_: list[dict[str, Any]]
+
+    _fitted = (
+        Fitted("choice_", kind=str),
+        Fitted("results_", kind=list),
+        Fitted("weight_", "*"),
+        Fitted("bias_", "C"),
+    )
 
     def __init__(self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0) -> None:
         self.n_folds = n_folds
@@ -190,6 +198,9 @@ class AutoScaling(AffineScaling):
         """Return the calibrated probabilities: the softmax of `transform`, or the sigmoid with multi_label."""
         scaled = self.transform(logits)
         return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
+
+    def _is_sound(self) -> bool:
+        return self.weight_.shape in ((), self.bias_.shape, self.bias_.shape * 2)
 
     def _objective(self, logits: NDArray[Any], labels: NDArray[Any]) -> Objective:
         if self.multi_label:

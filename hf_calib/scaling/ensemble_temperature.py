@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib.metrics._inputs import check_choice
@@ -20,6 +19,7 @@ from hf_calib.scaling._inputs import as_class_labels, as_matrix, blocks
 from hf_calib.scaling._objectives import SoftmaxObjective
 from hf_calib.scaling._probabilities import OWN_SHARE
 from hf_calib.scaling._solver import best_temperature, undetermined
+from hf_calib.scaling.scaler import Fitted, Scaler
 
 EnsembleCriterion = Literal["mse", "nll"]
 MSE_BOUNDS = (0.05, 5.0)
@@ -30,7 +30,7 @@ _MAX_STEPS = 100
 _FACES = [list(face) for size in (1, 2, 3) for face in combinations(range(3), size)]
 
 
-class EnsembleTemperatureScaling(BaseEstimator):
+class EnsembleTemperatureScaling(Scaler):
     r"""Mix the temperature-scaled, the plain and the uniform probabilities.
 
     A step up from `TemperatureScaling` at nearly the same need for data: four parameters instead of one. It
@@ -66,6 +66,8 @@ class EnsembleTemperatureScaling(BaseEstimator):
     >>> scaler.predict_proba(logits[:1]).round(4)  # right three times in four
     array([[0.75, 0.25]])
     """
+
+    _fitted = (Fitted("temperature_"), Fitted("weights_", "W"), Fitted("n_classes_", kind=int))
 
     def __init__(self, criterion: EnsembleCriterion = "mse") -> None:
         self.criterion = criterion
@@ -112,6 +114,11 @@ class EnsembleTemperatureScaling(BaseEstimator):
         if self.weights_[2] > 1 - OWN_SHARE:  # the uniform part alone would rank nothing
             mixture += OWN_SHARE * (second - third)
         return mixture
+
+    def _is_sound(self) -> bool:
+        weights = self.weights_
+        whole = len(weights) == 3 and bool((weights >= 0).all()) and math.isclose(weights.sum(), 1)
+        return whole and self.temperature_ > 0
 
 
 def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from hf_calib.metrics._inputs import check_choice, check_n_bins
 from hf_calib.metrics.binning import quantile_edges, sum_bins, uniform_edges
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
+from hf_calib.scaling.scaler import Fitted, are_shares, is_rising
 
 Binning = Literal["uniform", "equal_mass"]
 
@@ -59,6 +60,8 @@ class HistogramBinning(ClassProbabilityScaling):
     array([[0.6667, 0.3333]])
     """
 
+    _fitted = (Fitted("edges_", "CE"), Fitted("frequencies_", "CM"), Fitted("n_classes_", kind=int))
+
     def __init__(self, n_bins: int = 15, *, binning: Binning = "uniform") -> None:
         self.n_bins = n_bins
         self.binning = binning
@@ -97,6 +100,10 @@ class HistogramBinning(ClassProbabilityScaling):
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         columns = zip(probs.T, self.edges_, self.frequencies_, strict=True)
         return np.stack([frequencies[_bins(column, edges)] for column, edges, frequencies in columns], axis=1)
+
+    def _is_sound(self) -> bool:
+        one_more_edge = self.edges_.shape[1] == self.frequencies_.shape[1] + 1
+        return one_more_edge and is_rising(self.edges_) and are_shares(self.frequencies_)
 
 
 def _bins(probs: FloatArray, edges: FloatArray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
@@ -125,6 +125,40 @@ class InverseLink(LogitScaling):
         return result.reshape(checked.shape)
 
 
+def loss_record(loss: CalibrationLoss, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """A loss as plain numbers; its table, if it adapts, is added to the arrays.
+
+    Raises:
+        TypeError, ValueError: if it has no inverse link, or is none of `hf_calib.losses`.
+    """
+    _check_has_link(loss)
+    from hf_calib.losses import LOSSES  # here, because it imports torch
+
+    if loss.name not in LOSSES:
+        way_out = "only losses made by name can be saved"
+        raise InputValueError(expected("loss", "be one of LOSSES", repr(loss.name), way_out))
+    arrays |= {f"loss.{name}": value.numpy() for name, value in loss.state_dict().items()}
+    weights = None if loss.class_weights is None else loss.class_weights.tolist()
+    return {"name": loss.name, "hyperparameters": loss.hyperparameters, "class_weights": weights}
+
+
+def loss_of_record(record: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> CalibrationLoss:
+    """The loss that `loss_record` was given; its table is taken out of the arrays.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: if there is no such loss.
+    """
+    import torch
+
+    from hf_calib.losses import make_loss
+
+    loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
+    _check_has_link(loss)
+    table = {name: arrays.pop(name) for name in list(arrays) if name.startswith("loss.")}
+    loss.load_state_dict({name.removeprefix("loss."): torch.from_numpy(each) for name, each in table.items()})
+    return loss
+
+
 LogPosterior = Callable[[link.ProbabilityBlock], FloatArray]
 
 
@@ -182,6 +216,10 @@ def _gamma(loss: CalibrationLoss, predictions: link.ProbabilityBlock) -> Any:
 
 def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, FloatArray | None]:
     """Return the loss's map from predictions to log eta, and its log class weights (C,); or say why not."""
+    return _check_has_link(loss), _log_class_weights(loss, n_classes)
+
+
+def _check_has_link(loss: CalibrationLoss) -> LogPosterior:
     from hf_calib.losses import LOSSES, CalibrationLoss  # here, because it imports torch
 
     if not isinstance(loss, CalibrationLoss):
@@ -195,7 +233,7 @@ def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, 
     if loss.multi_label:
         way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
         raise InputValueError(expected("loss", "be single-label", "a multi-label loss", way_out))
-    return log_posterior, _log_class_weights(loss, n_classes)
+    return log_posterior
 
 
 def _log_class_weights(loss: CalibrationLoss, n_classes: int) -> FloatArray | None:

@@ -10,6 +10,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
+from hf_calib.scaling.scaler import Fitted, are_shares, is_rising
 
 Multiclass = Literal["one_vs_rest", "joint"]
 
@@ -30,7 +31,9 @@ class IsotonicScaling(ClassProbabilityScaling):
             it keeps the ranking of the classes, hence the accuracy.
 
     Attributes:
-        regressors_: the fitted `sklearn.isotonic.IsotonicRegression`, C of them, or 1 if "joint".
+        sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
+        knots_: (S,) the probabilities between which m is linear, curve after curve, rising in each.
+        frequencies_: (S,) m at each of them, in [0, 1].
         n_classes_: C.
 
     Notes:
@@ -54,6 +57,13 @@ class IsotonicScaling(ClassProbabilityScaling):
     array([[0.75, 0.25]])
     """
 
+    _fitted = (
+        Fitted("sizes_", "K", int),
+        Fitted("knots_", "S"),
+        Fitted("frequencies_", "S"),
+        Fitted("n_classes_", kind=int),
+    )
+
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
@@ -65,7 +75,7 @@ class IsotonicScaling(ClassProbabilityScaling):
             labels: (N,) int in [0, C), without -100.
 
         Returns:
-            self, with `regressors_`.
+            self, with `knots_` and `frequencies_`.
 
         Raises:
             TypeError: if a dtype is wrong.
@@ -75,18 +85,36 @@ class IsotonicScaling(ClassProbabilityScaling):
         probs, labels = checked_probs(logits, labels)
         is_label = labels[:, None] == np.arange(probs.shape[1])
         if self.multiclass == "joint":
-            self.regressors_ = [_fit(probs.ravel(), is_label.ravel())]
+            curves = [_fit(probs.ravel(), is_label.ravel())]
         else:
-            self.regressors_ = [_fit(*column) for column in zip(probs.T, is_label.T, strict=True)]
+            curves = [_fit(*column) for column in zip(probs.T, is_label.T, strict=True)]
+        self.sizes_ = np.array([len(knots) for knots, _ in curves])
+        self.knots_, self.frequencies_ = (np.concatenate(parts) for parts in zip(*curves, strict=True))
         self.n_classes_ = probs.shape[1]
         return self
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        if len(self.regressors_) == 1:
-            return self.regressors_[0].predict(probs.ravel()).reshape(probs.shape)
-        columns = zip(self.regressors_, probs.T, strict=True)
-        return np.stack([regressor.predict(column) for regressor, column in columns], axis=1)
+        curves = list(zip(*self._curves(), strict=True))
+        if len(curves) == 1:
+            return np.interp(probs, *curves[0])
+        columns = zip(probs.T, curves, strict=True)
+        return np.stack([np.interp(column, *curve) for column, curve in columns], axis=1)
+
+    def _curves(self) -> tuple[list[FloatArray], list[FloatArray]]:
+        """The knots and the frequencies of each curve."""
+        ends = np.cumsum(self.sizes_)[:-1]
+        return np.split(self.knots_, ends), np.split(self.frequencies_, ends)
+
+    def _is_sound(self) -> bool:
+        sizes = self.sizes_
+        if len(sizes) not in (1, self.n_classes_) or sizes.min() < 1 or sizes.max() > len(self.knots_):
+            return False
+        if sizes.sum() != len(self.knots_):
+            return False
+        rising = all(is_rising(values) for parts in self._curves() for values in parts)
+        return rising and are_shares(self.frequencies_)
 
 
-def _fit(probs: FloatArray, is_label: np.ndarray) -> IsotonicRegression:
-    return IsotonicRegression(out_of_bounds="clip").fit(probs, is_label.astype(np.float64))
+def _fit(probs: FloatArray, is_label: np.ndarray) -> tuple[FloatArray, FloatArray]:
+    curve = IsotonicRegression(out_of_bounds="clip").fit(probs, is_label.astype(np.float64))
+    return curve.X_thresholds_, curve.y_thresholds_

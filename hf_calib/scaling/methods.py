@@ -57,19 +57,38 @@ SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if en
 FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
 
 
+def method_of(scaler: Any) -> str:
+    """The method of a scaler, or of the one that it is derived from.
+
+    Raises:
+        TypeError: for any other object.
+    """
+    method = _method(scaler)
+    if method is None:
+        names = ", ".join(entry.name for entry in SCALERS.values())
+        way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
+        raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    return method
+
+
 def foldable_method(scaler: Any) -> str:
     """The method of a scaler that folds, or of the one that it is derived from.
 
     Raises:
         TypeError: for any other object.
     """
-    rows = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in FOLDABLE_SCALERS.items()}
-    for kind in type(scaler).__mro__:
-        if (kind.__module__, kind.__name__) in rows:
-            return rows[kind.__module__, kind.__name__]
-    names = ", ".join(entry.name for entry in FOLDABLE_SCALERS.values())
-    way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
-    raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    method = _method(scaler)
+    if method not in FOLDABLE_SCALERS:
+        names = ", ".join(entry.name for entry in FOLDABLE_SCALERS.values())
+        way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
+        raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    return method
+
+
+def _method(scaler: Any) -> str | None:
+    rows = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in SCALERS.items()}
+    found = (rows.get((kind.__module__, kind.__name__)) for kind in type(scaler).__mro__)
+    return next((method for method in found if method is not None), None)
 
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, listed
@@ -17,6 +16,7 @@ from hf_calib.scaling._inputs import as_binary_labels, as_matrix
 from hf_calib.scaling._objectives import SigmoidObjective
 from hf_calib.scaling._solver import BOUNDS, SMOOTHED, best_temperature
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.scaler import Fitted, Scaler
 
 # Warnings, in the order in which they are given.
 _ONE_VALUE = (
@@ -42,7 +42,7 @@ _AT_A_BOUND = (
 _PROBLEMS = (_ONE_VALUE, _ONLY_ZEROS, _SEPARATED, _WRONG_SIDE, _AT_A_BOUND)
 
 
-class PerLabelTemperatureScaling(BaseEstimator):
+class PerLabelTemperatureScaling(Scaler):
     r"""Divide each label's logit by its own temperature, fitted on held-out multi-label predictions.
 
     For sigmoid outputs whose labels are not all over- or under-confident alike. Each label needs examples
@@ -75,6 +75,8 @@ class PerLabelTemperatureScaling(BaseEstimator):
     >>> scaler.temperatures_.round(3)  # right three times in four: p = 3/4 needs z / T = log 3
     array([3.641, 0.91 ])
     """
+
+    _fitted = (Fitted("temperatures_", "C"), Fitted("shared_temperature_"))
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Choose the temperatures.
@@ -122,6 +124,9 @@ class PerLabelTemperatureScaling(BaseEstimator):
         """What `fold` writes into a classification head: z / T, label by label."""
         check_is_fitted(self, "temperatures_")
         return AffineMap(1 / self.temperatures_)
+
+    def _is_sound(self) -> bool:
+        return self.shared_temperature_ > 0 and bool((self.temperatures_ > 0).all())
 
     def _fit_label(self, logits: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[float, str | None]:
         """Return a label's temperature and, if its data do not determine it, the problem."""

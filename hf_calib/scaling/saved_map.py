@@ -1,23 +1,40 @@
-"""Fitted maps as plain numbers: the few that a model's config records, and calibration.json, which holds them all."""
+"""Fitted scalers as files: calibration.json, with the arrays of those that do not fold beside it."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.exceptions import NotFittedError
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib._files import whole_file
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
+from hf_calib.scaling.inverse_link import loss_of_record, loss_record
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
 from hf_calib.scaling.prior_correction import as_prior
 
 MAP_NAME = "calibration.json"
+ARRAYS_NAME = (
+    "calibration/scaler.safetensors"  # not in the root, where vLLM takes every such file for weights
+)
+
+_LARGEST = 2**30  # bytes of a file; a matrix for 5,000 classes has half of it
+_PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
+# What a file says by itself; "hf_calib" was the version, before there were "versions".
+_OWN = {"method", "settings", "parameters", "weight", "bias", "arrays", "date", "versions", "hf_calib"}
+
+Arrays = dict[str, NDArray[Any]]
 
 
 class SavedMap(NamedTuple):
@@ -33,20 +50,23 @@ class SavedMap(NamedTuple):
 
 
 def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
-    """Write a fitted scaler that folds as JSON: all of it or nothing.
+    """Write a fitted scaler as JSON, with what is known about it: all of it or nothing.
 
     The file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted
-    numbers and words), "weight" and "bias" (the map z -> weight z + bias, as numbers; bias may be null), and
-    "hf_calib", the version that wrote it.
+    numbers and words), "date" (day, UTC) and "versions" of the packages; of a scaler that folds "weight" and "bias"
+    (the map z -> weight z + bias, as numbers; bias may be null), of another one "arrays", the SHA-256 of
+    calibration/scaler.safetensors, which holds its arrays. `Scaler.save_pretrained` does the same without `about`.
 
     Args:
-        scaler: fitted; temperature, vector, matrix, ...: a class of `SCALERS` that folds.
-        path: of the file, or of an existing folder for its calibration.json.
+        scaler: fitted; of a class in `SCALERS`.
+        path: of an existing folder for its calibration.json, or of the file, which has that name unless the scaler
+            folds.
         about: further entries, such as which rows it was fitted on; of JSON's own types.
 
     Raises:
-        TypeError: if the scaler is no foldable one.
+        TypeError: if it is no scaler of `SCALERS`.
         ValueError: if it has numbers that are not finite.
+        sklearn.exceptions.NotFittedError: if it is not fitted.
 
     >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
@@ -57,10 +77,25 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     >>> loaded.scaler.temperature_ == scaler.temperature_, loaded.about
     (True, {'n_examples': 4})
     """
-    record = {**_as_record(scaler), **(about or {}), "hf_calib": version("hf_calib")}
-    text = json.dumps(record, default=_plain, allow_nan=False)
-    with whole_file(_file(path)) as unfinished:
+    file = _file(path)
+    arrays: Arrays = {}
+    record = _as_record(scaler, arrays)
+    content = b""
+    if arrays:
+        if file.name != MAP_NAME:
+            way_out = "the arrays of a scaler that does not fold have one place beside it"
+            raise InputValueError(expected("path", f"be a folder or {MAP_NAME}", file, way_out))
+        content = safetensors.numpy.save(arrays)
+        record["arrays"] = sha256(content).hexdigest()
+    written = {"date": datetime.now(timezone.utc).date().isoformat(), "versions": _versions()}
+    text = json.dumps({**record, **(about or {}), **written}, default=_plain, allow_nan=False)
+    if arrays:  # first: a JSON file that belongs to other arrays is refused, whichever of the two is new
+        with whole_file(file.parent / ARRAYS_NAME) as unfinished:
+            unfinished.write_bytes(content)
+    with whole_file(file) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
+    if not arrays and file.name == MAP_NAME and (file.parent / ARRAYS_NAME).is_file():
+        (file.parent / ARRAYS_NAME).unlink()  # of the scaler before
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
@@ -76,76 +111,158 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         ValueError: if there is no such file, or it does not hold a whole map.
     """
     file = _file(path)
+    return read_map(file, lambda: file.parent / ARRAYS_NAME)
+
+
+def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
+    """Read what `save_map` wrote; `fetch_arrays` returns where the arrays are, if there have to be some."""
     way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
 
     def wrong(got: str) -> InputValueError:
         return InputValueError(expected(str(file), "hold a fitted map", got, way_out))
 
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record = json.loads(_content(file).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise wrong(f"a file that cannot be read ({error})") from error
     if not isinstance(record, dict):
         raise wrong("something else than a JSON object")
     method = record.get("method")
-    if method not in FOLDABLE_SCALERS:
-        raise wrong(f"method {method!r} ({did_you_mean(method, FOLDABLE_SCALERS)})")
+    if not isinstance(method, str) or method not in SCALERS:
+        raise wrong(f"method {method!r} ({did_you_mean(method, SCALERS)})")
+    arrays: Arrays = {}
+    if "arrays" in record and method not in FOLDABLE_SCALERS:
+        try:
+            content = _content(fetch_arrays())
+            if sha256(content).hexdigest() != record["arrays"]:
+                raise wrong(f"{ARRAYS_NAME} of another scaler beside it, or a damaged one")
+            arrays = safetensors.numpy.load(content)
+        except (OSError, SafetensorError, KeyError, TypeError) as error:
+            raise wrong(f"{ARRAYS_NAME} that cannot be read ({error})") from error
     try:
-        scaler = _from_record(record)
-        weight, bias = (
-            None if record[key] is None else np.array(record[key], float) for key in ("weight", "bias")
-        )
-        mapping = scaler.affine_map()
-        is_whole = _same(mapping.weight, weight) and _same(mapping.bias, bias)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        scaler = _from_record(record, arrays)
+        is_whole = True
+        if method in FOLDABLE_SCALERS:
+            weight, bias = scaler.affine_map()
+            is_whole = _same(weight, _floats(record["weight"])) and _same(bias, _floats(record["bias"]))
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
     if not is_whole:
         raise wrong(f"parameters of {method!r} that are not those of its weight and bias")
-    own = {"method", "settings", "parameters", "weight", "bias", "hf_calib"}
-    return SavedMap(scaler, {key: value for key, value in record.items() if key not in own})
+    return SavedMap(scaler, {key: value for key, value in record.items() if key not in _OWN})
 
 
-def _as_record(scaler: Any) -> dict[str, Any]:
-    """A fitted scaler as `save_map` writes it."""
-    method, mapping = foldable_method(scaler), scaler.affine_map()
-    check_finite(scaler)
+def _as_record(scaler: Any, arrays: Arrays) -> dict[str, Any]:
+    """A fitted scaler as JSON holds it; what else there is of one that does not fold is added to the arrays."""
+    method = method_of(scaler)
+    check_is_fitted(scaler, [fitted.name for fitted in scaler._fitted])
+    _check_fitted(scaler)
+    folds = method in FOLDABLE_SCALERS
     parameters: dict[str, Any] = {}
-    for name, value in vars(scaler).items():
-        of_the_map = name in ("weight_", "bias_") and value is getattr(mapping, name.rstrip("_"))
-        if name.endswith("_") and not name.startswith("_") and not of_the_map:
-            parameters[name.rstrip("_")] = value
+    for fitted in scaler._fitted:
+        key, value = fitted.name.rstrip("_"), getattr(scaler, fitted.name)
+        if folds and key in ("weight", "bias"):
+            continue
+        if folds or not fitted.shape:
+            parameters[key] = value
+        else:
+            arrays[key] = np.ascontiguousarray(value)
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
-        settings["scaler"] = _as_record(settings["scaler"])
+        settings["scaler"] = _as_record(settings["scaler"], arrays)
+    if method == "inverse_link":
+        settings["loss"] = loss_record(settings["loss"], arrays)
     return {
         "method": method,
         "settings": settings,
         # Of what a scaler says about its fit, some may not be finite.
         "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
-        "weight": mapping.weight,
-        "bias": mapping.bias,
+        **(scaler.affine_map()._asdict() if folds else {}),
     }
 
 
-def _from_record(record: dict[str, Any]) -> Any:
+def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
     """The scaler that `_as_record` was given."""
+    entry = SCALERS[record["method"]]
     settings = dict(record["settings"])
-    if settings.get("scaler") is not None:
-        settings["scaler"] = _from_record(settings["scaler"])
-    scaler = FOLDABLE_SCALERS[record["method"]].load()(**settings)
-    weight = np.array(record["weight"], dtype=np.float64)
-    bias = None if record["bias"] is None else np.array(record["bias"], dtype=np.float64)
-    for name, value in record["parameters"].items():
-        if not name.startswith("_"):
-            setattr(scaler, f"{name}_", _restored(value))
-    try:
-        scaler.affine_map()
-    except (NotFittedError, AttributeError):  # it keeps the map itself, which the file holds once
-        scaler.weight_, scaler.bias_ = weight, bias
-    check_finite(scaler)
-    n_classes = len(weight) if weight.ndim else 2 if bias is None else len(bias)
-    scaler.predict_proba(np.zeros((1, n_classes)))
+    for name, value in settings.items():
+        if name == "scaler" and value is not None:
+            settings[name] = _from_record(value, {})
+        elif name == "loss":
+            settings[name] = loss_of_record(value, arrays)
+        else:
+            _check_setting(name, value)
+    scaler = entry.load()(**settings)
+    found: dict[str, Any] = {name: _restored(value) for name, value in record["parameters"].items()}
+    wanted = {fitted.name.rstrip("_") for fitted in scaler._fitted}
+    if entry.foldable:  # where it keeps the map itself, the file holds it once
+        found |= {key: _floats(record[key]) for key in wanted & {"weight", "bias"}}
+    found |= arrays
+    if found.keys() != wanted:
+        requirement = f"be {', '.join(sorted(wanted)) or 'none'}"
+        way_out = "take the file as it was written"
+        raise InputValueError(expected("parameters", requirement, few(sorted(found)) or "none", way_out))
+    for name, value in found.items():
+        setattr(scaler, f"{name}_", value)
+    _check_fitted(scaler)
+    if entry.foldable:
+        weight, bias = scaler.affine_map()
+        scaler.predict_proba(np.zeros((1, len(weight) if weight.ndim else 2 if bias is None else len(bias))))
     return scaler
+
+
+def _check_fitted(scaler: Any) -> None:
+    """Raise unless the fitted attributes of a scaler have the kinds, shapes and values that a fit gives them.
+
+    Raises:
+        ValueError: then.
+    """
+    sizes: dict[str, int] = {}
+    for fitted in scaler._fitted:
+        value = getattr(scaler, fitted.name)
+        if fitted.shape:
+            fits = isinstance(value, np.ndarray) and value.dtype == fitted.kind and value.size > 0
+            fits = fits and (fitted.shape == "*" or value.ndim == len(fitted.shape))
+            fits = fits and all(
+                sizes.setdefault(axis, size) == size
+                for axis, size in zip(fitted.shape.strip("*"), value.shape, strict=False)
+            )
+        else:
+            fits = isinstance(value, Real if fitted.kind is float else fitted.kind)
+            fits = fits and not isinstance(value, bool) and (fitted.kind is not int or value > 1)
+        if fits and fitted.name == "n_classes_":
+            fits = sizes.setdefault("C", value) == value
+        if not fits:
+            axes = f" of shape ({', '.join(fitted.shape)})" if fitted.shape else ""
+            got = f"{value.dtype}, {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise InputValueError(
+                expected(fitted.name, f"be {fitted.kind.__name__}{axes}", got, "fit it again")
+            )
+        if fitted.kind is float and not np.isfinite(value).all():
+            way_out = "fit it again, on finite logits"
+            raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
+    if method_of(scaler) in FOLDABLE_SCALERS:
+        check_finite(scaler)
+    if not scaler._is_sound():
+        got = ", ".join(fitted.name for fitted in scaler._fitted)
+        raise InputValueError(expected("scaler", "have numbers that a fit can find", got, "fit it again"))
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Raise for a constructor's argument that is no number, word, or sequence of numbers."""
+    numbers = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
+    fits = value is None or isinstance(value, str | int | float) or numbers
+    if not (isinstance(value, bool) if name == "multi_label" else fits):
+        way_out = "settings are numbers and words"
+        raise InputValueError(expected(f"setting {name}", "be one", type(value).__name__, way_out))
 
 
 def check_finite(scaler: Any) -> None:
@@ -188,8 +305,8 @@ def temperature_of(scaler: Any) -> float | None:
 
 
 def is_multi_label(scaler: Any) -> bool:
-    """Whether a foldable scaler's probabilities are sigmoids of the logits, not their softmax."""
-    per_label = FOLDABLE_SCALERS[foldable_method(scaler)].needs == "label_matrix"
+    """Whether a scaler's probabilities are sigmoids of the logits, not their softmax."""
+    per_label = SCALERS[method_of(scaler)].needs == "label_matrix"
     return per_label or bool(getattr(scaler, "multi_label", False))
 
 
@@ -207,7 +324,28 @@ def map_title(method: str, choice: str | None = None) -> str:
 
 def title_of(scaler: Any) -> str:
     """The title of a fitted scaler."""
-    return map_title(foldable_method(scaler), few_parameters(scaler).get("choice"))
+    return map_title(method_of(scaler), getattr(scaler, "choice_", None))
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that have a part in a map, as far as they are installed."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _content(file: Path) -> bytes:
+    if file.stat().st_size > _LARGEST:
+        raise OSError(f"it has more than {_LARGEST:,} bytes")
+    return file.read_bytes()
+
+
+def _floats(value: Any) -> NDArray[np.float64] | None:
+    return None if value is None else np.array(value, dtype=np.float64)
 
 
 def _file(path: str | os.PathLike[str]) -> Path:

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
@@ -15,13 +14,14 @@ from hf_calib.metrics._inputs import check_choice
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
 from hf_calib.scaling._objectives import SoftmaxObjective
+from hf_calib.scaling.scaler import Fitted, Scaler, are_shares, is_rising
 
 Spline = Literal["natural", "parabolic", "cubic"]
 
 _LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
 
 
-class SplineScaling(BaseEstimator):
+class SplineScaling(Scaler):
     r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
 
     For a model whose confidence is wrong in a way that one temperature cannot correct, and for a few hundred
@@ -65,6 +65,8 @@ class SplineScaling(BaseEstimator):
     >>> scaler.predict_proba(np.array([[3.0, 0.0, 0.0]])).round(2)  # softmax gives 0.91
     array([[0.62, 0.19, 0.19]])
     """
+
+    _fitted = (Fitted("scores_", "S"), Fitted("accuracies_", "S"), Fitted("n_classes_", kind=int))
 
     def __init__(self, spline: Spline = "natural", *, n_knots: int = 6) -> None:
         self.spline = spline
@@ -124,6 +126,9 @@ class SplineScaling(BaseEstimator):
         rows *= (1 - confidence)[:, None]
         rows[each, predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
         return rows.reshape(checked.shape)
+
+    def _is_sound(self) -> bool:
+        return is_rising(self.scores_) and are_shares(self.accuracies_)
 
     def _curve(self, scores: FloatArray, correct: FloatArray) -> tuple[FloatArray, FloatArray]:
         levels, level, sizes = np.unique(scores, return_inverse=True, return_counts=True)

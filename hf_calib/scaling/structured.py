@@ -17,6 +17,7 @@ from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, fit_matrix, fi
 from hf_calib.scaling._logistic import fit_columns
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
+from hf_calib.scaling.scaler import Fitted
 
 
 class StructuredScaling(AffineScaling):
@@ -99,6 +100,8 @@ class StructuredVectorScaling(StructuredScaling):
     array([0.96, 0.92, 0.55])
     """
 
+    _fitted = (Fitted("weight_", "C"), Fitted("bias_", "C"))
+
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
         self.multi_label = multi_label
@@ -177,6 +180,8 @@ class StructuredMatrixScaling(StructuredScaling):
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  1. ])
     """
+
+    _fitted = (Fitted("weight_", "CC"), Fitted("bias_", "C"))
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty

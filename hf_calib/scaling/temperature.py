@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
@@ -21,6 +20,7 @@ from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.scaler import Fitted, Scaler
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
@@ -30,7 +30,7 @@ _MANY_CLASSES = 128  # for which interpolated confidences pay, and are small bes
 _CONFIDENCES = 2**20  # held at once in any case; more, if they take a fraction of the logits
 
 
-class TemperatureScaling(BaseEstimator):
+class TemperatureScaling(Scaler):
     r"""Divide the logits by one temperature, fitted on held-out predictions.
 
     The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking
@@ -80,6 +80,8 @@ class TemperatureScaling(BaseEstimator):
     >>> scaler.predict_proba(logits[:1]).round(4)
     array([[0.75, 0.25]])
     """
+
+    _fitted = (Fitted("temperature_"),)
 
     def __init__(
         self,
@@ -140,6 +142,9 @@ class TemperatureScaling(BaseEstimator):
         """What `fold` writes into a classification head: z / T."""
         check_is_fitted(self, "temperature_")
         return AffineMap(np.array(1 / self.temperature_))
+
+    def _is_sound(self) -> bool:
+        return self.temperature_ > 0
 
     def _checked_grid(self) -> NDArray[np.float64] | None:
         if self.grid is None:

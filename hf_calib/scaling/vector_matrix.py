@@ -16,6 +16,7 @@ from hf_calib.scaling._inputs import as_class_labels, as_matrix
 from hf_calib.scaling._linear import LEFT_TO_GAIN, FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._solver import SMOOTHED
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.scaler import Fitted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,6 +80,8 @@ class LinearScaling(LogitScaling):
 
 class PenalisedMatrixScaling(LinearScaling):
     """A full matrix over features of the logits, with ODIR penalties."""
+
+    _fitted = (Fitted("weight_", "CC"), Fitted("bias_", "C"))
 
     def __init__(
         self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
@@ -168,6 +171,8 @@ class VectorScaling(LinearScaling):
     >>> scaler.predict_proba(logits).mean(axis=0).round(6)  # the frequencies of the labels
     array([0.333333, 0.666667])
     """
+
+    _fitted = (Fitted("weight_", "C"), Fitted("bias_", "C"))
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> VectorScaling:
         """Find the weights and the biases.

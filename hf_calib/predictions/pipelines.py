@@ -1,0 +1,210 @@
+"""`hf_calib.pipeline`: transformers' pipelines, with the scaler that lies beside the model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import (
+    ImageClassificationPipeline,
+    Pipeline,
+    PreTrainedConfig,
+    TextClassificationPipeline,
+    TokenClassificationPipeline,
+)
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.scaling._hub import download
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map
+from hf_calib.scaling.scaler import Scaler
+
+
+def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
+    """A `transformers.pipeline` whose scores are calibrated, also by a scaler that cannot be folded into the model.
+
+    Where a calibration.json lies beside the model, with a map that is not in its weights (spline, isotonic, ..., or
+    one that folds, of a model that was saved without it), the scores are those of the scaler's `predict_proba` on
+    the logits. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself.
+
+    Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
+    aggregation strategies combine the calibrated scores. Others are left as they are.
+
+    Args:
+        task: as for `transformers.pipeline`.
+        model: a folder, a repository on the Hub, or a model, of which the place it was loaded from is looked at: one
+            that was trained since has to be saved first.
+        **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. Of
+            `function_to_apply` only what the scaler stands for is taken: "softmax", or "sigmoid" for a multi-label
+            one.
+
+    Returns:
+        The pipeline; a calibrated one has the scaler as its attribute `scaler`.
+
+    Raises:
+        ValueError: if calibration.json is no whole map, or is one for other classes or another kind of problem; for
+            another function_to_apply; for a `pipeline_class` of one's own.
+
+    Notes:
+        Without a network, or where there is no such file, the pipeline is plain; it warns if the model's config says
+        that there is a map, which is not in the weights. Scores are float32, as those of plain pipelines.
+
+    >>> import tempfile
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> from hf_calib.scaling import TemperatureScaling
+    >>> config = BertConfig(
+    ...     vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    ... )
+    >>> scaler = TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     BertForSequenceClassification(config).save_pretrained(folder)
+    ...     scaler.save_pretrained(folder)
+    ...     loaded = BertForSequenceClassification.from_pretrained(folder)
+    ...     classify = pipeline("text-classification", loaded, tokenizer=object())
+    >>> classify.scaler
+    TemperatureScaling()
+    """
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    load: Any = transformers.pipeline  # typed task by task
+    plain: Any = load(task, model, **kwargs)
+    if not any(isinstance(plain, kind) for kind in _CALIBRATED):
+        return plain
+    config = plain.model.config
+    place = model if isinstance(model, str) else plain.model.name_or_path
+    revision = kwargs.get("revision")
+    if place == plain.model.name_or_path:  # the very commit of the weights
+        revision = getattr(config, "_commit_hash", None) or revision
+    saved = _map_beside(place, revision, kwargs.get("token"))
+    recorded = getattr(config, "calibration", None) or {}
+    if saved is None:
+        if recorded.get("folded") is False:
+            warnings.warn(
+                f"The config of {place} says that its {recorded.get('method')} map is not in the weights, and "
+                f"{MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return plain
+    folds = method_of(saved.scaler) in FOLDABLE_SCALERS
+    if folds and saved.about.get("folded", recorded.get("folded", False)):
+        return plain
+    _check_goes_with(saved.scaler, config, place)
+    if type(plain) not in _CALIBRATED:
+        got = type(plain).__name__
+        way_out = "leave it out, or use transformers.pipeline and the scaler's predict_proba"
+        raise InputValueError(expected("pipeline_class", "be one of transformers' own", got, way_out))
+    kind = _CALIBRATED[type(plain)]
+    calibrated = kind.__new__(kind)
+    vars(calibrated).update(vars(plain), scaler=saved.scaler)  # all else is as transformers has loaded it
+    calibrated.check_function(calibrated._postprocess_params.pop("function_to_apply", None))
+    return calibrated
+
+
+class _Calibrated:
+    scaler: Scaler
+
+    def check_function(self, function_to_apply: Any) -> None:
+        """Raise for a function that would be applied in the place of the scaler."""
+        own = "sigmoid" if is_multi_label(self.scaler) else "softmax"
+        given = str(getattr(function_to_apply, "value", function_to_apply)).lower()
+        if function_to_apply is not None and given != own:
+            way_out = "leave it out; for other scores use transformers.pipeline"
+            requirement = f"be {own!r}, which the scaler calibrates"
+            raise InputValueError(expected("function_to_apply", requirement, repr(given), way_out))
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of logits (..., C), in float32, the predicted class ahead of the others there, too."""
+        exact = self.scaler.predict_proba(logits)
+        probs = exact.astype(np.float32)
+        if not is_multi_label(self.scaler):
+            best = exact.argmax(axis=-1, keepdims=True)
+            others = probs.copy()
+            np.put_along_axis(others, best, 0, axis=-1)
+            ahead = np.nextafter(others.max(axis=-1, keepdims=True), np.float32(1))
+            own = np.take_along_axis(probs, best, axis=-1)
+            np.put_along_axis(probs, best, np.maximum(own, ahead), axis=-1)
+        return torch.from_numpy(probs)
+
+
+class _CalibratedClassification(_Calibrated):
+    def _sanitize_parameters(self, function_to_apply: Any = None, **kwargs: Any) -> Any:
+        self.check_function(function_to_apply)
+        return super()._sanitize_parameters(**kwargs)  # type: ignore[misc]
+
+    def postprocess(self, model_outputs: Any, **kwargs: Any) -> Any:
+        probs = self.probabilities(model_outputs["logits"])
+        return super().postprocess({"logits": probs}, function_to_apply="none", **kwargs)  # type: ignore[misc]
+
+
+class CalibratedTextClassificationPipeline(_CalibratedClassification, TextClassificationPipeline):  # type: ignore[misc]
+    """What `pipeline` returns for texts."""
+
+
+class CalibratedImageClassificationPipeline(_CalibratedClassification, ImageClassificationPipeline):  # type: ignore[misc]
+    """What `pipeline` returns for images."""
+
+
+class CalibratedTokenClassificationPipeline(_Calibrated, TokenClassificationPipeline):
+    """What `pipeline` returns for tokens."""
+
+    def postprocess(self, all_outputs: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        # The softmax that follows gives the probabilities back.
+        mapped = [
+            {**outputs, "logits": self.probabilities(outputs["logits"]).double().log()}
+            for outputs in all_outputs
+        ]
+        return super().postprocess(mapped, **kwargs)
+
+
+_CALIBRATED: dict[Any, Any] = {
+    TextClassificationPipeline: CalibratedTextClassificationPipeline,
+    ImageClassificationPipeline: CalibratedImageClassificationPipeline,
+    TokenClassificationPipeline: CalibratedTokenClassificationPipeline,
+}
+
+
+def _map_beside(place: str, revision: str | None, token: str | bool | None) -> SavedMap | None:
+    """The map in a model's folder or repository; None where there is none, or no network to look.
+
+    Raises:
+        ValueError: if its file is not a whole map.
+    """
+    if Path(place).is_dir():
+        return load_map(place) if (Path(place) / MAP_NAME).exists() else None
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return download(place, revision=revision, token=token)
+    except (HFValidationError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+    except LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, HfHubHTTPError):  # the server is there, but does not say
+            raise
+        return None
+
+
+def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
+    """Raise for a scaler that is not for this model's logits."""
+    sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    way_out = "fit the scaler again, on this model's logits"
+    if is_multi_label(scaler) != sigmoid:
+        requirement = f"be fitted with multi_label={sigmoid}, as the model's problem_type says"
+        got = f"multi_label={is_multi_label(scaler)}"
+        raise InputValueError(expected(f"the scaler in {place}", requirement, got, way_out))
+    try:
+        scaler.predict_proba(np.zeros((1, config.num_labels or 0)))
+    except InputValueError as error:
+        requirement = f"be fitted on the model's {config.num_labels} classes"
+        raise InputValueError(expected(f"the scaler in {place}", requirement, str(error), way_out)) from error
