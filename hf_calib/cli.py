@@ -153,7 +153,8 @@ def calibrate(
     method: Annotated[
         Method | None,
         typer.Option(
-            help=f"Post-hoc scaler; for a model one of {_FOLDED}.",
+            help=f"Post-hoc scaler. For a model {_FOLDED} are folded into the head; others are saved beside it, for "
+            "hf_calib.pipeline.",
             show_default="auto; temperature where a criterion is given, and for heads that keep no bias",
         ),
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,8 @@ def calibrate_model(
 ) -> Calibration:
     """Fit a scaler on a model's logits, fold it into the head, and save the model for a plain pipeline.
 
+    A method that does not fold is saved beside the model, as it was, for `hf_calib.pipeline`.
+
     Args:
         source: a sequence classifier on the Hub or in a folder.
         rows: labelled texts that it was not trained on.
@@ -99,7 +101,8 @@ def calibrate_model(
             the other half.
         target: texts where the model is to be used, whose labels are not read. The class frequencies there are
             estimated, and where they differ from those of the rows, the model is corrected for them.
-        method: a key of `FOLDED`; None is "auto", or a temperature where the head keeps no bias.
+        method: a key of `METHODS`, with a target of `FOLDED`; None is "auto", or a temperature where the head
+            keeps no bias.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
@@ -113,6 +116,8 @@ def calibrate_model(
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
             created then.
     """
+    import transformers
+
     from hf_calib.export.fold import check_can_be_folded
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import (
@@ -121,9 +126,12 @@ def calibrate_model(
         standalone_copy,
         write_folded,
     )
+    from hf_calib.predictions.pipelines import pipeline
     from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
+    from hf_calib.scaling.saved_map import save_map
 
-    scaler = make_scaler(method or "auto", criterion, n_bins, FOLDED)
+    scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
+    folds = method is None or method in FOLDED
     check_output(output)
     check_overwrites_no_original(output, [source])
 
@@ -173,8 +181,17 @@ def calibrate_model(
         plain.config.calibration = {**recorded, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         batch = classifier.batch(first)
-        write_folded(plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=fitting)
+        if folds:
+            write_folded(
+                plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=fitting
+            )
+        else:
+            plain.config.calibration |= {"method": method, "folded": False}
+            plain.save_pretrained(folder)
+            classifier.tokenizer.save_pretrained(folder)
+            save_map(served, folder, {**fitting, "folded": False})
         difference = _served_difference(
+            transformers.pipeline if folds else pipeline,
             folder,
             texts,
             calibrated,
@@ -284,7 +301,8 @@ def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, Sc
         way_out = did_you_mean(method, known)
         if method in METHODS:
             way_out = (
-                f"{method} cannot be folded into a model's head: calibrate a file of predictions with it"
+                f"{method} cannot be folded into a model's head: calibrate a file of predictions with it, "
+                "without target data"
             )
         raise InputValueError(expected("method", requirement, repr(method), way_out))
     scaler = known[method].load()
@@ -418,6 +436,7 @@ def texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: Labe
 
 
 def _served_difference(
+    pipeline: Callable[..., Any],
     folder: Path,
     texts: list[str],
     wanted: NDArray[np.float64],
@@ -426,8 +445,6 @@ def _served_difference(
     trust_remote_code: bool,
 ) -> float:
     """The largest difference between the probabilities of a pipeline with the saved model and the wanted ones."""
-    from transformers import pipeline
-
     classify = pipeline(
         "text-classification",
         model=str(folder),

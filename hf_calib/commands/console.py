@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_calib._errors import InputError
+from hf_calib.scaling.methods import SCALERS
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -115,10 +116,16 @@ def print_calibration(done: Calibration) -> None:
     if done.prior is not None:
         print_table(*_moved_classes(done.prior, done.report.class_names))
     lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
-    if done.served_difference is not None:
+    if done.served_difference is not None and SCALERS[done.method].foldable:
         lines.append(
             "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
             f"probabilities (largest difference {done.served_difference:.1g})."
+        )
+    elif done.served_difference is not None:
+        lines.append(
+            f"Saved beside the model, as {done.method} does not fold: hf_calib.pipeline with the saved model gives "
+            f"the calibrated probabilities (largest difference {done.served_difference:.1g}). A plain pipeline is not "
+            "calibrated by it."
         )
     print_lines(lines)
 

@@ -134,26 +134,18 @@ def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
     if "arrays" in record and method not in FOLDABLE_SCALERS:
         try:
             content = _content(fetch_arrays())
-            if sha256(content).hexdigest() != record["arrays"]:
-                raise wrong(f"{ARRAYS_NAME} of another scaler beside it, or a damaged one")
             arrays = safetensors.numpy.load(content)
-        except (OSError, SafetensorError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise wrong(f"{ARRAYS_NAME} that cannot be read ({error})") from error
+        if sha256(content).hexdigest() != record["arrays"]:
+            raise wrong(f"{ARRAYS_NAME} of another scaler beside it")
     try:
         scaler = _from_record(record, arrays)
         is_whole = True
         if method in FOLDABLE_SCALERS:
             weight, bias = scaler.affine_map()
             is_whole = _same(weight, _floats(record["weight"])) and _same(bias, _floats(record["bias"]))
-    except (
-        AttributeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
     if not is_whole:
         raise wrong(f"parameters of {method!r} that are not those of its weight and bias")

@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,
@@ -125,12 +125,17 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedM
     """The map that was saved with a checkpoint, if there is one of this scaler's method.
 
     Raises:
-        ValueError: if its file is not a whole map.
+        ValueError: if its file is not a whole map, or holds one that does not fold.
     """
-    if not (Path(checkpoint) / MAP_NAME).is_file():
+    file = Path(checkpoint) / MAP_NAME
+    if not file.is_file():
         return None
-    saved = load_map(checkpoint)
-    return saved if foldable_method(saved.scaler) == foldable_method(scaler) else None
+    saved = load_map(file)
+    method = method_of(saved.scaler)
+    if method not in FOLDABLE_SCALERS:
+        way_out = "a training writes none other: remove that file from the checkpoint"
+        raise InputValueError(expected(str(file), "hold a map that folds", f"method {method!r}", way_out))
+    return saved if method == foldable_method(scaler) else None
 
 
 def in_words(scaler: Any) -> str:

@@ -87,11 +87,11 @@ def test_settings_and_subclasses_come_back(tmp_path: Path) -> None:
     assert temperature_of(loaded) == scaler.temperature_
 
 
-def test_what_does_not_fold_or_is_not_finite_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got IsotonicScaling"
-    ):
-        save_map(IsotonicScaling().fit(LOGITS, LABELS), tmp_path)
+def test_what_is_no_scaler_or_is_not_finite_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got float"):
+        save_map(1.5, tmp_path)
+    with pytest.raises(ValueError, match=r"expected path to be a folder or calibration.json, got .*map.json"):
+        save_map(IsotonicScaling().fit(LOGITS, LABELS), tmp_path / "map.json")
     scaler = VectorScaling().fit(LOGITS, LABELS)
     scaler.bias_ = scaler.bias_ * np.nan
     with pytest.raises(
@@ -103,7 +103,11 @@ def test_what_does_not_fold_or_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"method": "vectors"}, r"got method 'vectors' \(did you mean 'vector'\?\)"),
-    "not foldable": ({"method": "isotonic"}, "got method 'isotonic'"),
+    "methods": ({"method": ["vector"]}, r"got method \['vector'\]"),
+    "not foldable": (
+        {"method": "isotonic"},
+        "parameters to be frequencies, knots, n_classes, sizes, got none",
+    ),
     "settings": ({"settings": {"criterion": "nll"}}, "got 'vector' with entries missing or of another kind"),
     "no bias": ({"bias": None}, "got 'vector' with entries missing or of another kind"),
     "shape": ({"bias": [0.0, 1.0]}, "got 'vector' with entries missing or of another kind"),
