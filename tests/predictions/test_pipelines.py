@@ -1,0 +1,337 @@
+"""`hf_calib.pipeline`: the scaler beside a model gives the scores; without one it is the plain pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from PIL import Image
+from scipy.special import expit, softmax
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers.pipelines.pt_utils import KeyDataset
+
+import hf_calib
+from hf_calib import fold, scaling
+from hf_calib.scaling import Scaler
+from hf_calib.scaling.saved_map import MAP_NAME, save_map
+from tests.helpers.hub_server import running_hub
+from tests.helpers.tiny import N_LABELS, sequences, tagged, text_of, tiny_bert, tokenizer
+
+TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
+TEXTS[1] = TEXTS[1][:8]  # of other lengths: batches are padded
+NAMES = [f"LABEL_{i}" for i in range(N_LABELS)]
+UNFOLDED = {
+    "spline": scaling.SplineScaling(),
+    "isotonic": scaling.IsotonicScaling(),
+    "histogram": scaling.HistogramBinning(),
+    "ensemble_temperature": scaling.EnsembleTemperatureScaling(),
+    "dirichlet": scaling.DirichletScaling(),
+    "temperature": scaling.TemperatureScaling(),  # beside a model that is not folded
+}
+
+
+def saved(folder: Path, model: Any, scaler: Scaler | None = None) -> str:
+    """A model with its tokenizer, and a scaler beside it."""
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    if scaler is not None:
+        scaler.save_pretrained(folder)
+    return str(folder)
+
+
+def logits_of(model: Any, data: Any) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(data["input_ids"])).logits.numpy()
+
+
+def logits_of_texts(model: Any) -> np.ndarray:
+    """One by one, as a pipeline runs them."""
+    with torch.no_grad():
+        rows = [model.eval()(**tokenizer()(text, return_tensors="pt")).logits for text in TEXTS]
+    return torch.cat(rows).float().numpy()
+
+
+def fitted(scaler: Scaler, model: Any) -> Scaler:
+    data = sequences(model, 300)
+    return scaler.fit(logits_of(model.eval(), data), np.array(data["label"]))
+
+
+def as_rows(results: Any) -> np.ndarray:
+    """(N, C) from the results with top_k=None, in the order of the classes."""
+    rows = [{entry["label"]: entry["score"] for entry in result} for result in results]
+    return np.array([[row[name] for name in NAMES] for row in rows])
+
+
+@pytest.mark.parametrize("method", UNFOLDED)
+def test_the_scores_are_the_scalers(method: str, tmp_path: Path) -> None:
+    model = tiny_bert()
+    scaler = fitted(UNFOLDED[method], model)
+    folder = saved(tmp_path, model, scaler)
+    classify = hf_calib.pipeline("text-classification", folder)
+    assert isinstance(classify, transformers.TextClassificationPipeline)
+    assert type(classify.scaler) is type(scaler)
+    wanted = scaler.predict_proba(logits_of_texts(model))
+    plain = transformers.pipeline("text-classification", folder)
+    assert np.abs(as_rows(plain(TEXTS, top_k=None)) - wanted).max() > 0.05
+    found = classify(TEXTS, top_k=None)
+    np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
+    for result in found:
+        scores = [entry["score"] for entry in result]
+        assert scores == sorted(scores, reverse=True)
+    # Padding moves the logits by 1e-7, which a steep curve makes more of.
+    np.testing.assert_allclose(as_rows(classify(TEXTS, top_k=None, batch_size=5)), wanted, atol=1e-4)
+    first = classify(TEXTS)
+    assert [row["label"] for row in first] == [NAMES[k] for k in wanted.argmax(axis=1)]
+    np.testing.assert_allclose([row["score"] for row in first], wanted.max(axis=1), atol=1e-6)
+
+
+def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
+    """What differs from the plain pipeline is the scores, and the order that they give."""
+    model = tiny_bert()
+    scaler = fitted(scaling.SplineScaling(), model)
+    folder = saved(tmp_path, model, scaler)
+    classify = hf_calib.pipeline("text-classification", folder)
+    plain = transformers.pipeline("text-classification", folder)
+    of_all = classify(TEXTS)
+    assert classify(TEXTS[0]) == of_all[:1]
+    assert list(classify(text for text in TEXTS)) == of_all
+    assert list(classify(KeyDataset(Dataset.from_dict({"text": TEXTS}), "text"))) == of_all
+    assert classify({"text": TEXTS[0], "text_pair": TEXTS[2]})["label"] in NAMES
+    for settings in ({}, {"top_k": 1}, {"top_k": 3}, {"top_k": None}, {"function_to_apply": "softmax"}):
+        ours, theirs = classify(TEXTS, **settings), plain(TEXTS, **settings)
+        built = hf_calib.pipeline("text-classification", folder, **settings)
+        assert built(TEXTS) == ours
+        strip = lambda rows: [  # noqa: E731
+            {entry["label"] for entry in row} if isinstance(row, list) else row["label"] for row in rows
+        ]
+        assert strip(ours) == strip(theirs)  # a spline keeps the predicted class, but for the ranks below
+    assert [len(row) for row in classify(TEXTS, top_k=3)] == [3] * len(TEXTS)
+    narrow = hf_calib.pipeline("text-classification", folder, dtype=torch.bfloat16, top_k=None)
+    wanted = scaler.predict_proba(logits_of_texts(model.to(torch.bfloat16)))
+    np.testing.assert_allclose(as_rows(narrow(TEXTS)), wanted, atol=1e-6)
+
+
+def test_two_classes_whose_scores_are_level_keep_their_rank(tmp_path: Path) -> None:
+    """Below 1/2 a spline's predicted class is ahead of the other by one bit of float64, which float32 has not."""
+    model = tiny_bert(num_labels=2)
+    logits = np.repeat(logits_of_texts(model), 30, axis=0)
+    scaler = scaling.SplineScaling().fit(logits, logits.argmin(axis=1))
+    folder = saved(tmp_path, model, scaler)
+    wanted = scaler.predict_proba(logits_of_texts(model)).argmax(axis=1)
+    assert set(wanted) == {0, 1}
+    for settings in ({}, {"top_k": 1}):
+        found = hf_calib.pipeline("text-classification", folder, **settings)(TEXTS)
+        rows = [row[0] if isinstance(row, list) else row for row in found]
+        assert [row["label"] for row in rows] == [NAMES[k] for k in wanted]
+        assert all(abs(row["score"] - 0.5) < 1e-6 for row in rows)
+
+
+def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(tmp_path: Path) -> None:
+    model = tiny_bert()
+    scaler = fitted(scaling.TemperatureScaling(), model)
+    saved(tmp_path / "plain", model)
+    fold(model, scaler)
+    saved(tmp_path / "folded", model)
+    save_map(scaler, tmp_path / "folded", {"folded": True})
+    saved(tmp_path / "pushed", model, scaler)  # whose file does not say it, but the config does
+    for name in ("plain", "folded", "pushed"):
+        folder = str(tmp_path / name)
+        ours = hf_calib.pipeline("text-classification", folder, top_k=None)
+        theirs = transformers.pipeline("text-classification", folder, top_k=None)
+        assert type(ours) is type(theirs) is transformers.TextClassificationPipeline
+        assert ours(TEXTS) == theirs(TEXTS)
+    assert type(hf_calib.pipeline("text-classification", tmp_path / "plain")) is type(theirs)
+
+
+def test_another_task_is_left_alone(tmp_path: Path) -> None:
+    model = tiny_bert(label2id={"entailment": 0, "b": 1, "c": 2, "contradiction": 3})
+    folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
+    ours = hf_calib.pipeline("zero-shot-classification", folder)
+    assert type(ours) is transformers.ZeroShotClassificationPipeline
+    theirs = transformers.pipeline("zero-shot-classification", folder)
+    assert ours(TEXTS[0], ["w1", "w2"]) == theirs(TEXTS[0], ["w1", "w2"])
+
+
+def test_multi_label_models(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    data = sequences(model, 300)
+    scaler = scaling.PerLabelTemperatureScaling().fit(logits_of(model.eval(), data), np.array(data["label"]))
+    folder = saved(tmp_path, model, scaler)
+    logits = logits_of_texts(model)
+    classify = hf_calib.pipeline("text-classification", folder, top_k=None, function_to_apply="sigmoid")
+    np.testing.assert_allclose(as_rows(classify(TEXTS)), expit(logits / scaler.temperatures_), atol=1e-6)
+    for word in ("softmax", "none"):
+        with pytest.raises(ValueError, match=f"expected function_to_apply to be 'sigmoid', .*got '{word}'"):
+            classify(TEXTS, function_to_apply=word)
+    fitted(scaling.SplineScaling(), tiny_bert()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="fitted with multi_label=True, as the model's problem_type says"):
+        hf_calib.pipeline("text-classification", folder)
+
+
+def test_one_logit_with_a_sigmoid(tmp_path: Path) -> None:
+    model = tiny_bert(num_labels=1)
+    logits = logits_of_texts(model)
+    scaler = scaling.TemperatureScaling(multi_label=True).fit(
+        [[2.0], [2.0], [2.0], [-2.0]], [[1], [1], [0], [0]]
+    )
+    classify = hf_calib.pipeline("text-classification", saved(tmp_path, model, scaler))
+    found = [row["score"] for row in classify(TEXTS)]
+    np.testing.assert_allclose(found, expit(logits[:, 0] / scaler.temperature_), atol=1e-6)
+
+
+def subword_tokenizer() -> Any:
+    """w12 is w, ##1, ##2."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w", *(f"##{i}" for i in range(10))]
+    made = Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+
+
+@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
+def test_tokens(aggregation: str, tmp_path: Path) -> None:
+    """Equal to the plain pipeline of a model whose logits are those of the calibrated probabilities."""
+    model = tiny_bert("Token")
+    data = tagged(model, 60)
+    known = np.array(data["labels"]) != -100
+    scaler = scaling.IsotonicScaling("joint").fit(
+        logits_of(model.eval(), data)[known], np.array(data["labels"])[known]
+    )
+    folder = saved(tmp_path, model, scaler)
+    subword_tokenizer().save_pretrained(folder)
+    texts = [text[:11] for text in TEXTS[:3]]
+    settings = {"aggregation_strategy": aggregation, "ignore_labels": []}
+    found = hf_calib.pipeline("token-classification", folder, **settings)(texts)
+    plain = transformers.pipeline("token-classification", folder, **settings)
+    forward = plain.model.forward
+
+    def calibrated(**inputs: Any) -> Any:
+        outputs = forward(**inputs)
+        outputs["logits"] = torch.from_numpy(np.log(scaler.predict_proba(outputs["logits"])))
+        return outputs
+
+    plain.model.forward = calibrated
+    wanted = plain(texts)
+    assert [[e["word"] for e in row] for row in found] == [[e["word"] for e in row] for row in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert [e.get("entity_group", e.get("entity")) for e in ours] == [
+            e.get("entity_group", e.get("entity")) for e in theirs
+        ]
+        np.testing.assert_allclose([e["score"] for e in ours], [e["score"] for e in theirs], atol=1e-6)
+    before = transformers.pipeline("token-classification", folder, **settings)(texts)
+    assert abs(before[0][0]["score"] - found[0][0]["score"]) > 1e-3
+
+
+def test_images(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+        num_labels=N_LABELS,
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).eval()
+    with torch.no_grad():
+        model.classifier.weight *= 100
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=3, size=(300, N_LABELS))
+    scaler = scaling.HistogramBinning().fit(
+        logits, (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    )
+    model.save_pretrained(tmp_path)
+    processor = transformers.ViTImageProcessor(size={"height": 8, "width": 8})
+    processor.save_pretrained(tmp_path)
+    scaler.save_pretrained(tmp_path)
+    pictures = [Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)) for _ in range(3)]
+    with torch.no_grad():
+        outputs = model(**processor(pictures, return_tensors="pt")).logits.numpy()
+    classify = hf_calib.pipeline("image-classification", str(tmp_path), top_k=N_LABELS)
+    np.testing.assert_allclose(as_rows(classify(pictures)), scaler.predict_proba(outputs), atol=1e-6)
+    plain = transformers.pipeline("image-classification", str(tmp_path), top_k=N_LABELS)
+    np.testing.assert_allclose(as_rows(plain(pictures)), softmax(outputs, axis=1), atol=1e-6)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    model = tiny_bert()
+    folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
+    for settings in ({"function_to_apply": "none"}, {"function_to_apply": "sigmoid"}):
+        with pytest.raises(ValueError, match="expected function_to_apply to be 'softmax', which the scaler"):
+            hf_calib.pipeline("text-classification", folder, **settings)
+
+    class Mine(transformers.TextClassificationPipeline):
+        pass
+
+    with pytest.raises(ValueError, match="expected pipeline_class to be one of transformers' own, got Mine"):
+        hf_calib.pipeline("text-classification", folder, pipeline_class=Mine)
+    fitted(scaling.SplineScaling(), tiny_bert(num_labels=3)).save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"expected the scaler in .* to be fitted on the model's 4 classes"):
+        hf_calib.pipeline("text-classification", folder)
+    (tmp_path / MAP_NAME).write_text("{")
+    with pytest.raises(ValueError, match=r"calibration.json to hold a fitted map, got a file that cannot be"):
+        hf_calib.pipeline("text-classification", folder)
+
+
+def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
+    model = tiny_bert()
+    model.config.calibration = {"method": "spline", "folded": False}
+    folder = saved(tmp_path, model)
+    with pytest.warns(
+        UserWarning, match=r"its spline map is not in the weights, and calibration.json was not"
+    ):
+        classify = hf_calib.pipeline("text-classification", folder)
+    assert type(classify) is transformers.TextClassificationPipeline
+    fitted(scaling.SplineScaling(), model).save_pretrained(folder)
+    assert hf_calib.pipeline("text-classification", folder).scaler
+
+
+@pytest.fixture(scope="module")
+def on_hub(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+    """What a process found that pushes to a Hub and loads from there, and what the Hub saw."""
+    folder = tmp_path_factory.mktemp("hub")
+    with running_hub() as hub:
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
+        settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+        environment = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.helpers.scalers_on_hub", str(folder)],
+            env={**environment, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
+    return json.loads((folder / "found.json").read_text()), hub
+
+
+def test_scalers_are_pushed_and_found_on_the_hub(on_hub: tuple[dict[str, Any], Any]) -> None:
+    found, _ = on_hub
+    assert not [claim for claim, is_true in found.items() if not is_true]
+    assert len(found) == 15
+
+
+def test_a_push_is_one_commit_and_adds_to_a_model(on_hub: tuple[dict[str, Any], Any]) -> None:
+    _, hub = on_hub
+    commits = [path for method, path, _ in hub.requests if method == "POST" and "/commit/" in path]
+    assert commits.count("/api/models/me/scaler/commit/main") == 1
+    assert set(hub.files["me/scaler"]["main"]) == {"calibration.json", "calibration/scaler.safetensors"}
+    assert set(hub.files["me/affine"]["main"]) == {"calibration.json"}
+    assert {"config.json", "model.safetensors", "calibration.json"} <= set(hub.files["me/model"]["main"])
+    assert json.loads(hub.files["me/model"]["joint"]["calibration.json"])["method"] == "isotonic"
+    downloads = {path for _, path, _ in hub.requests if "/me/scaler/resolve/" in path}
+    assert {path.rpartition("/")[2] for path in downloads} == {"calibration.json", "scaler.safetensors"}
+    for branches in hub.files.values():
+        for files in branches.values():
+            assert not [name for name, content in files.items() if b"hf_madeUp" in content]
