@@ -179,6 +179,8 @@ def calibrate_model(
     with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
         plain.config.calibration = {**recorded, **fitting}
+        cut = rows.max_length or classifier.longest
+        serving = (folder, texts, classifier.class_names, cut, trust_remote_code)
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         batch = classifier.batch(first)
         if folds:
@@ -190,14 +192,11 @@ def calibrate_model(
             plain.save_pretrained(folder)
             classifier.tokenizer.save_pretrained(folder)
             save_map(served, folder, {**fitting, "folded": False})
-        difference = _served_difference(
-            transformers.pipeline if folds else pipeline,
-            folder,
-            texts,
-            calibrated,
-            classifier.class_names,
-            rows.max_length or classifier.longest,
-            trust_remote_code,
+            # On the very logits that are served: a step turns their last bit into another probability.
+            logits = _served(transformers.pipeline, *serving, function_to_apply="none")
+            calibrated = served.predict_proba(logits)
+        difference = _checked_difference(
+            _served(transformers.pipeline if folds else pipeline, *serving), calibrated
         )
         write_report(report, folder / "calibration")
     return Calibration(
@@ -435,27 +434,32 @@ def texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: Labe
     return sum(text in fitted for text in test_data[test.text_column])
 
 
-def _served_difference(
+def _served(
     pipeline: Callable[..., Any],
     folder: Path,
     texts: list[str],
-    wanted: NDArray[np.float64],
     class_names: Sequence[str],
     max_length: int | None,
     trust_remote_code: bool,
-) -> float:
-    """The largest difference between the probabilities of a pipeline with the saved model and the wanted ones."""
+    **settings: Any,
+) -> NDArray[np.float64]:
+    """(N, C) the scores that a pipeline with the saved model gives."""
     classify = pipeline(
         "text-classification",
         model=str(folder),
         device="cpu",
         top_k=None,
         trust_remote_code=trust_remote_code,
+        **settings,
     )
     cut: dict[str, Any] = {"truncation": max_length is not None, "max_length": max_length}
     results: Any = classify(texts, **cut)
     served = [{row["label"]: row["score"] for row in scores} for scores in results]
-    found = np.array([[scores[name] for name in class_names] for scores in served])
+    return np.array([[scores[name] for name in class_names] for scores in served])
+
+
+def _checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
+    """The largest difference between the probabilities that are served and the wanted ones."""
     difference = float(np.abs(found - wanted).max())
     if not difference <= _SERVED_TOLERANCE:
         raise RuntimeError(

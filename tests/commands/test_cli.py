@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
+import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console, evaluate
@@ -212,6 +213,34 @@ class TestCalibrateModel:
         np.testing.assert_allclose(saved.scaler.predict_proba(test.as_logits()), wanted, atol=1e-3)
         assert saved.about["folded"] is True
         assert names_in(tmp_path / "calibrated" / "calibration") == REPORT
+
+    @pytest.mark.parametrize("method", ["spline", "histogram"])
+    def test_a_method_that_does_not_fold_is_saved_beside_the_model(
+        self, method: str, workplace: Path, tmp_path: Path
+    ) -> None:
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", method)
+        result = call(*words, "--output", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        said = " ".join(result.stdout.split())
+        assert f"Saved beside the model, as {method} does not fold: hf_calib.pipeline" in said
+        assert "A plain pipeline is not calibrated by it." in said
+        saved = load_map(tmp_path / "out")
+        assert (saved.about["folded"], saved.about["n_examples"]) == (False, 120)
+        record = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
+        assert (record["method"], record["folded"]) == (method, False)
+
+        texts = list(pandas.read_csv(workplace / "test.csv")["text"])
+        scores = []
+        for load, folder, settings in (
+            (transformers.pipeline, workplace / "model", {"function_to_apply": "none"}),
+            (transformers.pipeline, tmp_path / "out", {"function_to_apply": "none"}),
+            (hf_calib.pipeline, tmp_path / "out", {}),
+        ):
+            classify = load("text-classification", str(folder), top_k=None, **settings)
+            served = [{row["label"]: row["score"] for row in each} for each in classify(texts)]
+            scores.append(np.array([[row[name] for name in NAMES] for row in served]))
+        np.testing.assert_array_equal(scores[1], scores[0])  # the model is as it was
+        np.testing.assert_allclose(scores[2], saved.scaler.predict_proba(scores[0]), atol=1e-6)
 
     def test_half_of_the_rows_are_held_out(self, workplace: Path, tmp_path: Path) -> None:
         words = (
@@ -842,7 +871,10 @@ class TestRefusals:
                 "another folder than the model's",
             ),
             (
-                ("calibrate", "model", "--data", "data.csv", "--output", "new", "--method", "spline"),
+                (
+                    *("calibrate", "model", "--data", "data.csv", "--output", "new", "--method", "spline"),
+                    *("--target-data", "data.csv"),
+                ),
                 "method to be one of temperature, vector, matrix, structured_vector, structured_matrix, auto, "
                 "got 'spline'; spline cannot be folded",
             ),
