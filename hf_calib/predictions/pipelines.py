@@ -37,8 +37,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Args:
         task: as for `transformers.pipeline`.
-        model: a folder, a repository on the Hub, or a model, of which the place it was loaded from is looked at: one
-            that was trained since has to be saved first.
+        model: a folder, a repository on the Hub, or a model. Of a model the place that it was loaded from is looked
+            at: one that was trained since has to be saved first, and one of another branch needs its `revision`.
         **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. Of
             `function_to_apply` only what the scaler stands for is taken: "softmax", or "sigmoid" for a multi-label
             one.
@@ -76,10 +76,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         return plain
     config = plain.model.config
     place = model if isinstance(model, str) else plain.model.name_or_path
-    revision = kwargs.get("revision")
-    if place == plain.model.name_or_path:  # the very commit of the weights
-        revision = getattr(config, "_commit_hash", None) or revision
-    saved = _map_beside(place, revision, kwargs.get("token"))
+    saved = _map_beside(place, kwargs.get("revision"), kwargs.get("token"))
     recorded = getattr(config, "calibration", None) or {}
     if saved is None:
         if recorded.get("folded") is False:
