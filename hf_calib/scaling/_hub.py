@@ -61,6 +61,7 @@ def push(
 ) -> CommitInfo:
     """Add a fitted scaler to a repository, in one commit."""
     from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     with tempfile.TemporaryDirectory() as folder:
         scaler.save_pretrained(folder)
@@ -69,9 +70,13 @@ def push(
             CommitOperationAdd(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files
         ]
     api = HfApi(token=token)
-    repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    try:
+        repo_id = api.create_repo(repo_id, private=private).repo_id
+    except HfHubHTTPError:  # it is there, where a token may be allowed to write, and not to create
+        if not api.repo_exists(repo_id):
+            raise
     return api.create_commit(
-        repository,
+        repo_id,
         operations,
         commit_message=f"Add {type(scaler).__name__}",
         revision=revision,
