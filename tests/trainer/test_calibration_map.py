@@ -20,6 +20,7 @@ from hf_calib.scaling import (
     IsotonicScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
+    SplineScaling,
     TemperatureScaling,
     VectorScaling,
     load_map,
@@ -218,6 +219,11 @@ def test_a_checkpoint_with_another_map_or_a_bad_one(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"checkpoint-2/calibration.json to hold a fitted map, got parameters"
     ):
+        tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    logits = np.random.default_rng(0).normal(size=(40, 4))
+    SplineScaling().fit(logits, logits.argmax(axis=1)).save_pretrained(file.parent)
+    with pytest.raises(ValueError, match=r"calibration.json to hold a map that folds, got method 'spline'"):
         tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
