@@ -12,7 +12,7 @@ import hf_calib._moved  # noqa: F401  (the old paths of moved modules)
 
 if TYPE_CHECKING:
     from hf_calib._errors import InputError
-    from hf_calib.export import fold, fold_temperature
+    from hf_calib.export import fold, fold_temperature, unfold
     from hf_calib.predictions.pipelines import pipeline
     from hf_calib.trainer import (
         AdaFocalCallback,
@@ -36,6 +36,7 @@ __all__ = [
     "fold",
     "fold_temperature",
     "pipeline",
+    "unfold",
 ]
 
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",
+    "unfold": "hf_calib.export",
 }
 
 

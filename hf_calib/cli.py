@@ -219,6 +219,28 @@ def calibrate(
 
 
 @app.command()
+def unfold(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A folded classifier on the Hub or in a folder."),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the model from before the fold.")],
+    trust_remote_code: Remote = False,
+    as_json: AsJson = False,
+) -> None:
+    """Undo the folding: write the model as it was before a scaler was folded into its head."""
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import unfold as command
+
+        done = command.unfold_model(source, output, trust_remote_code=trust_remote_code, stages=stages)
+        if as_json:
+            console.print_json({**vars(done), "output": str(output)})
+        else:
+            console.print_lines(["The map is no longer in the model's head.", done.said])
+            console.print_written(output)
+
+
+@app.command()
 def decide(
     source: Source,
     data: Data = None,

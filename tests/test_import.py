@@ -78,6 +78,7 @@ def test_the_public_names() -> None:
         "fold",
         "fold_temperature",
         "pipeline",
+        "unfold",
     ]
     for name in hf_calib.__all__:
         assert getattr(hf_calib, name).__name__ == name

@@ -22,6 +22,7 @@ from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 from hf_calib.scaling.methods import fitted_numbers
+from hf_calib.scaling.saved_map import map_title
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -93,6 +94,8 @@ def calibrate_model(
 
     A method that does not fold is saved beside the model, as it was, for `hf_calib.pipeline`.
 
+    A model that has a map in its head already is unfolded first: the new map replaces that one.
+
     Args:
         source: a sequence classifier on the Hub or in a folder.
         rows: labelled texts that it was not trained on.
@@ -118,7 +121,7 @@ def calibrate_model(
     """
     import transformers
 
-    from hf_calib.export.fold import check_can_be_folded
+    from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import (
         check_overwrites_no_original,
@@ -126,6 +129,7 @@ def calibrate_model(
         standalone_copy,
         write_folded,
     )
+    from hf_calib.export.unfold import unfold
     from hf_calib.predictions.pipelines import pipeline
     from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
     from hf_calib.scaling.saved_map import save_map
@@ -141,7 +145,16 @@ def calibrate_model(
     target_data: Any = None if target is None else target.load()
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    refolded: tuple[str, ...] = ()
+    record = getattr(classifier.model.config, "calibration", None) or {}
+    if record.get("folded"):
+        how = unfold(classifier.model).sentence()
+        title = map_title(str(record.get("method", "temperature")))
+        refolded = (
+            f"{source} had {title} in its head, which was undone first. {how} The new map replaces it.",
+        )
     recorded = check_can_be_folded(classifier.model)
+    about_training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
     if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
         scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
     stages(f"tokenizing {len(data):,} texts")
@@ -178,9 +191,9 @@ def calibrate_model(
     calibrated = served.predict_proba(found.as_logits()[: len(texts)])
     with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
-        plain.config.calibration = {**recorded, **fitting}
         cut = rows.max_length or classifier.longest
         serving = (folder, texts, classifier.class_names, cut, trust_remote_code)
+        plain.config.calibration = {**about_training, **fitting}
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         batch = classifier.batch(first)
         if folds:
@@ -207,7 +220,7 @@ def calibrate_model(
         len(fitted_on),
         held_out if with_correction else f"{held_out}, {_BEFORE_CORRECTION}",
         report,
-        (*seen, *warned),
+        (*refolded, *seen, *warned),
         difference,
         prior,
     )

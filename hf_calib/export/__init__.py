@@ -1,6 +1,7 @@
-"""Calibrated models on disk and on the Hub: folding, saving, model cards."""
+"""Calibrated models on disk and on the Hub: folding, unfolding, saving, model cards."""
 
 from hf_calib.export.fold import fold, fold_temperature
 from hf_calib.export.saving import save_folded, standalone_copy
+from hf_calib.export.unfold import Unfolded, unfold
 
-__all__ = ["fold", "fold_temperature", "save_folded", "standalone_copy"]
+__all__ = ["Unfolded", "fold", "fold_temperature", "save_folded", "standalone_copy", "unfold"]

@@ -36,10 +36,12 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 _FIT_AGAIN = "fit it again, on finite logits"
 # Those that a record may hold.
-_PARAMETERS = (
+PARAMETERS = (
     *("temperature", "temperatures", "weight", "bias", "choice"),
     *("scaler", "train_prior", "target_prior"),
 )
+# All that a record says of a map, where it is and what it was fitted on; the rest is about the training.
+OF_THE_MAP = ("method", *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
 
 
 class _FittedMap(NamedTuple):
@@ -127,6 +129,14 @@ def fold(
     >>> model.config.calibration["method"], model.config.calibration["head"]
     ('temperature', ['classifier'])
     """
+    _fold(model, _fitted_map(model, scaler), batch)
+    return model
+
+
+def fold_and_return_head(
+    model: nn.Module, scaler: BaseEstimator, batch: Mapping[str, Any] | None
+) -> dict[str, torch.Tensor]:
+    """Do what `fold` does; return the head's tensors from before, by their names in the state dict."""
     return _fold(model, _fitted_map(model, scaler), batch)
 
 
@@ -175,7 +185,8 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, A
     {'method': 'temperature', 'temperature': 1.5, 'folded': True, 'head': ['classifier']}
     """
     way_out = "1.0 leaves the logits as they are"
-    return _fold(model, _temperature_map("temperature", temperature, way_out), batch)
+    _fold(model, _temperature_map("temperature", temperature, way_out), batch)
+    return model
 
 
 def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
@@ -188,9 +199,7 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
         TypeError: if it is not a transformers model.
         ValueError: if it was folded before, is a regression, holds PEFT layers, or has 16-bit weights.
     """
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
-        raise InputTypeError(expected("model", "be a transformers model", type(model).__name__, way_out))
+    check_is_plain(model)
     classifier = classifier_of(model)
     recorded = dict(getattr(classifier.config, "calibration", None) or {})
     if recorded.get("folded"):
@@ -199,7 +208,8 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
             f"temperature {recorded.get('temperature')}" if method == "temperature" else f"{method} scaling"
         )
         way_out = (
-            "load the unfolded model; if this one was trained since, set model.config.calibration = None"
+            "undo it with hf_calib.unfold(model) or hf-calib unfold; if this model's head was replaced since, set "
+            "model.config.calibration = None"
         )
         raise InputValueError(
             expected("model", "be folded only once", f"a model with {what} in its head", way_out)
@@ -212,6 +222,20 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
             "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"
         )
         raise InputValueError(expected("model", "be a classifier", got, way_out))
+    return recorded
+
+
+def check_is_plain(model: nn.Module) -> None:
+    """Raise unless it is a transformers model, or a CrossEncoder, whose weights can be changed in float32.
+
+    Raises:
+        TypeError: if it is not a transformers model.
+        ValueError: if it holds PEFT layers, or has 16-bit weights.
+    """
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
+        raise InputTypeError(expected("model", "be a transformers model", type(model).__name__, way_out))
+    classifier = classifier_of(model)
     wrapped = [
         name for name, module in classifier.named_modules() if type(module).__module__.startswith("peft.")
     ]
@@ -224,10 +248,10 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
             got = f"{parameter.dtype} in {name}"
             way_out = "call model.float() first (and quantise, if you do, afterwards)"
             raise InputValueError(expected("model", "have float32 or float64 weights", got, way_out))
-    return recorded
 
 
-def _fold(model: _Model, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> _Model:
+def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
+    """Fold; return the head's tensors from before."""
     recorded = check_can_be_folded(model)
     classifier = classifier_of(model)
     inputs = synthetic_batch(classifier) if batch is None else _checked_batch(classifier, batch)
@@ -243,11 +267,23 @@ def _fold(model: _Model, fitted: _FittedMap, batch: Mapping[str, Any] | None) ->
             if not agree(float64_logits(classifier, inputs), linear_map(logits)):
                 at = f"at {fitted.parameters['temperature']}" if fitted.method == "temperature" else "with it"
                 raise InputValueError(fitted.no_head(f"{sorted(heads)}, which lose precision {at}"))
+        before = {
+            f"{name}.{part}": parameter.detach().clone()
+            for name, head in heads.items()
+            for part, parameter in head.named_parameters(recurse=False)
+        }
         transform(heads, linear_map)
-    kept = {key: value for key, value in recorded.items() if key not in _PARAMETERS}
+    kept = {key: value for key, value in recorded.items() if key not in PARAMETERS}
     record = {"method": fitted.method, **fitted.parameters, "folded": True, "head": sorted(heads)}
     classifier.config.calibration = {**kept, **record}
-    return model
+    return before
+
+
+def linear_map_of(scaler: Any) -> LinearMap:
+    """The map of a fitted scaler that folds."""
+    weight, bias = scaler.affine_map()
+    no_bias = bias is None or not bias.any()
+    return LinearMap(torch.from_numpy(weight), None if no_bias else torch.from_numpy(bias))
 
 
 def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
@@ -262,14 +298,10 @@ def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
     if method == "prior_correction" and scaler.scaler is not None:
         _fitted_map(model, scaler.scaler)  # for its checks
     for name, value in fitted_numbers(scaler).items():
-        if name in _PARAMETERS:
+        if name in PARAMETERS:
             _check_numbers(f"{name}_", value, above_0=name == "temperatures")
-    weight, bias = scaler.affine_map()
-    _check_numbers("weight_", weight)
-    linear_map = LinearMap(
-        torch.from_numpy(weight), None if bias is None or not bias.any() else torch.from_numpy(bias)
-    )
-    return _FittedMap(method, linear_map, few_parameters(scaler))
+    _check_numbers("weight_", scaler.affine_map().weight)
+    return _FittedMap(method, linear_map_of(scaler), few_parameters(scaler))
 
 
 def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:

@@ -14,7 +14,9 @@ from huggingface_hub import HfApi
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import move_files, whole_folder
-from hf_calib.export.fold import fold
+from hf_calib.export.fold import fold_and_return_head
+from hf_calib.export.kept_head import FILE as KEPT_HEAD
+from hf_calib.export.kept_head import keep_head
 from hf_calib.scaling.saved_map import save_map
 
 # Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
@@ -58,7 +60,9 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
 def check_overwrites_no_original(
     output_dir: str | os.PathLike[str], originals: Iterable[str | os.PathLike[str]]
 ) -> None:
-    """Raise where saving would destroy what folding and merging start from, which cannot be had back.
+    """Raise where saving would replace what folding and merging start from.
+
+    Folding can be undone, merging cannot; and a process that is killed while it replaces a model leaves neither.
 
     Args:
         output_dir: where a folded model is to be saved.
@@ -69,7 +73,7 @@ def check_overwrites_no_original(
     """
     folder = Path(output_dir)
     if folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}:
-        way_out = "folding cannot be undone: name a new folder"
+        way_out = "name a new folder, so that this one stays as it is"
         raise InputValueError(expected("output", "be another folder than the model's", folder, way_out))
     if (folder / "adapter_config.json").exists():
         way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
@@ -116,6 +120,8 @@ def write_folded(
 ) -> None:
     """Fold a fitted scaler into a standalone copy, check it on the batch, and write it with its calibration.json.
 
+    The head from before the fold is written beside it, for `unfold`.
+
     Args:
         plain: see `standalone_copy`.
         scaler: any that `fold` takes.
@@ -124,8 +130,11 @@ def write_folded(
         processing_class: a tokenizer or image processor, which is saved too; or None.
         about: what calibration.json says of the map besides its numbers.
     """
-    fold(plain, scaler, batch=batch)
+    before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
+    state = plain.state_dict()
+    names = [f"{head}.{part}" for head in plain.config.calibration["head"] for part in ("weight", "bias")]
+    keep_head(folder, before, {name: state[name] for name in names if name in state})
     save_map(scaler, folder, {**(about or {}), "folded": True, "head": plain.config.calibration["head"]})
     if processing_class is not None:
         processing_class.save_pretrained(folder)
@@ -140,6 +149,8 @@ def replace_model(made: Path, target: Path) -> None:
     for path in sorted(target.iterdir(), key=_turn):
         if _turn(path) > 0:
             path.unlink()
+    if not (made / KEPT_HEAD).exists():  # that of the old model
+        (target / KEPT_HEAD).unlink(missing_ok=True)
     move_files(made, target, order=_turn)
 
 

@@ -22,16 +22,26 @@ from scipy.special import softmax
 from typer.testing import CliRunner
 
 import hf_calib
+from hf_calib import fold
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console, evaluate
 from hf_calib.commands.calibrate import METHODS
-from hf_calib.export import fold_temperature, saving
+from hf_calib.export import saving
+from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, writing
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
-from tests.helpers.tiny import TRUE_TEMPERATURE, sequences, text_of, tiny_bert, tokenizer
+from tests.helpers.tiny import (
+    TRUE_TEMPERATURE,
+    assert_same,
+    sequences,
+    text_of,
+    tiny_bert,
+    tokenizer,
+    weights,
+)
 
 NAMES = ("art", "law", "film", "sport")
 REPORT = {"report.md", "report.html", "report.json", "figures"}
@@ -212,7 +222,7 @@ class TestCalibrateModel:
         saved = load_map(tmp_path / "calibrated")
         np.testing.assert_allclose(saved.scaler.predict_proba(test.as_logits()), wanted, atol=1e-3)
         assert saved.about["folded"] is True
-        assert names_in(tmp_path / "calibrated" / "calibration") == REPORT
+        assert names_in(tmp_path / "calibrated" / "calibration") == {*REPORT, "head.safetensors"}
 
     @pytest.mark.parametrize("method", ["spline", "histogram"])
     def test_a_method_that_does_not_fold_is_saved_beside_the_model(
@@ -264,22 +274,74 @@ class TestCalibrateModel:
         assert other["numbers"]["temperature"] != temperature
         assert other["report"]["n_examples"] == 120
 
-    def test_what_was_calibrated_is_not_calibrated_again(self, workplace: Path, tmp_path: Path) -> None:
+    def test_a_calibrated_model_is_unfolded_and_calibrated_again(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
         data = ("--data", workplace / "test.csv")
         done = called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "out")
         assert done["output"] == str(tmp_path / "out")
         after = called_for_json("evaluate", tmp_path / "out", *data)
         before = called_for_json("evaluate", workplace / "model", *data)
         assert after["before"]["metrics"]["nll"]["value"] < before["before"]["metrics"]["nll"]["value"]
-        again = call("calibrate", tmp_path / "out", *data, "--output", tmp_path / "again")
         assert (done["method"], done["choice"]) == ("auto", load_map(tmp_path / "out").scaler.choice_)
-        assert_refused(again, "expected model to be folded only once, got a model with auto scaling")
-        assert names_in(tmp_path) == {"out"}
+
+        # As if the first calibration had never been: the same weights, config, map and report.
+        other = ("--data", workplace / "data.csv", "--method", "vector")
+        again = call("calibrate", tmp_path / "out", *other, "--output", tmp_path / "again")
+        assert again.exit_code == 0, again.output
+        said = "had auto scaling in its head, which was undone first. Its weights are those from before the fold,"
+        assert f"{said} bit for bit. The new map replaces it." in one_line(again.stdout)
+        wanted = called_for_json("calibrate", workplace / "model", *other, "--output", tmp_path / "wanted")
+        for name in ("config.json", "calibration.json", "model.safetensors", "calibration/head.safetensors"):
+            assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
+        found = called_for_json("calibrate", tmp_path / "again", *other, "--output", tmp_path / "third")
+        assert found["report"]["after"] == wanted["report"]["after"]
+        assert_refused(
+            call("calibrate", tmp_path / "out", *data, "--output", tmp_path / "out"),
+            "expected output to be another folder than the model's",
+        )
+
+    def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
+        data = ("--data", workplace / "data.csv", "--method", "matrix")
+        called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "folded")
+        done = call("unfold", tmp_path / "folded", tmp_path / "plain")
+        assert done.exit_code == 0, done.output
+        assert "Its weights are those from before the fold, bit for bit." in done.stdout
+        for name in names_in(workplace / "model"):
+            theirs = (
+                workplace / "model" if name in ("config.json", "model.safetensors") else tmp_path / "folded"
+            )
+            assert (tmp_path / "plain" / name).read_bytes() == (theirs / name).read_bytes(), name
+        assert names_in(tmp_path / "plain") - names_in(workplace / "model") == {"calibration.json"}
+        saved = load_map(tmp_path / "plain")
+        assert saved.about["folded"] is False
+
+        # The map that lies beside it gives the folded weights again.
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+        folded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folded")
+        assert_same(weights(fold(model, saved.scaler)), weights(folded))
+
+        assert_refused(
+            call("unfold", tmp_path / "plain", tmp_path / "again"),
+            "expected model to have a map folded into its head, got none",
+        )
+        assert_refused(
+            call("unfold", tmp_path / "folded", tmp_path / "folded"),
+            "expected output to be another folder than the model's",
+        )
+        assert_refused(
+            call("unfold", tmp_path / "none", tmp_path / "again"), "expected the model to be loadable"
+        )
+        assert not (tmp_path / "again").exists()
 
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(saving, "fold", lambda model, scaler, batch: fold_temperature(model, 100.0))
+        def wrong(model: Any, scaler: Any, batch: Any) -> Any:
+            other = TemperatureScaling(grid=[100.0]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
+            return fold_and_return_head(model, other, batch)
+
+        monkeypatch.setattr(saving, "fold_and_return_head", wrong)
         result = call(
             *(
                 "calibrate",
@@ -953,7 +1015,7 @@ def test_commands_on_files_start_without_torch(workplace: Path, tmp_path: Path) 
 def test_help_lists_the_commands() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("demo", "evaluate", "calibrate", "report"):
+    for command in ("demo", "evaluate", "calibrate", "unfold", "report"):
         assert command in result.output
 
 

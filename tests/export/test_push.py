@@ -81,7 +81,7 @@ def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed:
     weights = {
         name for name in branches[BRANCH] if name.endswith((".safetensors", ".bin")) or "adapter" in name
     }
-    assert weights == {"model.safetensors"}
+    assert weights == {"model.safetensors", "calibration/head.safetensors"}
     assert "README.md" in branches[BRANCH]
     assert found["branch"]["bit_equal"] is True
 

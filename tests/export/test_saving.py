@@ -200,7 +200,11 @@ def test_nothing_is_saved_without_a_map(tmp_path: Path) -> None:
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trained(tmp_path / "out")
     trainer.save_calibrated_model(tmp_path / "model")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "model").rglob("*") if path.is_file()}
+
+    before = files()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
@@ -210,7 +214,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for target in (tmp_path / "model", tmp_path / "new" / "model"):
         with pytest.raises(OSError, match="no space left"):
             trainer.save_calibrated_model(target)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert files() == before
     assert not list((tmp_path / "new").iterdir())
 
 
