@@ -1,4 +1,4 @@
-"""Tiny models of every class in transformers' mappings of classifiers, and why a few of them are not built or not folded."""
+"""Tiny models of every class that transformers maps to classification, and why a few are not built or not folded."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ _SMALL: dict[str, Any] = {
     **{"sep_token_id": 3, "cls_token_id": 3, "mask_token_id": 3, "image_size": 32, "patch_size": 8},
 }
 _STAGES: dict[str, Any] = {"depths": [1, 1], "num_heads": [1, 2], "embed_dim": 8}
+_SWIN: dict[str, Any] = {**_STAGES, "patch_size": 2, "window_size": 4}
+_CONVNEXT: dict[str, Any] = {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}
+_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+_TWO_KEYS = {"num_key_value_heads": 2}
 _TWO_TOWERS: dict[str, Any] = {"text_config": {**_SMALL}, "vision_config": {**_SMALL}}
 _TEXT_LINEAR = {**_SMALL, **{f"linear_{which}_head_dim": 8 for which in ("key", "value")}}
 _TEXT_LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
@@ -40,18 +44,14 @@ _MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 
 # What an architecture wants otherwise.
 _OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        (*("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), "diffllama", "esmc"),
-        {"num_key_value_heads": 2},
-    ),
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), _TWO_KEYS),
+    **dict.fromkeys(("diffllama", "esmc"), _TWO_KEYS),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text"), _MIXED),
-    **dict.fromkeys(("clip", "metaclip_2", "siglip", "siglip2"), _TWO_TOWERS),
-    **dict.fromkeys(("convnext", "convnextv2"), {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}),
-    **dict.fromkeys(("donut-swin", "swin", "swinv2"), {**_STAGES, "patch_size": 2, "window_size": 4}),
-    **dict.fromkeys(
-        ("regnet", "resnet"),
-        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8},
-    ),
+    **dict.fromkeys(("clip", "gemma3", "metaclip_2", "siglip", "siglip2"), _TWO_TOWERS),
+    **dict.fromkeys(("modernvbert", "ultravbert"), _TWO_TOWERS),
+    **dict.fromkeys(("convnext", "convnextv2"), _CONVNEXT),
+    **dict.fromkeys(("donut-swin", "swin", "swinv2"), _SWIN),
+    **dict.fromkeys(("regnet", "resnet"), _RESNET),
     "bit": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_groups": 2},
     "bros": {"hidden_size": 64},
     "cohere_compass_text": {
@@ -73,7 +73,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "image_size": 64,
     },
     "focalnet": {**_STAGES, "hidden_sizes": [8, 16], "focal_levels": [2, 2], "focal_windows": [3, 3]},
-    **dict.fromkeys(("modernvbert", "ultravbert"), _TWO_TOWERS),
     "qwen3_asr": {
         "audio_config": {**_SMALL, "output_dim": 16, "downsample_hidden_size": 8},
         "text_config": {**_SMALL},
@@ -82,7 +81,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT_LINEAR, **_MIXED},
         "vision_config": {**_SMALL, "depth": 1, "out_hidden_size": 16, "num_position_embeddings": 16},
     },
-    "gemma3": _TWO_TOWERS,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 4},
     "hgnet_v2": {
@@ -210,17 +208,18 @@ def tiny(model_type: str, name: str) -> PreTrainedModel:
     known = {key for base in config_class.__mro__ for key in getattr(base, "__annotations__", {})}
     known |= set(inspect.signature(config_class.__init__).parameters)
     settings = {key: value for key, value in _SMALL.items() if key in known}
-    settings |= {
-        key: value for key, value in _SMALL.items() if key.endswith("_token_id") and "text" not in key
-    }
-    own = {key: value for key, value in _OWN.get(model_type, {}).items()}
-    config = config_class(**{**settings, **own, "num_labels": 5})
+    settings |= {key: value for key, value in _SMALL.items() if key.endswith("_token_id")}
+    config = config_class(**{**settings, **_OWN.get(model_type, {}), "num_labels": 5})
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind(config).parameters())
     assert size < 3_000_000, f"{size:,} parameters"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return randomised(kind(config))
+        model = randomised(kind(config))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            module.weight.data[module.padding_idx] = 0  # as loading makes it for Funnel
+    return model
 
 
 def batch_for(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
