@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected, few
 from hf_calib.export.heads import (
     LinearMap,
     agree,
@@ -241,12 +241,18 @@ def check_is_plain(model: nn.Module) -> None:
     ]
     if wrapped:
         got = f"PEFT layers ({wrapped[0] or type(classifier).__name__})"
-        way_out = "fold into the result of model.merge_and_unload()"
+        way_out = (
+            "fold into the result of model.merge_and_unload()"
+            if hasattr(classifier, "merge_and_unload")
+            else "merge them: peft.AutoPeftModelForSequenceClassification.from_pretrained(folder).merge_and_unload()"
+        )
         raise InputValueError(expected("model", "be a plain transformers model", got, way_out))
     for name, parameter in classifier.named_parameters():
         if parameter.dtype not in (torch.float32, torch.float64):
             got = f"{parameter.dtype} in {name}"
             way_out = "call model.float() first (and quantise, if you do, afterwards)"
+            if not parameter.dtype.is_floating_point:
+                way_out = "fold the model before it is quantised"
             raise InputValueError(expected("model", "have float32 or float64 weights", got, way_out))
 
 
@@ -261,6 +267,13 @@ def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None)
         heads = find_heads(classifier, inputs, logits, linear_map.probe())
         if heads is None:
             layers = list(linear_layers(classifier, logits.shape[-1]))
+            quantised = [
+                name for name, m in classifier.named_modules() if ".quantized." in type(m).__module__
+            ]
+            if quantised and not layers:
+                got = f"quantised layers ({few(quantised)})"
+                way_out = "fold the model before it is quantised"
+                raise InputValueError(expected("model", "have its head in float32 or float64", got, way_out))
             raise InputValueError(fitted.no_head(f"{layers or 'no such layers'}"))
         _check_biases(classifier, heads, fitted)
         with transformed(heads, linear_map):

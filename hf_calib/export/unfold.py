@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -54,7 +53,9 @@ class Unfolded(NamedTuple, Generic[_Model]):
         )
 
 
-def unfold(model: _Model, scaler: BaseEstimator | None = None) -> Unfolded[_Model]:
+def unfold(
+    model: _Model, scaler: BaseEstimator | None = None, *, revision: str | None = None
+) -> Unfolded[_Model]:
     r"""Undo `fold`, in place: the model returns the logits that the scaler was fitted on.
 
     Use it to train on, to fit another map, or to compare the logits. `hf-calib unfold MODEL OUT` does it for a
@@ -70,6 +71,7 @@ def unfold(model: _Model, scaler: BaseEstimator | None = None) -> Unfolded[_Mode
     Args:
         model: a folded one, in float32 or float64; or a `sentence_transformers.CrossEncoder`.
         scaler: that was folded, where it is written down nowhere: a matrix that was folded in memory.
+        revision: of a model on the Hub that was not loaded from the main branch.
 
     Returns:
         The same model, whether it is exact, and else the largest difference that its head may have.
@@ -108,13 +110,13 @@ def unfold(model: _Model, scaler: BaseEstimator | None = None) -> Unfolded[_Mode
         for part, parameter in head.named_parameters(recurse=False)
     }
     known_map = None if scaler is None else _checked(scaler, recorded)
-    kept_file = saved_beside(classifier, FILE)
+    kept_file = _saved_beside(classifier, FILE.as_posix(), revision)
     kept = None if kept_file is None else read_kept_head(kept_file, folded)
     if kept is not None:
         _restore(heads, kept)
         difference = 0.0
     else:
-        linear_map = known_map or _recorded_map(recorded) or _map_beside(classifier, recorded)
+        linear_map = known_map or _recorded_map(recorded) or _map_beside(classifier, recorded, revision)
         inverse = _inverse(linear_map, heads)
         difference = _largest_difference(linear_map, inverse, folded)
         with torch.no_grad():
@@ -127,16 +129,16 @@ def unfold(model: _Model, scaler: BaseEstimator | None = None) -> Unfolded[_Mode
     return Unfolded(model, difference == 0, difference)
 
 
-def saved_beside(model: Any, file: Path | str) -> str | None:
-    """A file of the folder, or of the repository and revision on the Hub, that a model was loaded from."""
+def _saved_beside(model: Any, file: str, revision: str | None) -> str | None:
+    """A file of the folder, or of the repository on the Hub, that a model was loaded from; None without it."""
     source = getattr(model, "name_or_path", None)
     if not source:
         return None
     try:
         return cached_file(
             source,
-            Path(file).as_posix(),
-            revision=getattr(model.config, "_commit_hash", None),
+            file,
+            revision=revision,
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
@@ -198,17 +200,21 @@ def _recorded_map(recorded: Mapping[str, Any]) -> LinearMap | None:
     )
 
 
-def _map_beside(model: Any, recorded: Mapping[str, Any]) -> LinearMap:
-    file = saved_beside(model, MAP_NAME)
+def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -> LinearMap:
+    """The map of the calibration.json that was saved with the model."""
+    file = _saved_beside(model, MAP_NAME, revision)
+    way_out = "pass the scaler that was folded: unfold(model, scaler)"
     if file is None:
         got = f"{recorded.get('method')} with no numbers in config.calibration, and no {MAP_NAME} beside it"
-        way_out = "pass the scaler that was folded: unfold(model, scaler)"
         raise InputValueError(expected("model", "have its map written down", got, way_out))
     try:
-        return _checked(load_map(file).scaler, recorded)
+        saved = load_map(file)
+        for key in ("split", "n_examples", "criterion"):
+            if key in saved.about and saved.about[key] != recorded.get(key, saved.about[key]):
+                raise InputValueError(f"{key} {saved.about[key]}, not {recorded[key]}")
+        return _checked(saved.scaler, recorded)
     except InputValueError as error:
         got = f"{os.fspath(file)}, which holds another one ({error})"
-        way_out = "pass the scaler that was folded: unfold(model, scaler)"
         raise InputValueError(expected("model", "have its map written down", got, way_out)) from error
 
 

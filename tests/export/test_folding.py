@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
@@ -140,6 +140,80 @@ def test_merged_lora() -> None:
     before = logits_of(merged)
     fold_temperature(merged, 1.7)
     assert_divided(logits_of(merged), before, 1.7)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_saved_apart(tmp_path: Path) -> None:
+    """A folder of adapters only: they are on top of the base model once it is loaded, and have to be merged."""
+    base = bert()
+    base.save_pretrained(tmp_path / "base")
+    base = BertForSequenceClassification.from_pretrained(tmp_path / "base")
+    get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False)).save_pretrained(
+        tmp_path / "adapters"
+    )
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "adapters", num_labels=5
+    )
+    message = r"got PEFT layers .*; merge them: peft\.AutoPeftModelForSequenceClassification\.from_pretrained"
+    with refused(loaded, ValueError, message):
+        fold_temperature(loaded, 1.7)
+    merged = AutoPeftModelForSequenceClassification.from_pretrained(
+        tmp_path / "adapters", num_labels=5
+    ).merge_and_unload()
+    before = logits_of(merged.eval())
+    fold_temperature(merged, 1.7)
+    assert_divided(logits_of(merged), before, 1.7)
+
+
+class Convolutional(BertForSequenceClassification):
+    """Its logits come from a convolution with one channel per label."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.classifier = nn.Identity()
+        self.head = nn.Conv1d(config.hidden_size, config.num_labels, 1)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = self.head(outputs.logits[..., None])[..., 0]
+        return outputs
+
+
+def test_a_convolution_is_no_linear_head() -> None:
+    model = randomised(Convolutional(transformers.BertConfig(**TEXT, num_labels=5)))
+    with refused(model, ValueError, "expected model to have a linear head .* got no such layers; divide the"):
+        fold_temperature(model, 1.7)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # torch moves this to torchao
+class TestQuantised:
+    def quantised(self, module: nn.Module) -> Any:
+        return torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+
+    def test_head(self) -> None:
+        model = self.quantised(bert())
+        message = "have its head in float32 or float64, got quantised layers .*; fold the model before"
+        before = logits_of(model)
+        with pytest.raises(ValueError, match=message):
+            fold_temperature(model, 1.7)
+        assert torch.equal(logits_of(model), before)
+
+    def test_body_only(self) -> None:
+        model = bert()
+        model.bert = self.quantised(model.bert)
+        before = logits_of(model)
+        fold_temperature(model, 1.7)
+        assert_divided(logits_of(model), before, 1.7)
+
+    def test_weights_packed_in_integers(self) -> None:
+        """As bitsandbytes keeps them, in a subclass of nn.Linear."""
+        model = bert()
+        packed = torch.zeros(5, 16, dtype=torch.uint8)
+        model.classifier.weight = nn.Parameter(packed, requires_grad=False)
+        with refused(model, ValueError, "got torch.uint8 in classifier.weight; fold the model before it is"):
+            fold_temperature(model, 1.7)
 
 
 class TestRecord:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,16 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    ViTImageProcessor,
+)
 
 from hf_calib import fold, fold_temperature, unfold
 from hf_calib._files import whole_folder
+from hf_calib.commands.unfold import unfold_model
 from hf_calib.export.kept_head import FILE
 from hf_calib.export.saving import replace_model, save_folded
 from hf_calib.scaling import (
@@ -36,7 +45,8 @@ from tests.helpers.architectures import (
     weights_of,
 )
 from tests.helpers.architectures import bert as new_bert
-from tests.helpers.tiny import tokenizer
+from tests.helpers.hub_server import running_hub
+from tests.helpers.tiny import tiny_bert, tokenizer
 from tests.helpers.trained import trained
 
 PLAIN = new_bert()
@@ -285,6 +295,17 @@ class TestTheMap:
         with refused(model, ValueError, "calibration.json, which holds another one .*hold a fitted map"):
             unfold(model)
 
+    def test_fitted_on_other_rows(self, folder: Path) -> None:
+        """As in another revision on the Hub: two matrices are told apart by what they were fitted on."""
+        (folder / FILE).unlink()
+        model = loaded(folder)
+        model.config.calibration["n_examples"] = 100
+        save_map(SCALERS["matrix"], folder, {"n_examples": 200})
+        with refused(
+            model, ValueError, "calibration.json, which holds another one .*n_examples 200, not 100"
+        ):
+            unfold(model)
+
     def test_a_scaler_that_was_not_folded(self) -> None:
         model = fold(bert(), VECTOR)
         with refused(
@@ -340,3 +361,137 @@ def test_modes_and_gradients_stay() -> None:
     assert model.classifier.weight.requires_grad
     assert not model.classifier.bias.requires_grad
     assert type(AutoModelForSequenceClassification.from_config(model.config)) is type(model)
+
+
+@pytest.mark.slow
+def test_names_on_the_hub(folder: Path, tmp_path: Path) -> None:
+    """The kept head and the map are looked for there, in the revision that the model was loaded from."""
+    with running_hub() as hub:
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+        without_head = {name: content for name, content in files.items() if name != FILE.as_posix()}
+        hub.files["me/model"] = {"main": {**files, "pytorch_model.bin": b"pickled"}, "old": without_head}
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.helpers.unfold_from_hub", str(tmp_path)],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-3000:] + "\n".join(hub.unknown)
+    found = json.loads(done.stdout)
+    before = weights_of(bert())
+    assert found["main"] == [True, 0.0]
+    assert found["old"][0] is False
+    for revision in ("main", "old"):
+        after = torch.load(tmp_path / f"{revision}.pt", weights_only=True)
+        assert max(float((after[key] - before[key]).abs().max()) for key in before) <= found[revision][1]
+    assert (found["command"]["exact"], found["command"]["map_kept"]) == (True, True)
+    assert_same_weights(loaded(tmp_path / "out"), before)
+    assert not [path for _, path, _ in hub.requests if path.endswith(".bin")]
+
+
+class TestOtherModels:
+    """The command on folders of other kinds."""
+
+    def saved(self, model: Any, folder: Path, processing_class: Any = None) -> None:
+        save_folded(model, temperature(1.7), folder, batch=None, processing_class=processing_class)
+
+    def test_tokens(self, tmp_path: Path) -> None:
+        model = tiny_bert("Token")
+        before = weights_of(model)
+        self.saved(model, tmp_path / "m", tokenizer())
+        assert unfold_model(str(tmp_path / "m"), tmp_path / "out").exact
+        assert_same_weights(BertForTokenClassification.from_pretrained(tmp_path / "out"), before)
+
+    @pytest.mark.parametrize("name", ["ViT", "DeiTWithTeacher"])
+    def test_images(self, name: str, tmp_path: Path) -> None:
+        model = build(name, IMAGE)
+        before = weights_of(model)
+        self.saved(model, tmp_path / "m", ViTImageProcessor(size={"height": 16, "width": 16}))
+        assert unfold_model(str(tmp_path / "m"), tmp_path / "out").exact
+        assert_same_weights(type(model).from_pretrained(tmp_path / "out"), before)
+        assert ViTImageProcessor.from_pretrained(tmp_path / "out").size == {"height": 16, "width": 16}
+
+    def test_code_that_comes_with_the_model(self, tmp_path: Path) -> None:
+        source = tmp_path / "remote"
+        model = tiny_bert()
+        model.save_pretrained(source)
+        tokenizer().save_pretrained(source)
+        (source / "modeling_mine.py").write_text(
+            "from transformers import BertConfig, BertForSequenceClassification\n"
+            "class MineConfig(BertConfig):\n"
+            "    model_type = 'mine'\n"
+            "class MineForSequenceClassification(BertForSequenceClassification):\n"
+            "    config_class = MineConfig\n"
+        )
+        name = "AutoModelForSequenceClassification"
+        own = {"model_type": "mine", "architectures": ["MineForSequenceClassification"]}
+        own["auto_map"] = {"AutoConfig": "modeling_mine.MineConfig", name: f"modeling_mine.Mine{name[9:]}"}
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, **own}))
+        theirs = AutoModelForSequenceClassification.from_pretrained(source, trust_remote_code=True).eval()
+        logits = logits_of(theirs)
+        self.saved(theirs, tmp_path / "m", tokenizer())
+        torch.testing.assert_close(logits_of(theirs), logits / 1.7, rtol=1e-6, atol=1e-6)
+        with pytest.raises(
+            ValueError, match=r"expected the model to be loadable, got .* contains custom code"
+        ):
+            unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert unfold_model(str(tmp_path / "m"), tmp_path / "out", trust_remote_code=True).exact
+        back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=True)
+        assert type(back).__name__ == "MineForSequenceClassification"
+        assert_same_weights(back, weights_of(model))
+
+    def test_a_folder_that_only_fold_and_save_pretrained_made(self, tmp_path: Path) -> None:
+        """Nothing was kept: the map is that of the config, and none lies beside the model then."""
+        fold(bert(), VECTOR).save_pretrained(tmp_path / "m")
+        done = unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        assert (done.exact, done.map_kept) == (False, False)
+        assert f"more than {done.largest_difference:.1g}" in done.said
+        assert difference(loaded(tmp_path / "out"), weights_of(bert())) <= done.largest_difference < 1e-5
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert config["calibration"] == {"unfolded_within": done.largest_difference}
+
+    def test_what_is_copied(self, folder: Path, tmp_path: Path) -> None:
+        left_out = ["README.md", "decisions.json", "training_args.bin", "model.onnx", ".hidden", "_scratch"]
+        for name in (*left_out, "bpe.codes", "sentence_bert_config.json"):
+            (folder / name).write_text(name)
+        unfold_model(str(folder), tmp_path / "out")
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        tokens = {"tokenizer.json", "tokenizer_config.json"}
+        files = {
+            "config.json",
+            "model.safetensors",
+            "calibration.json",
+            "bpe.codes",
+            "sentence_bert_config.json",
+        }
+        assert names == files | tokens
+
+    def test_no_classifier(self, tmp_path: Path) -> None:
+        bert().bert.save_pretrained(tmp_path / "body")
+        with pytest.raises(ValueError, match=r"got .* \(a BertModel is no classifier\)"):
+            unfold_model(str(tmp_path / "body"), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_cross_encoder(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import CrossEncoder
+
+    plain = tiny_bert()
+    plain.save_pretrained(tmp_path / "plain")
+    tokenizer().save_pretrained(tmp_path / "plain")
+    encoder = CrossEncoder(str(tmp_path / "plain"), device="cpu", activation_fn=torch.nn.Softmax(dim=-1))
+    fold(encoder, temperature(1.7))
+    encoder.save_pretrained(str(tmp_path / "m"))
+    found = unfold(encoder)
+    assert found.model is encoder
+    assert difference(encoder.model, weights_of(plain)) <= found.largest_difference < 1e-5
+    done = unfold_model(str(tmp_path / "m"), tmp_path / "out")
+    back = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    assert difference(back.model, weights_of(plain)) <= done.largest_difference < 1e-5
+    assert isinstance(back.activation_fn, torch.nn.Softmax)
