@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ _LARGEST_ERROR = 1e-4
 _WITHIN = "unfolded_within"
 
 
-class Unfolded(NamedTuple, Generic[_Model]):
+@dataclass(frozen=True)
+class Unfolded(Generic[_Model]):
     """What `unfold` returns.
 
     Args:
