@@ -1,7 +1,16 @@
 """Calibrated models on disk and on the Hub: folding, unfolding, saving, model cards."""
 
 from hf_calib.export.fold import fold, fold_temperature
+from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import save_folded, standalone_copy
 from hf_calib.export.unfold import Unfolded, unfold
 
-__all__ = ["Unfolded", "fold", "fold_temperature", "save_folded", "standalone_copy", "unfold"]
+__all__ = [
+    "Unfolded",
+    "fold",
+    "fold_temperature",
+    "push_folder",
+    "save_folded",
+    "standalone_copy",
+    "unfold",
+]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import move_files, whole_folder
@@ -152,24 +151,6 @@ def replace_model(made: Path, target: Path) -> None:
     if not (made / KEPT_HEAD).exists():  # that of the old model
         (target / KEPT_HEAD).unlink(missing_ok=True)
     move_files(made, target, order=_turn)
-
-
-def remove_other_weights(repo_id: str, folder: str, *, token: str | None, revision: str | None) -> None:
-    """Remove weights that the folder does not have from the repository; uploading only adds files.
-
-    Args:
-        repo_id: the repository.
-        folder: what was uploaded.
-        token: None uses the stored one.
-        revision: the branch that it was uploaded to; None is main.
-    """
-    api = HfApi(token=token)
-    here = {path.name for path in Path(folder).iterdir()}
-    there = api.list_repo_files(repo_id, revision=revision)
-    stale = [name for name in there if "/" not in name and _turn(Path(name)) and name not in here]
-    if stale:
-        message = "Remove weights from before the calibration"
-        api.delete_files(repo_id, stale, revision=revision, commit_message=message)
 
 
 def _turn(path: Path) -> int:

@@ -28,9 +28,9 @@ from transformers.utils import (
 from hf_calib._compat import with_names_in_memory
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_file
+from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import AdaptiveLoss
 
-LOSS_STATE_NAME = "calibration_loss.safetensors"
 # What the Trainer writes with torch.save, as zip archives.
 _ARCHIVES = ("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model*.bin")
 _WAY_OUT = "resume from another checkpoint, or train without resume_from_checkpoint"
@@ -48,13 +48,14 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Restore the table that `save_loss_state` wrote.
+    """Restore the table that `save_loss_state` wrote, here or where a push puts it.
 
     Raises:
         ValueError: if it is missing or unreadable, of another loss or other hyperparameters, or not finite.
     """
-    path = Path(directory) / LOSS_STATE_NAME
-    if not path.is_file():
+    names = (LOSS_STATE_NAME, PUSHED_LOSS_STATE)
+    path = next((p for name in names if (p := Path(directory) / name).is_file()), None)
+    if path is None:
         got = "no such file, without which the loss would start over"
         raise InputValueError(expected(f"checkpoint {directory}", f"hold {LOSS_STATE_NAME}", got, _WAY_OUT))
     requirement = f"hold the table of loss {loss.name!r} with {loss.hyperparameters}"

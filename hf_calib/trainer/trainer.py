@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import gather_object
 from sklearn.base import clone
 from torch import Tensor
 from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, TrainerCallback
@@ -20,13 +21,13 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputOSError, InputTypeError, InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
+from hf_calib.export.hub import push_folder
 from hf_calib.export.model_card import add_calibration_section
 from hf_calib.export.saving import (
     check_overwrites_no_original,
     loaded_from,
-    remove_other_weights,
     save_folded,
     standalone_copy,
 )
@@ -171,7 +172,6 @@ class CalibrationTrainer(Trainer):
         self._example_batch: dict[str, Any] | None = None
         self._decided_problem_type: str | None = None
         self._next_token = False
-        self._pushing = False
         self._said_not_folded = False
         self._summary_was_at: int | None = None
         self._own_callbacks: list[_CalibrationCallback] = []
@@ -847,9 +847,6 @@ class CalibrationTrainer(Trainer):
 
         What is to be served is written by `save_calibrated_model`.
         """
-        if self._pushing and output_dir is None:  # push_to_hub saves what it uploads
-            self._save_calibrated_model(self._output_dir)
-            return
         if self.calibration_map is not None and not _internal_call and not self._said_not_folded:
             self._said_not_folded = True
             if self.is_world_process_zero():
@@ -859,7 +856,7 @@ class CalibrationTrainer(Trainer):
                     title_of(self.calibration_map),
                 )
         with hub_token_left_out():
-            super().save_model(output_dir, _internal_call)
+            super().save_model(output_dir, _internal_call=True)
         if self.args.should_save:
             folder = Path(output_dir or self._output_dir)
             if isinstance(self.calibration_loss, AdaptiveLoss):
@@ -868,6 +865,8 @@ class CalibrationTrainer(Trainer):
                 save_map(self.calibration_map, folder, self._about_map)
             else:  # that of an earlier training is not this model's
                 (folder / MAP_NAME).unlink(missing_ok=True)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with hub_token_left_out():
@@ -899,7 +898,8 @@ class CalibrationTrainer(Trainer):
             raise InputValueError(expected("the calibration map", "be fitted", got, way_out))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
-        if self.args.should_save:
+
+        def save() -> None:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             save_folded(
                 standalone_copy(model, state_dict),
@@ -909,7 +909,8 @@ class CalibrationTrainer(Trainer):
                 processing_class=self.processing_class or getattr(self.data_collator, "tokenizer", None),
                 about=self._about_map,
             )
-        self.accelerator.wait_for_everyone()
+
+        self._all_or_none(save, here=self.args.should_save)
 
     def push_to_hub(
         self,
@@ -918,9 +919,14 @@ class CalibrationTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
+        create_pr: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Push as `Trainer.push_to_hub` does, but the calibrated model, once a map is fitted.
+        """Push the calibrated model in one commit; without a map, what `Trainer.push_to_hub` pushes.
+
+        The output folder then holds the calibrated model with its card, as `save_calibrated_model` and
+        `create_model_card` write them. Weights in the repository that would be loaded in place of it are removed
+        in the same commit; see `hf_calib.export.push_folder`. A push that fails leaves the repository as it was.
 
         Args:
             commit_message: of the commit.
@@ -928,23 +934,68 @@ class CalibrationTrainer(Trainer):
             token: with write access; None takes `args.hub_token`.
             revision: the branch; None takes `args.hub_revision`.
             private: make a new repository private; None takes `args.hub_private_repo`.
+            create_pr: open a pull request instead of changing the branch.
             **kwargs: for `create_model_card`.
+
+        Returns:
+            The commit, or a future of it where `blocking` is off; None on all processes but the first.
+
+        Raises:
+            ValueError: on all processes, if the Hub refuses the push; or for create_pr without a map.
+            OSError: on all processes, if the model cannot be saved or the Hub cannot be reached.
         """
-        if private is not None:
-            kwargs["private"] = private
-        self._pushing = self.calibration_map is not None
-        try:
-            pushed = super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
-        finally:
-            self._pushing = False
-        if self.calibration_map is not None and self.is_world_process_zero():
-            remove_other_weights(
-                str(self.hub_model_id),
-                self._output_dir,
-                token=token or self.args.hub_token,
-                revision=revision or self.args.hub_revision,
+        if self.calibration_map is None:
+            if create_pr:
+                got, way_out = "none", "train with a calibration_dataset, or push without create_pr"
+                raise InputValueError(
+                    expected("the calibration map", "be fitted for create_pr", got, way_out)
+                )
+            if private is not None:
+                kwargs["private"] = private
+            return super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        repo_id = self.hub_model_id or self.args.hub_model_id or Path(self._output_dir).absolute().name
+        self._finish_current_push()  # one of the training's own, which reads the same folder
+        self._save_calibrated_model(self._output_dir)
+
+        def push() -> Any:
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                save_loss_state(self.calibration_loss, self._output_dir)
+            kwargs.setdefault("model_name", repo_id.split("/")[-1])
+            tags = kwargs.get("tags") or []
+            of_the_model = getattr(self.model, "model_tags", None) or []
+            kwargs["tags"] = list(
+                dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *of_the_model])
             )
-        return pushed
+            self.create_model_card(**kwargs)
+            return push_folder(
+                self._output_dir,
+                repo_id,
+                token=token or self.args.hub_token,
+                private=self.args.hub_private_repo if private is None else private,
+                revision=revision or self.args.hub_revision,
+                create_pr=create_pr,
+                message=commit_message or "End of training",
+                run_as_future=not blocking,
+            )
+
+        return self._all_or_none(push, here=self.is_world_process_zero())
+
+    def _all_or_none(self, work: Callable[[], Any], *, here: bool) -> Any:
+        """Do some work on this process or on others; where it fails, all of them raise, and none waits for it."""
+        done, failed = None, None
+        if here:
+            try:
+                done = work()
+            except Exception as error:
+                failed = error
+        reasons = gather_object([None if failed is None else f"{failed}"])
+        if failed is not None:
+            raise failed
+        for reason in reasons:
+            if reason is not None:
+                raise InputOSError(f"another process failed: {reason}")
+        return done
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the Trainer's model card, with a section on calibration once a map is fitted."""

@@ -77,7 +77,7 @@ def test_what_is_uploaded(name: str, pushed: Any) -> None:
 def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed: Any) -> None:
     hub, _, found, _ = pushed
     branches = hub.files["me/branch"]
-    assert branches["main"] == dict.fromkeys(WEIGHTS_BEFORE["main"], b"old")
+    assert branches["main"] == {".gitattributes": b"", **dict.fromkeys(WEIGHTS_BEFORE["main"], b"old")}
     weights = {
         name for name in branches[BRANCH] if name.endswith((".safetensors", ".bin")) or "adapter" in name
     }

@@ -1,32 +1,83 @@
-"""A Hub on the loopback interface: as much of it as pushing a model to a branch and loading it again need."""
+"""A Hub on the loopback interface: as much of it as pushing a model and loading it again need, and its failures."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha1
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any
+from threading import RLock, Thread
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
+
+Files = dict[str, bytes]
+
+
+class Fault(NamedTuple):
+    """What happens to a request instead of its answer.
+
+    Args:
+        status: of an error; 0 cuts the connection.
+        text: of the error.
+        headers: of the error.
+        is_done: whether what was asked for is done before the connection is cut.
+    """
+
+    status: int = 0
+    text: str = ""
+    headers: dict[str, str] = {}  # noqa: RUF012, never changed
+    is_done: bool = False
 
 
 class Hub(ThreadingHTTPServer):
-    """Files by repository, branch and path; requests by method and path, with the token each of them carried."""
+    """Files by repository, branch and path; requests by method and path, with the token each of them carried.
+
+    Tests may set `fault`, called with the number, method and path of each request; `large`, the end of names that
+    are uploaded through the protocol of large files; `refused`, errors by token; and `taken`, names of datasets.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.files: dict[str, dict[str, Files]] = {}
+        self.commits: dict[tuple[str, str], list[str]] = {}
+        self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.unknown: list[str] = []
+        self.lock = RLock()
+        self.fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
+        self.large: str | None = None
+        self.refused: dict[str, Fault] = {}
+        self.taken: set[str] = set()
+        self.created: list[dict[str, Any]] = []
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def head(self, repository: str, branch: str) -> str:
+        """Of as many digits as those of a commit have; another one after each commit."""
+        n_commits = len(self.commits.setdefault((repository, branch), []))
+        return sha1(f"{repository} {branch} {n_commits}".encode()).hexdigest()
+
+    def commit(self, repository: str, branch: str, files: Files, message: str = "by somebody else") -> None:
+        """Replace a branch's files, in one commit."""
+        with self.lock:
+            self.files[repository][branch] = files
+            self.commits.setdefault((repository, branch), []).append(message)
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that is killed goes without a word."""
+
+
+class RefusedError(Exception):
+    """An error to answer with."""
+
+    def __init__(self, status: int, code: str, text: str = "") -> None:
+        self.fault = Fault(status, text, {"X-Error-Code": code} if code else {})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,63 +87,152 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_POST(self) -> None:
+    def _handle(self) -> None:
+        url = urlsplit(self.path)
+        path = unquote(url.path)
         body = self._body()
-        path = self._remember()
-        if path == "/api/repos/create":
-            name = json.loads(body)["name"]
-            self.server.files.setdefault(f"me/{name}", {"main": {}})
-            self._answer({"url": f"{self.server.address}/me/{name}", "name": f"me/{name}"})
-        elif path == "/api/validate-yaml":
-            self._answer({"errors": [], "warnings": []})
-        elif path.startswith("/api/models/"):
-            repository, action, branch = _parts(path.removeprefix("/api/models/"))
-            if action == "branch":
-                branches = self.server.files[repository]
-                branches[branch] = dict(branches["main"])
-                self._answer({})
-            elif self._branch(repository, branch) is None:
-                self._no_such_branch()
-            elif action == "preupload":
-                wanted = [entry["path"] for entry in json.loads(body)["files"]]
-                self._answer(
-                    {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in wanted]}
-                )
-            elif action == "commit":
-                self._commit(repository, branch, body)
-            else:
-                self._unknown(path)
-        else:
-            self._unknown(path)
+        authorization = self.headers.get("Authorization", "")
+        with self.server.lock:
+            number = len(self.server.requests)
+            self.server.requests.append((self.command, path, authorization))
+        fault = self.server.fault(number, self.command, path)
+        if fault is not None and not fault.is_done:
+            return self._fail(fault)
+        self.is_cut = fault is not None
+        refused = self.server.refused.get(authorization.removeprefix("Bearer "))
+        if refused is not None:
+            return self._fail(refused)
+        try:
+            with self.server.lock:
+                self._answer_to(path, [unquote(part) for part in url.path.split("/")], url.query, body)
+        except RefusedError as error:
+            self._fail(error.fault)
 
-    def do_GET(self) -> None:
-        path = self._remember()
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815, the base class's names
+
+    def _answer_to(self, path: str, parts: list[str], query: str, body: bytes) -> None:
+        hub = self.server
         if path == "/api/whoami-v2":
-            self._answer({"name": "me", "type": "user", "orgs": []})
-            return
-        repository, action, rest = _parts(path.removeprefix("/api/models/").removeprefix("/"))
-        revision, _, name = rest.partition("/")
-        branch = self._branch(repository, revision or "main")
-        if branch is None:
-            self._no_such_branch()
-        elif action == "resolve":
+            return self._answer({"name": "me", "type": "user", "orgs": []})
+        if path == "/api/validate-yaml":
+            if b"refused: true" in body:
+                raise RefusedError(400, "", json.dumps({"errors": [{"message": "refused is not allowed"}]}))
+            return self._answer({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            wanted = json.loads(body)
+            repository = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
+            if repository in hub.files or repository in hub.taken:
+                raise RefusedError(409, "", json.dumps({"error": "You already created this repo"}))
+            hub.created.append(wanted)
+            hub.files[repository] = {"main": {".gitattributes": b""}}
+            return self._answer({"url": f"{hub.address}/{repository}", "name": repository})
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return self._answer(
+                {"transfer": "basic", "objects": list(map(self._place, json.loads(body)["objects"]))}
+            )
+        if parts[1] == "objects":
+            if self.command == "PUT":
+                hub.objects[parts[2]] = body
+            assert sha256(hub.objects[parts[2]]).hexdigest() == parts[2]
+            return self._answer({})
+        parts = parts[3:] if path.startswith("/api/models/") else parts[1:]
+        repository, action, revision, name = (
+            "/".join(parts[:2]),
+            *[*parts[2:4], "", ""][:2],
+            "/".join(parts[4:]),
+        )
+        if repository not in hub.files:
+            raise RefusedError(404, "RepoNotFound", json.dumps({"error": "Repository not found"}))
+        if action == "branch":
+            return self._branch(repository, revision, body)
+        branch = self._named(repository, revision or "main")
+        files = hub.files[repository][branch]
+        if action == "resolve":
             self._file(repository, branch, name)
         elif action == "tree":
-            entries = self.server.files[repository][branch].items()
-            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in entries])
+            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in files.items()])
         elif action in ("", "revision"):
-            names = [{"rfilename": name} for name in self.server.files[repository][branch]]
-            commit = _commit_of(repository, branch)
-            self._answer({"id": repository, "sha": commit, "siblings": names, "tags": [], "private": False})
+            names = [{"rfilename": name} for name in files]
+            head = hub.head(repository, branch)
+            self._answer({"id": repository, "sha": head, "siblings": names, "tags": [], "private": False})
+        elif action == "preupload":
+            self._answer({"files": [self._mode(files, entry["path"]) for entry in json.loads(body)["files"]]})
+        elif action == "commit":
+            self._commit(repository, branch, body, "create_pr=1" in query)
         else:
-            self._unknown(path)
+            hub.unknown.append(f"{self.command} {path}")
+            raise RefusedError(404, "")
 
-    do_HEAD = do_GET  # noqa: N815, the base class's name
+    def _branch(self, repository: str, branch: str, body: bytes) -> None:
+        branches = self.server.files[repository]
+        if self.command == "DELETE":
+            del branches[branch]
+        else:
+            if branch in branches:
+                raise RefusedError(409, "", json.dumps({"error": "Reference already exists"}))
+            start = self._named(repository, json.loads(body or b"{}").get("startingPoint") or "main")
+            branches[branch] = dict(branches[start])
+            self.server.commits[repository, branch] = []
+        self._answer({})
 
-    def _remember(self) -> str:
-        path = unquote(urlsplit(self.path).path)
-        self.server.requests.append((self.command, path, self.headers.get("Authorization", "")))
-        return path
+    def _named(self, repository: str, revision: str) -> str:
+        """The branch of that name, or whose newest commit it is."""
+        for branch in self.server.files[repository]:
+            if revision in (branch, self.server.head(repository, branch)):
+                return branch
+        raise RefusedError(404, "RevisionNotFound")
+
+    def _mode(self, files: Files, path: str) -> dict[str, Any]:
+        is_large = self.server.large is not None and path.endswith(self.server.large)
+        found = {"path": path, "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
+        if path in files:
+            content = files[path]
+            blob = sha1(b"blob %d\0" % len(content) + content)
+            found["oid"] = sha256(content).hexdigest() if is_large else blob.hexdigest()
+        return found
+
+    def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Where to upload a large file, unless it is there."""
+        if wanted["oid"] in self.server.objects:
+            return wanted
+        place = {"href": f"{self.server.address}/objects/{wanted['oid']}"}
+        return {**wanted, "actions": {"upload": place, "verify": place}}
+
+    def _commit(self, repository: str, branch: str, body: bytes, is_pr: bool) -> None:
+        hub = self.server
+        header, *entries = (json.loads(line) for line in body.splitlines())
+        parent = header["value"].get("parentCommit")
+        if parent not in (None, hub.head(repository, branch)):
+            raise RefusedError(
+                412, "", json.dumps({"error": "A commit has happened since. Please refresh and try again."})
+            )
+        files = dict(hub.files[repository][branch])
+        for entry in entries:
+            path = entry["value"]["path"]
+            if entry["key"] == "file":
+                files[path] = base64.b64decode(entry["value"]["content"])
+            elif entry["key"] == "lfsFile":
+                files[path] = hub.objects[entry["value"]["oid"]]
+            elif path in files:
+                del files[path]
+            else:
+                raise RefusedError(404, "EntryNotFound", json.dumps({"error": f"{path} doesn't exist"}))
+        pr = None
+        if is_pr:
+            number = 1 + sum(name.startswith("refs/pr/") for name in hub.files[repository])
+            pr, branch = f"{hub.address}/{repository}/discussions/{number}", f"refs/pr/{number}"
+        hub.commit(repository, branch, files, header["value"]["summary"])
+        oid = hub.head(repository, branch)
+        url = f"{hub.address}/{repository}/commit/{oid}"
+        self._answer({"commitUrl": url, "commitOid": oid, "pullRequestUrl": pr})
+
+    def _file(self, repository: str, branch: str, name: str) -> None:
+        content = self.server.files[repository][branch].get(name)
+        headers = {"X-Repo-Commit": self.server.head(repository, branch)}
+        if content is None:
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", **headers})
+        else:
+            self._send(200, content, {"ETag": f'"{sha1(content).hexdigest()}"', **headers})
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -104,44 +244,18 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _branch(self, repository: str, revision: str) -> str | None:
-        """The branch of that name, or whose newest commit it is."""
-        branches = self.server.files.get(repository, {})
-        found = (name for name in branches if revision in (name, _commit_of(repository, name)))
-        return next(found, None)
-
-    def _commit(self, repository: str, branch: str, body: bytes) -> None:
-        files = self.server.files[repository][branch]
-        for line in body.splitlines():
-            entry = json.loads(line)
-            if entry["key"] == "file":
-                files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-            elif entry["key"] == "deletedFile":
-                del files[entry["value"]["path"]]
-        commit = _commit_of(repository, branch)
-        url = f"{self.server.address}/{repository}/commit/{commit}"
-        self._answer({"commitUrl": url, "commitOid": commit, "pullRequestUrl": None})
-
-    def _file(self, repository: str, branch: str, name: str) -> None:
-        content = self.server.files[repository][branch].get(name)
-        commit = _commit_of(repository, branch)
-        if content is None:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-            return
-        headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": commit}
-        self._send(200, content, headers)
-
-    def _no_such_branch(self) -> None:
-        self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-
-    def _unknown(self, path: str) -> None:
-        self.server.unknown.append(f"{self.command} {path}")
-        self._send(404, b"{}", {})
+    def _fail(self, fault: Fault) -> None:
+        self.is_cut = fault.status == 0
+        kind = "application/json" if fault.text.startswith("{") else "text/plain"
+        self._send(fault.status, fault.text.encode(), {"Content-Type": kind, **fault.headers})
 
     def _answer(self, content: Any) -> None:
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        if self.is_cut:
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -150,21 +264,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-def _parts(path: str) -> tuple[str, str, str]:
-    """Of "me/plain/tree/main": the repository, the action, and the rest."""
-    owner, name, action, rest = [*path.split("/", 3), "", "", ""][:4]
-    return f"{owner}/{name}", action, rest
-
-
-def _commit_of(repository: str, branch: str) -> str:
-    """As many digits as those of a commit have; each branch has only its newest."""
-    return sha1(f"{repository} {branch}".encode()).hexdigest()
-
-
 @contextmanager
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
-    thread = Thread(target=hub.serve_forever, daemon=True)
+    thread = Thread(target=hub.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub

@@ -1,0 +1,533 @@
+"""Pushing a folder with a model to the Hub: all of it in one commit, or nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    errors,
+    get_token,
+)
+from huggingface_hub.utils import parse_ratelimit_headers, validate_repo_id
+from safetensors import SafetensorError, safe_open
+
+from hf_calib._errors import InputError, InputOSError, InputValueError, expected, few
+
+logger = logging.getLogger(__name__)
+
+LOSS_STATE_NAME = "calibration_loss.safetensors"
+# Servers load every safetensors file of the root as weights, so it is pushed to another place.
+PUSHED_LOSS_STATE = "calibration/loss.safetensors"
+
+CONFIG, CARD, WEIGHTS, ADAPTERS = "config.json", "README.md", "model.safetensors", "adapter_model.safetensors"
+_INDEX = "model.safetensors.index.json"
+# What transformers, peft or vLLM would load from the root in place of the pushed weights, or on top of them.
+_LOADED_TOO = (
+    *(
+        "model*.safetensors",
+        "model*.safetensors.index.json",
+        "pytorch_model*.bin",
+        "pytorch_model*.bin.index.json",
+    ),
+    *("adapter_config.json", "adapter_model.*", LOSS_STATE_NAME),
+)
+_PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+# Pickles that every training leaves behind: that these stay here needs no mention.
+_OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
+
+_PAUSES = (1.0, 2.0, 4.0)  # seconds before a request is made again
+_LONGEST_PAUSE = 300.0  # the Hub counts requests in windows of five minutes
+_ROUNDS = 5  # of a push, while others push to the same branch
+_PASSING = {408, 429, 500, 502, 503, 504}
+_TOKENS = "https://huggingface.co/settings/tokens"
+_NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
+
+_Result = TypeVar("_Result")
+
+
+class Changes(NamedTuple):
+    """What a push is about to change.
+
+    Args:
+        repo_id: the repository, with its owner.
+        added: paths in the repository that are uploaded; those that it has in the same form already are skipped.
+        removed: weights in its root that would be loaded in place of the pushed ones.
+        left_out: files of the folder that are pickles, and stay here; not those that every training leaves.
+    """
+
+    repo_id: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What a user should know before it happens."""
+        said = []
+        if self.removed:
+            said.append(
+                f"{', '.join(self.removed)} in {self.repo_id} would be loaded in place of the pushed weights, and will "
+                "be removed. Earlier commits keep them."
+            )
+        if self.left_out:
+            said.append(
+                f"{', '.join(self.left_out)} can run code when loaded, and will not be pushed. Save weights as "
+                "safetensors."
+            )
+        return said
+
+
+class _Files(NamedTuple):
+    """Files of a folder, by their paths in the repository; and the pickles."""
+
+    pushed: dict[str, Path]
+    left_out: tuple[str, ...]
+
+
+def log_changes(changes: Changes) -> None:
+    """Log what is removed, and what is left out."""
+    for line in changes.lines():
+        logger.warning(line)
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    token: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    message: str = "Push a calibrated model",
+    announce: Callable[[Changes], None] = log_changes,
+    run_as_future: bool = False,
+) -> CommitInfo | Future[CommitInfo]:
+    """Upload a folder with a model in one commit, which also removes weights that would be loaded in its place.
+
+    `HfApi.upload_folder` makes several commits where there are many files, uploads pickles, and removes nothing.
+    Whoever loads the repository meanwhile, or after a push that failed, gets it as it was before. Pushing again
+    completes it. What else is in the repository stays.
+
+    Args:
+        folder: with config.json and safetensors weights. Neither pickles nor `checkpoint-*`, `_*` and hidden files
+            are uploaded; `calibration_loss.safetensors` becomes `calibration/loss.safetensors`.
+        repo_id: "owner/name", or "name" for the owner of the token. A new repository is made where there is none.
+        token: with write access; None takes HF_TOKEN or that of `hf auth login`. It is never logged or saved.
+        private: whether a new repository is private; None is the owner's default.
+        revision: the branch, which is made from main where there is none; None is main.
+        create_pr: whether to open a pull request instead of changing the branch.
+        message: the commit's first line.
+        announce: called before the commit, and again if others have changed the repository meanwhile.
+        run_as_future: whether to upload in the background, once the folder has been checked.
+
+    Returns:
+        The commit, or a future of it. `pr_url` is that of the pull request.
+
+    Raises:
+        ValueError: if the folder, the names or the token are wrong, or the Hub refuses them.
+        OSError: if a file cannot be read, or the Hub cannot be reached after several attempts.
+
+    Notes:
+        Requests that huggingface_hub makes once only (of the repository, the branch and the commit) are repeated
+        after 1, 2 and 4 seconds where the Hub is busy, fails or cannot be reached, or after what its Retry-After
+        says. Those that upload files are repeated by huggingface_hub.
+    """
+    files = _checked_files(Path(folder))
+    _check_names(repo_id, revision)
+    secret = _checked_token(token)
+    api = HfApi(token=secret)
+
+    def push() -> CommitInfo:
+        failed: Exception
+        remains: list[str] = []
+        try:
+            return _push(
+                api, files, repo_id, private, revision, create_pr, message, announce, remains=remains
+            )
+        except Exception as error:
+            failed = error
+        # Outside of the except block, so that it does not carry the first error: its text may quote the token.
+        raise _explained(failed, repo_id, secret, remains)
+
+    return api.run_as_future(push) if run_as_future else push()
+
+
+# ---- The folder ----
+
+
+def files_to_push(folder: Path) -> dict[str, Path]:
+    """The files of a folder that a push would upload, by their paths in the repository."""
+    return _files(folder).pushed
+
+
+def _files(folder: Path) -> _Files:
+    pushed: dict[str, Path] = {}
+    left_out = []
+    for name, path in _walk(folder, "", ()):
+        if _is_pickle(path):
+            if not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
+                left_out.append(name)
+        else:
+            pushed[PUSHED_LOSS_STATE if name == LOSS_STATE_NAME else name] = path
+    return _Files(pushed, tuple(left_out))
+
+
+def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """Files with their paths below a folder; links are followed, but not in circles."""
+    resolved = folder.resolve()
+    if resolved in above:
+        return
+    for path in sorted(folder.iterdir()):
+        hidden = path.name.startswith(".") or path.name == "__pycache__"
+        if hidden or (not prefix and (path.name.startswith("_") or fnmatch(path.name, "checkpoint-*"))):
+            continue
+        if path.is_dir():
+            yield from _walk(path, f"{prefix}{path.name}/", (*above, resolved))
+        elif path.is_file():
+            yield f"{prefix}{path.name}", path
+        else:
+            got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
+            raise InputValueError(expected(str(path), "be a file", got, "remove it, or move it elsewhere"))
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether loading it may run code, by its name or by how it begins."""
+    if path.suffix.lower() in _PICKLES:
+        return True
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start == b"PK" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".pkl") for name in archive.namelist())
+    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
+
+
+def _checked_files(folder: Path) -> _Files:
+    """The files of a folder that holds a whole model."""
+    way_out = "name a folder that save_calibrated_model or hf-calib calibrate wrote"
+    if not folder.is_dir():
+        got = f"{folder}, a file" if folder.exists() else f"{folder}, which does not exist"
+        raise InputValueError(expected("folder", "be a folder with a model", got, way_out))
+    try:
+        files = _files(folder)
+        pushed = files.pushed
+        if CONFIG not in pushed and "adapter_config.json" not in pushed:
+            raise InputValueError(expected(f"the folder {folder}", f"hold {CONFIG}", "none", way_out))
+        names = _weights_of(pushed)
+        missing = sorted(set(names) - pushed.keys())
+        if missing or not names:
+            got = f"no {few(missing or [WEIGHTS])}"
+            raise InputValueError(expected(f"the folder {folder}", "hold safetensors weights", got, way_out))
+        for name in [CONFIG, _INDEX]:
+            if name in pushed:
+                json.loads(pushed[name].read_text(encoding="utf-8"))
+        for name in names:
+            with safe_open(pushed[name], framework="numpy"):
+                pass
+        if CARD in pushed:
+            ModelCard(pushed[CARD].read_text(encoding="utf-8"), ignore_metadata_errors=False)
+    except OSError as error:
+        raise InputOSError(
+            expected(str(error.filename or folder), "be readable", error.strerror or error, "repair it")
+        ) from error
+    except InputError:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        got = f"a file that cannot be read ({' '.join(str(error).split())})"
+        raise InputValueError(expected(f"the folder {folder}", "hold a whole model", got, way_out)) from error
+    return files
+
+
+def _weights_of(pushed: dict[str, Path]) -> list[str]:
+    """Names of the files with the model's weights; of those of its adapters, where these are not merged."""
+    if _INDEX in pushed and WEIGHTS not in pushed:
+        index = json.loads(pushed[_INDEX].read_text(encoding="utf-8"))
+        return sorted(set(index["weight_map"].values()))
+    return [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
+
+
+def _check_names(repo_id: str, revision: str | None) -> None:
+    way_out = "name a model on the Hub as owner/name, without an address or a type before it"
+    try:
+        validate_repo_id(repo_id)
+    except ValueError:
+        raise InputValueError(expected("the repository", "be owner/name", repr(repo_id), way_out)) from None
+    if revision is not None and not re.fullmatch(r"[^\s~^:?*\[\\]+", revision):
+        raise InputValueError(
+            expected("revision", "be the name of a branch", repr(revision), "None or no --revision is main")
+        )
+
+
+def _checked_token(token: str | None) -> str:
+    """A token that can stand in a header; messages of what refuses it there would quote it."""
+    try:
+        found = (token or get_token() or "").strip()
+    except errors.OIDCError as error:
+        raise InputValueError(expected("the token", "be given", f"none ({error})", _NEW_TOKEN)) from None
+    if not found:
+        raise InputValueError(expected("a token", "be given for the push", "none", _NEW_TOKEN))
+    if not re.fullmatch(r"[!-~]+", found):
+        got = "one with spaces, line breaks or letters with accents"
+        raise InputValueError(expected("the token", "be of plain letters and digits", got, _NEW_TOKEN))
+    return found
+
+
+# ---- The repository ----
+
+
+def _push(
+    api: HfApi,
+    files: _Files,
+    repo_id: str,
+    private: bool | None,
+    revision: str | None,
+    create_pr: bool,
+    message: str,
+    announce: Callable[[Changes], None],
+    *,
+    remains: list[str],
+) -> CommitInfo:
+    """Make what is missing, and commit; a branch that was made for it goes again if that fails.
+
+    Args:
+        remains: takes what has been made and is left, for the message of a failure.
+    """
+    if "/" not in repo_id:
+        repo_id = f"{_again(api.whoami)['name']}/{repo_id}"
+    there = _find(api, repo_id, None)
+    has_branch = there is not None and (revision is None or _find(api, repo_id, revision) is not None)
+    if create_pr and not has_branch:
+        missing = repo_id if there is None else f"the branch {revision}"
+        way_out = "push without a pull request, which makes it"
+        raise InputValueError(
+            expected(missing, "be there for a pull request", "nothing of that name", way_out)
+        )
+    if not has_branch and CARD in files.pushed:  # before anything is made
+        _again(ModelCard(files.pushed[CARD].read_text(encoding="utf-8")).validate)
+    if there is None:
+        _again(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+        remains.append(f"the new repository {repo_id}")
+        there = _find(api, repo_id, None)
+        if there is None:  # the name was taken
+            remains.clear()
+            got = "a dataset, a space or something else of that name"
+            raise InputValueError(expected(repo_id, "be a model repository", got, "choose another name"))
+        has_branch = revision in (None, "main")
+    if has_branch:
+        return _commit(api, files, repo_id, revision, create_pr, message, announce)
+    start, branch = there.sha, str(revision)
+    _again(lambda: api.create_branch(repo_id, branch=branch, revision=start, exist_ok=True))
+    try:
+        return _commit(api, files, repo_id, revision, create_pr, message, announce)
+    except BaseException:
+        try:
+            now = _find(api, repo_id, branch)
+            if now is not None and now.sha == start:  # nobody else has used it
+                _again(lambda: api.delete_branch(repo_id, branch=branch))
+        except Exception:
+            remains.append(f"the new branch {branch}")
+        raise
+
+
+def _commit(
+    api: HfApi,
+    files: _Files,
+    repo_id: str,
+    revision: str | None,
+    create_pr: bool,
+    message: str,
+    announce: Callable[[Changes], None],
+) -> CommitInfo:
+    """Commit on top of what the repository holds; where others were faster, on top of what it holds then."""
+
+    def commit_on(head: Any, removed: tuple[str, ...]) -> CommitInfo:
+        # New operations each time: they remember what the repository held when they were first sent.
+        return api.create_commit(
+            repo_id,
+            [
+                *(CommitOperationAdd(name, path) for name, path in files.pushed.items()),
+                *(CommitOperationDelete(name) for name in removed),
+            ],
+            commit_message=message,
+            revision=revision,
+            parent_commit=head.sha,
+            create_pr=create_pr,
+        )
+
+    announced = None
+    for left in reversed(range(_ROUNDS)):
+        head = _find(api, repo_id, revision)
+        if head is None:
+            got = "none: it was removed meanwhile"
+            raise InputValueError(expected(repo_id, "be there", got, "push again"))
+        changes = Changes(
+            repo_id, tuple(sorted(files.pushed)), _in_the_way(head, files.pushed), files.left_out
+        )
+        if changes != announced:
+            announce(changes)
+            announced = changes
+        try:
+            return _again(partial(commit_on, head, changes.removed), may_repeat_commit=not create_pr)
+        except errors.HfHubHTTPError as error:
+            others_were_faster = error.response.status_code in (409, 412)
+            if not left or not others_were_faster:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _find(api: HfApi, repo_id: str, revision: str | None) -> Any:
+    """What the Hub says of a repository at the end of a branch, its commit and its files; None if there is none."""
+    try:
+        return _again(lambda: api.model_info(repo_id, revision=revision))
+    except (errors.GatedRepoError, errors.DisabledRepoError):
+        raise
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        if error.response.status_code != 404:  # 401: a token that is not valid
+            raise
+        return None
+
+
+def _in_the_way(head: Any, pushed: dict[str, Path]) -> tuple[str, ...]:
+    """Weights in the root that would be loaded in place of the pushed ones."""
+    # Adapters alone are found before the weights of a whole model.
+    forms = _LOADED_TOO if WEIGHTS in pushed or _INDEX in pushed else ("adapter_model.*",)
+    names = (each.rfilename for each in head.siblings or ())
+    return tuple(
+        sorted(
+            n for n in names if n not in pushed and "/" not in n and any(fnmatch(n, form) for form in forms)
+        )
+    )
+
+
+# ---- Failures ----
+
+
+def _again(request: Callable[[], _Result], *, may_repeat_commit: bool = True) -> _Result:
+    """Make a request, a few times where it fails for reasons that may pass."""
+    for pause in _PAUSES:
+        try:
+            return request()
+        except (errors.HTTPError, json.JSONDecodeError) as error:
+            status = _status(error)
+            path = _path(error)
+            # The others, of the upload itself, have been repeated by huggingface_hub.
+            ours = not path or (path.startswith("/api/") and "/preupload/" not in path)
+            # One whose answer was lost may have opened its pull request.
+            safe = may_repeat_commit or (path and "/commit/" not in path) or status == 429
+            pause = _asked_pause(error) or pause
+            if not (ours and safe and status in {None, *_PASSING} and pause <= _LONGEST_PAUSE):
+                raise
+            reason = f"answered {status}" if status else "cannot be reached"
+            logger.warning("The Hub %s. Trying again in %.0f s.", reason, pause)
+        time.sleep(pause)
+    return request()
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _path(error: BaseException) -> str:
+    """Of the request that failed; "" where that is not known."""
+    try:
+        return str(error.request.url.path)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return ""
+
+
+def _asked_pause(error: BaseException) -> float | None:
+    """The seconds that the Hub asks to wait."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    limit = parse_ratelimit_headers(headers) if _status(error) == 429 else None
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    asked = str(headers.get("Retry-After", "")).strip()
+    return float(asked) if asked.isdecimal() else None
+
+
+def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -> Exception:
+    """What a user is told, without the token; the error itself where it is none that a push should meet."""
+    if isinstance(error, InputError):
+        return error
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, (errors.HTTPError, OSError)):
+        cause = cause.__cause__  # of the threads that upload
+    status = _status(cause)
+
+    def said(text: object) -> str:
+        return few([" ".join(str(text).replace(token, "***").split())])
+
+    answer = said(getattr(cause, "server_message", None) or (f"error {status}" if status else cause))
+    lost = status is None or status >= 500
+    left = f"; {' and '.join(remains)} stays, without the push" if remains else ""
+    if lost and "/commit/" in _path(cause):
+        left += "; the push may have arrived, and if so as a whole"
+    elif not remains:
+        left = "; the repository is as it was"
+
+    def told(kind: type[InputError], what: str, requirement: str, got: str, way_out: str) -> InputError:
+        return kind(expected(what, requirement, got, f"{way_out}{left}"))
+
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return told(InputOSError, "the Hub", "be reachable", "offline mode", "unset HF_HUB_OFFLINE")
+    if status == 401:
+        is_old = "expired" in answer.lower()
+        got = f"one that {'has expired' if is_old else 'the Hub does not know'} ({answer})"
+        return told(InputValueError, "the token", "be valid", got, _NEW_TOKEN)
+    if status == 403:
+        way_out = (
+            "use a token that may write there, name another repository, or open a pull request (create_pr)"
+        )
+        return told(
+            InputValueError, "the token", f"have write access to {repo_id}", f"403 ({answer})", way_out
+        )
+    if isinstance(cause, (errors.GatedRepoError, errors.DisabledRepoError)):
+        way_out = "ask its owners for access, or name another repository"
+        return told(InputValueError, repo_id, "be open to this token", answer, way_out)
+    if status == 404:
+        way_out = "check the name of the repository and what the token may do"
+        return told(InputValueError, repo_id, "be there", f"404 ({answer})", way_out)
+    if status in (409, 412):
+        got = f"others' commits while this one was made, {_ROUNDS} times"
+        return told(InputOSError, repo_id, "stay as it is during the push", got, "push again")
+    if status == 429:
+        wait = _asked_pause(cause)
+        way_out = f"push again in {wait:.0f} s" if wait else "push again in some minutes"
+        return told(
+            InputOSError, "the Hub", "accept the requests", f"429, too many of them ({answer})", way_out
+        )
+    if status is not None and status >= 500:
+        way_out = "push again later; see https://status.huggingface.co"
+        return told(InputOSError, "the Hub", "work", f"{status} each time ({answer})", way_out)
+    if status is not None:
+        return told(
+            InputValueError, "the push", "be accepted", f"{status} ({answer})", "change what it names"
+        )
+    if isinstance(cause, (errors.HTTPError, json.JSONDecodeError)):
+        got = f"{type(cause).__name__} ({answer})"
+        return told(InputOSError, "the Hub", "be reachable", got, "check the network, then push again")
+    if isinstance(cause, OSError) and cause.filename is not None:
+        return told(InputOSError, said(cause.filename), "be readable", said(cause.strerror), "push again")
+    if isinstance(cause, ValueError) and "README.md" in str(cause):
+        return told(
+            InputValueError, CARD, "have metadata that the Hub takes", said(cause), "correct its first lines"
+        )
+    if isinstance(cause, (OSError, RuntimeError)):  # of hf_xet
+        return told(InputOSError, "the files", "be uploaded", said(cause), "push again")
+    return error

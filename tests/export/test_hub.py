@@ -1,0 +1,643 @@
+"""A push is one commit or nothing, whatever fails: against a real server, on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+import signal
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+
+from hf_calib._errors import InputOSError, InputValueError
+from hf_calib.export import push_folder, save_folded
+from hf_calib.export.hub import Changes, files_to_push
+from hf_calib.scaling import TemperatureScaling
+from tests.helpers.hub_server import Fault, Hub, running_hub
+from tests.helpers.tiny import tiny_bert, tokenizer
+
+TOKEN = "hf_madeUpForThisTest"
+REPO = "me/model"
+Snapshot = dict[str, bytes]
+
+
+def contents(folder: Path) -> Snapshot:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated model with decisions, a report, a card and a gamma table."""
+    folder = tmp_path_factory.mktemp("model")
+    scaler = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
+    save_folded(tiny_bert(), scaler, folder, batch=None, processing_class=tokenizer())
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Card\n")
+    (folder / "decisions.json").write_text("{}")
+    (folder / "calibration" / "figures").mkdir(parents=True)
+    (folder / "calibration" / "report.json").write_text("{}")
+    (folder / "calibration" / "figures" / "reliability.png").write_bytes(b"\x89PNG")
+    (folder / "calibration_loss.safetensors").write_bytes(b"gammas")
+    return folder
+
+
+PUSHED = {
+    *("README.md", "calibration.json", "calibration/figures/reliability.png", "calibration/loss.safetensors"),
+    *("calibration/report.json", "config.json", "decisions.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json"),
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub() as server:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+    assert server.unknown == []
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made between requests, without making them."""
+    made: list[float] = []
+    monkeypatch.setattr(time, "sleep", made.append)
+    return made
+
+
+def with_old_weights(hub: Hub) -> dict[str, bytes]:
+    """A repository with a model of another form, and with files that are nobody's weights."""
+    hub.files[REPO] = {
+        "main": {
+            **dict.fromkeys(
+                ("pytorch_model.bin", "adapter_config.json", "adapter_model.safetensors"), b"old"
+            ),
+            **dict.fromkeys(("model-00001-of-00002.safetensors", "model.safetensors.index.json"), b"old"),
+            **dict.fromkeys(("model.fp16.safetensors", "calibration_loss.safetensors"), b"old"),
+            **dict.fromkeys(
+                ("notes.txt", "tf_model.h5", "onnx/model.onnx", "old/pytorch_model.bin"), b"kept"
+            ),
+            **dict.fromkeys(("README.md", "config.json"), b"old"),
+        }
+    }
+    return dict(hub.files[REPO]["main"])
+
+
+KEPT = {
+    "notes.txt": b"kept",
+    "tf_model.h5": b"kept",
+    "onnx/model.onnx": b"kept",
+    "old/pytorch_model.bin": b"kept",
+}
+
+
+# ---- What arrives ----
+
+
+@pytest.mark.parametrize("large", [None, ".safetensors"])
+def test_a_new_repository_holds_the_folder(large: str | None, model: Path, hub: Hub) -> None:
+    hub.large = large
+    commit = push_folder(model, "model", private=True, message="First")
+    files = hub.files[REPO]["main"]
+    assert files.keys() == PUSHED | {".gitattributes"}
+    local = contents(model)
+    local["calibration/loss.safetensors"] = local.pop("calibration_loss.safetensors")
+    assert files == {".gitattributes": b"", **local}
+    assert hub.commits[REPO, "main"] == ["First"]
+    assert hub.created[0]["visibility"] == "private"
+    assert commit.commit_url == f"{hub.address}/{REPO}/commit/{hub.head(REPO, 'main')}"
+    assert {path for method, path, _ in hub.requests if method == "PUT"} == {
+        f"/objects/{oid}" for oid in hub.objects
+    }
+    assert len(hub.objects) == (2 if large else 0)
+
+
+def test_one_commit_replaces_the_old_weights_and_keeps_the_rest(
+    model: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = with_old_weights(hub)
+    announced: list[Changes] = []
+    push_folder(model, REPO, announce=announced.append)
+    files = hub.files[REPO]["main"]
+    assert files.keys() == PUSHED | KEPT.keys()
+    assert {name: files[name] for name in KEPT} == KEPT
+    assert len(hub.commits[REPO, "main"]) == 1
+    (changes,) = announced
+    assert set(changes.added) == PUSHED
+    assert set(changes.removed) == before.keys() - files.keys()
+    with_old_weights(hub)
+    push_folder(model, REPO)
+    assert (
+        "adapter_config.json, adapter_model.safetensors, calibration_loss.safetensors, model" in caplog.text
+    )
+    assert "would be loaded in place of the pushed weights, and will be removed" in caplog.text
+
+
+def test_a_second_push_changes_nothing(model: Path, hub: Hub) -> None:
+    first = push_folder(model, REPO)
+    again = push_folder(model, REPO)
+    assert len(hub.commits[REPO, "main"]) == 1
+    assert again.oid == first.oid
+
+
+def test_a_branch_is_made_from_main(model: Path, hub: Hub) -> None:
+    before = with_old_weights(hub)
+    push_folder(model, REPO, revision="calibrated")
+    assert hub.files[REPO]["main"] == before
+    assert hub.files[REPO]["calibrated"].keys() == PUSHED | KEPT.keys()
+
+
+def test_a_pull_request_leaves_the_branch_as_it_was(model: Path, hub: Hub) -> None:
+    before = with_old_weights(hub)
+    commit = push_folder(model, REPO, create_pr=True)
+    assert (commit.pr_revision, commit.pr_url) == ("refs/pr/1", f"{hub.address}/{REPO}/discussions/1")
+    assert hub.files[REPO]["main"] == before
+    assert hub.files[REPO]["refs/pr/1"].keys() == PUSHED | KEPT.keys()
+    push_folder(model, REPO, revision="refs/pr/1", message="More")
+    assert hub.files[REPO].keys() == {"main", "refs/pr/1"}
+    for repo_id, revision in (("me/other", None), (REPO, "absent")):
+        with pytest.raises(
+            InputValueError, match="to be there for a pull request.*push without a pull request"
+        ):
+            push_folder(model, repo_id, revision=revision, create_pr=True)
+    assert "me/other" not in hub.files
+    assert hub.files[REPO].keys() == {"main", "refs/pr/1"}
+
+
+def test_in_the_background(model: Path, hub: Hub) -> None:
+    future = push_folder(model, REPO, run_as_future=True)
+    assert future.result(timeout=60).oid == hub.head(REPO, "main")
+    hub.refused[TOKEN] = Fault(401, "Invalid credentials in Authorization header")
+    with pytest.raises(InputValueError, match="expected the token to be valid"):
+        push_folder(model, REPO, run_as_future=True).result(timeout=60)
+
+
+def test_adapters_alone_replace_adapters_only(tmp_path: Path, model: Path, hub: Hub) -> None:
+    before = with_old_weights(hub)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    shutil.copy(model / "model.safetensors", tmp_path / "adapter_model.safetensors")
+    hub.files[REPO]["main"]["adapter_model.bin"] = b"old"
+    push_folder(tmp_path, REPO)
+    assert hub.files[REPO]["main"] == before | contents(tmp_path)
+
+
+# ---- What is never sent ----
+
+
+def test_pickles_checkpoints_and_hidden_files_stay(
+    model: Path, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    torch.save({}, folder / "training_args.bin")
+    torch.save({}, folder / "optimizer.pt")
+    torch.save({}, folder / "state.data")
+    (folder / "table.txt").write_bytes(pickle.dumps({}))
+    for name in (
+        "checkpoint-2/model.safetensors",
+        "_made/a.txt",
+        ".cache/a.txt",
+        "code/__pycache__/a.pyc",
+        ".env",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("secret")
+    (folder / "old.bin").write_bytes(b"")
+    with zipfile.ZipFile(folder / "texts.zip", "w") as archive:
+        archive.writestr("a.txt", "a")
+    (folder / "empty.txt").touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "labels.txt").write_text("a b")
+    (folder / "labels.txt").symlink_to(outside / "labels.txt")
+    (folder / "linked").symlink_to(outside)
+    (outside / "round").symlink_to(outside)
+    push_folder(folder, REPO)
+    extra = {"texts.zip", "empty.txt", "labels.txt", "linked/labels.txt", ".gitattributes"}
+    assert hub.files[REPO]["main"].keys() == PUSHED | extra
+    assert hub.files[REPO]["main"]["linked/labels.txt"] == b"a b"
+    assert caplog.text.count("can run code when loaded") == 1
+    assert "old.bin, state.data, table.txt can run code" in caplog.text
+
+
+def break_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+
+
+def only_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def shard_missing(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "to hold config.json, got none"),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "to hold safetensors weights, got no model.s",
+    ),
+    "only a pickle": (only_a_pickle, "to hold safetensors weights, got no model.safetensors"),
+    "cut weights": (break_weights, "to hold a whole model, got a file that cannot be read"),
+    "shard missing": (shard_missing, "got no model-2-of-2.safetensors"),
+    "half a config": (lambda f: (f / "config.json").write_text('{"a"'), "to hold a whole model"),
+    "bad card": (lambda f: (f / "README.md").write_text("---\n a: [\n---\n"), "to hold a whole model"),
+    "link to nothing": (
+        lambda f: (f / "a.txt").symlink_to(f / "b"),
+        "to be a file, got a link to nothing; remove",
+    ),
+    "a queue": (lambda f: os.mkfifo(f / "q"), "to be a file, got neither a file nor a folder; remove"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_folder_without_a_whole_model_is_refused_before_anything_is_sent(
+    name: str, model: Path, tmp_path: Path, hub: Hub
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    spoil, message = BROKEN[name]
+    spoil(folder)
+    with pytest.raises(InputValueError, match=message):
+        push_folder(folder, REPO)
+    assert hub.requests == []
+
+
+def test_names_and_tokens_are_checked_before_anything_is_sent(
+    model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder, message in (
+        (tmp_path / "none", "which does not exist"),
+        (model / "config.json", "a file; name"),
+    ):
+        with pytest.raises(InputValueError, match=message):
+            push_folder(folder, REPO)
+    for name in ("datasets/me/model", "https://huggingface.co/me/model", "me/mo del", "", "./model"):
+        with pytest.raises(InputValueError, match="expected the repository to be owner/name, got"):
+            push_folder(model, name)
+    for revision in ("", "a b", "a~1"):
+        with pytest.raises(InputValueError, match="expected revision to be the name of a branch"):
+            push_folder(model, REPO, revision=revision)
+    for token in (f"{TOKEN}\nx", f"{TOKEN} x", f"{TOKEN}é"):
+        with pytest.raises(InputValueError, match="expected the token to be of plain letters") as error:
+            push_folder(model, REPO, token=token)
+        assert_secret(error.value, "")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens"))
+    with pytest.raises(
+        InputValueError, match="expected a token to be given for the push, got none; .*hf auth login"
+    ):
+        push_folder(model, REPO)
+    assert hub.requests == []
+    push_folder(model, REPO, token=f" {TOKEN}\n")  # as it is read from a file
+    assert {token for _, path, token in hub.requests if "/api/" in path} == {f"Bearer {TOKEN}"}
+
+
+def test_a_card_that_the_hub_refuses_is_refused_before_the_repository_is_made(
+    model: Path, tmp_path: Path, hub: Hub
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "README.md").write_text("---\nrefused: true\n---\n")
+    with pytest.raises(
+        InputValueError, match="README.md to have metadata that the Hub takes.*refused is not allowed"
+    ):
+        push_folder(folder, REPO)
+    assert REPO not in hub.files
+    before = with_old_weights(hub)
+    with pytest.raises(
+        InputValueError, match="README.md to have metadata that the Hub takes.*refused is not allowed"
+    ):
+        push_folder(folder, REPO)
+    assert hub.files[REPO] == {"main": before}
+
+
+# ---- What the Hub refuses ----
+
+
+def assert_secret(error: BaseException, logged: str) -> None:
+    """The token is in no message, also not in those of the errors that led to it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        assert TOKEN not in repr(seen)
+        seen = seen.__cause__ or seen.__context__
+    assert TOKEN not in logged
+
+
+ECHO = f"you came with Bearer {TOKEN}"
+REFUSALS: dict[str, tuple[Fault, type[Exception], str]] = {
+    "wrong token": (
+        Fault(401, "Invalid credentials in Authorization header"),
+        InputValueError,
+        r"expected the token to be valid, got one that the Hub does not know \(Invalid credentials.*\); make one with"
+        r" write access at https://huggingface.co/settings/tokens, and run `hf auth login` or set HF_TOKEN; the repo",
+    ),
+    "expired token": (
+        Fault(401, '{"error": "User Access Token \\"laptop\\" is expired"}'),
+        InputValueError,
+        "got one that has expired",
+    ),
+    "echo": (Fault(401, f'{{"error": "{ECHO}"}}'), InputValueError, r"you came with Bearer \*\*\*"),
+    "gated": (
+        Fault(403, "ask first", {"X-Error-Code": "GatedRepo"}),
+        InputValueError,
+        "may write there, name",
+    ),
+    "paid": (Fault(402, "storage is full"), InputValueError, r"to be accepted, got 402 \(storage is full\)"),
+    "too many": (
+        Fault(429, "slow down", {"Retry-After": "7"}),
+        InputOSError,
+        "429, too many .* push again in 7 s",
+    ),
+    "far too many": (Fault(429, "", {"Retry-After": "3600"}), InputOSError, "push again in 3600 s"),
+    "window": (
+        Fault(429, "", {"ratelimit": '"api";r=0;t=55'}),
+        InputOSError,
+        "push again in 55 s",
+    ),
+    "broken": (Fault(503, "<html>"), InputOSError, "expected the Hub to work, got 503 each time"),
+    "cut": (
+        Fault(),
+        InputOSError,
+        "expected the Hub to be reachable, got RemoteProtocolError .*check the network",
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", ["/api/models/me/model", "/revision/new", "/preupload/", "/commit/"])
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_say_what_to_do_and_leave_everything_as_it_was(
+    name: str, stage: str, model: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    fault, kind, message = REFUSALS[name]
+    before, local = with_old_weights(hub), contents(model)
+
+    def at_stage(number: int, method: str, path: str) -> Fault | None:
+        return fault if stage in path else None
+
+    if stage == "/preupload/" and name == "far too many":
+        pytest.skip("huggingface_hub waits as long as it is told")
+    hub.fault = at_stage
+    with pytest.raises(kind, match=message) as error:
+        push_folder(model, REPO, revision="new" if stage == "/revision/new" else None)
+    assert_secret(error.value, caplog.text)
+    assert hub.files[REPO] == {"main": before}
+    assert contents(model) == local
+    hub.fault = lambda *_: None
+    push_folder(model, REPO)
+    assert hub.files[REPO]["main"].keys() == PUSHED | KEPT.keys()
+
+
+def test_a_token_that_may_only_read(model: Path, hub: Hub) -> None:
+    before = with_old_weights(hub)
+    hub.fault = lambda n, method, path: Fault(403, "no") if method == "POST" and "/api/" in path else None
+    wanted = r"the token to have write access to me/\w+, got 403 \(no\); use a token that may write there, name another"
+    for repo_id in (REPO, "me/new"):
+        with pytest.raises(InputValueError, match=wanted):
+            push_folder(model, repo_id)
+    with pytest.raises(InputValueError, match=wanted):
+        push_folder(model, REPO, revision="new")
+    assert hub.files == {REPO: {"main": before}}
+
+
+def test_a_repository_of_another_type(model: Path, hub: Hub) -> None:
+    hub.taken = {"me/data"}
+    with pytest.raises(
+        InputValueError, match="me/data to be a model repository, got a dataset.*choose another name"
+    ):
+        push_folder(model, "me/data")
+    assert hub.files == {}
+
+
+def test_what_is_left_of_a_new_repository_is_said(model: Path, hub: Hub) -> None:
+    hub.fault = lambda n, method, path: Fault(403, "no") if "/commit/" in path else None
+    with pytest.raises(InputValueError, match="; the new repository me/model stays, without the push$"):
+        push_folder(model, REPO, revision="new")
+    assert hub.files == {REPO: {"main": {".gitattributes": b""}}}
+
+
+def test_offline(model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        InputOSError, match="expected the Hub to be reachable, got offline mode; unset HF_HUB_OFFLINE"
+    ):
+        push_folder(model, REPO)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputOSError, match="expected the Hub to be reachable, got ConnectError"):
+        push_folder(model, REPO)
+
+
+# ---- What passes ----
+
+
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        (Fault(429, "", {"Retry-After": "7"}), [7.0]),
+        (Fault(429, "", {"ratelimit": '"api";r=0;t=55'}), [55.0]),
+        (Fault(500), [1.0]),
+        (Fault(), [1.0]),
+    ],
+)
+def test_a_request_is_made_again_after_the_pause_that_was_asked_for(
+    fault: Fault, waits: list[float], model: Path, hub: Hub, pauses: list[float]
+) -> None:
+    seen: set[str] = set()
+
+    def once(number: int, method: str, path: str) -> Fault | None:
+        if "/preupload/" in path or path in seen:
+            return None
+        seen.add(path)
+        return fault
+
+    hub.fault = once
+    push_folder(model, REPO)
+    assert hub.files[REPO]["main"].keys() == PUSHED | {".gitattributes"}
+    assert len(seen) == 4  # the repository, its creation, the card, the commit
+    assert pauses == waits * 4
+
+
+def test_pull_requests_are_not_opened_twice(model: Path, hub: Hub) -> None:
+    with_old_weights(hub)
+    hub.fault = lambda n, method, path: Fault(is_done=True) if "/commit/" in path else None
+    with pytest.raises(InputOSError, match="the push may have arrived, and if so as a whole"):
+        push_folder(model, REPO, create_pr=True)
+    assert hub.files[REPO].keys() == {"main", "refs/pr/1"}
+
+
+def request_cases() -> list[tuple[bool, bool, bool]]:
+    return [(new, large, done) for new in (True, False) for large in (True, False) for done in (True, False)]
+
+
+@pytest.mark.parametrize(("is_new", "large", "is_done"), request_cases())
+def test_the_connection_is_cut_at_each_request_in_turn(
+    is_new: bool, large: bool, is_done: bool, model: Path, hub: Hub
+) -> None:
+    """From there on for good, and once: before the request is done, or before its answer arrives."""
+    hub.large = ".safetensors" if large else None
+    local = contents(model)
+    complete: dict[str, bytes] | None = None
+    for at in range(100):
+        for for_good in (True, False):
+            hub.files, hub.commits, hub.objects, start = {}, {}, {}, len(hub.requests)
+            before = {} if is_new else with_old_weights(hub)
+
+            def fault(number: int, method: str, path: str) -> Fault | None:
+                n = number - start  # noqa: B023
+                return Fault(is_done=is_done) if n == at or (for_good and n > at) else None  # noqa: B023
+
+            hub.fault = fault
+            told = ""
+            try:
+                push_folder(model, REPO, revision="new")
+            except InputOSError as error:
+                told = str(error)
+            n_requests = len(hub.requests) - start
+            now = hub.files.get(REPO, {})
+            new = now.get("new")
+            hub.fault = lambda *_: None
+            assert now.get("main", {}) in ([{}, {".gitattributes": b""}] if is_new else [before])
+            assert contents(model) == local
+            if n_requests <= at:  # the push was over before
+                assert complete is not None
+                assert new == complete
+                assert not told
+                assert at >= 10
+                return
+            if for_good:
+                assert "expected the Hub to be reachable, got" in told
+                # The branch that was made stays where its removal fails too.
+                assert new in (None, {".gitattributes": b""} if is_new else before, complete)
+                assert not is_new or (REPO in hub.files) == ("the new repository me/model stays" in told)
+            else:
+                assert not told
+                complete = complete or new
+                assert new == complete
+            push_folder(model, REPO, revision="new")
+            assert hub.files[REPO]["new"] == complete or complete is None
+            assert PUSHED <= hub.files[REPO]["new"].keys()
+            assert len(hub.commits[REPO, "new"]) == 1
+    raise AssertionError("the push does not end")
+
+
+def test_two_pushes_at_once_do_not_mix(model: Path, tmp_path: Path, hub: Hub) -> None:
+    other = tmp_path / "other"
+    tiny_bert(seed=1).save_pretrained(other, max_shard_size="5KB")
+    (other / "README.md").write_text("# Other\n")
+    hub.files[REPO] = {"main": {}}
+    hub.large = ".safetensors"
+    both_have_listed = threading.Barrier(2)
+    listed = []
+
+    def meet(number: int, method: str, path: str) -> None:
+        if path.endswith("/preupload/main") and len(listed) < 2:
+            listed.append(path)
+            both_have_listed.wait(timeout=60)
+
+    hub.fault = meet
+    futures = [push_folder(folder, REPO, run_as_future=True) for folder in (model, other)]
+    commits = [future.result(timeout=60) for future in futures]
+    assert len(listed) == 2
+    assert len(hub.commits[REPO, "main"]) == 2
+    (last,) = (i for i, commit in enumerate(commits) if commit.oid == hub.head(REPO, "main"))
+    files = hub.files[REPO]["main"]
+    pushed = files_to_push((model, other)[last])
+    assert {name: files[name] for name in pushed} == {
+        name: path.read_bytes() for name, path in pushed.items()
+    }
+    weights = {name for name in files if "/" not in name and "safetensors" in name}
+    assert weights == {name for name in pushed if "/" not in name and "safetensors" in name}
+
+
+def test_others_who_never_stop_committing(model: Path, hub: Hub) -> None:
+    with_old_weights(hub)
+
+    def commit_something(number: int, method: str, path: str) -> None:
+        if "/commit/" in path:
+            hub.commit(REPO, "main", {"number.txt": str(number).encode()})
+
+    hub.fault = commit_something
+    with pytest.raises(
+        InputOSError, match="me/model to stay as it is during the push, got others' commits.*push again"
+    ):
+        push_folder(model, REPO)
+    assert hub.files[REPO]["main"].keys() == {"number.txt"}
+
+
+@pytest.mark.parametrize("stop", ["PUT", "/commit/"])
+def test_a_push_that_is_killed_leaves_the_repository_as_it_was(stop: str, model: Path, hub: Hub) -> None:
+    before, local = with_old_weights(hub), contents(model)
+    hub.large = ".safetensors"
+    reached, released = threading.Event(), threading.Event()
+
+    def hold(number: int, method: str, path: str) -> Fault | None:
+        if stop in (method, path) or stop in path:
+            reached.set()
+            released.wait(timeout=60)
+            return Fault()
+        return None
+
+    hub.fault = hold
+    child = os.fork()
+    if child == 0:
+        try:
+            push_folder(model, REPO)
+        finally:
+            os._exit(1)
+    assert reached.wait(timeout=60)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    released.set()
+    assert hub.files[REPO] == {"main": before}
+    assert contents(model) == local
+    hub.fault = lambda *_: None
+    push_folder(model, REPO)
+    assert hub.files[REPO]["main"].keys() == PUSHED | KEPT.keys()
+
+
+def test_a_branch_that_others_have_used_meanwhile_stays(model: Path, hub: Hub) -> None:
+    with_old_weights(hub)
+
+    def use(number: int, method: str, path: str) -> Fault | None:
+        if "/commit/" in path:
+            hub.commit(REPO, "new", {"theirs.txt": b"theirs"})
+            return Fault(403, "no")
+        return None
+
+    hub.fault = use
+    with pytest.raises(InputValueError, match="got 403"):
+        push_folder(model, REPO, revision="new")
+    assert hub.files[REPO]["new"] == {"theirs.txt": b"theirs"}
+
+
+def test_a_file_that_vanishes_during_the_push(model: Path, tmp_path: Path, hub: Hub) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    hub.files[REPO] = {"main": {}}
+    hub.fault = lambda n, method, path: (
+        (folder / "tokenizer.json").unlink() if "/preupload/" in path else None
+    )
+    name = re.escape(str(folder / "tokenizer.json"))
+    with pytest.raises(InputOSError, match=f"expected {name} to be readable, got No such file.*; push again"):
+        push_folder(folder, REPO)
+    assert hub.files[REPO] == {"main": {}}
