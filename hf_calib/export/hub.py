@@ -319,21 +319,28 @@ def _push(
             expected(missing, "be there for a pull request", "nothing of that name", way_out)
         )
     if not has_branch and CARD in files.pushed:  # before anything is made
-        _again(ModelCard(files.pushed[CARD].read_text(encoding="utf-8")).validate)
+        try:
+            _again(ModelCard(files.pushed[CARD].read_text(encoding="utf-8")).validate)
+        except ValueError as error:
+            raise InputValueError(_bad_card(error)) from None
     if there is None:
-        _again(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-        remains.append(f"the new repository {repo_id}")
+        try:
+            _make(lambda: api.create_repo(repo_id, private=private))
+        except errors.HTTPError as error:
+            if _is_lost(error):
+                remains.append(f"perhaps the new repository {repo_id}")
+            raise
         there = _find(api, repo_id, None)
         if there is None:  # the name was taken
-            remains.clear()
             got = "a dataset, a space or something else of that name"
             raise InputValueError(expected(repo_id, "be a model repository", got, "choose another name"))
+        remains.append(f"the new repository {repo_id}")
         has_branch = revision in (None, "main")
     if has_branch:
         return _commit(api, files, repo_id, revision, create_pr, message, announce)
     start, branch = there.sha, str(revision)
-    _again(lambda: api.create_branch(repo_id, branch=branch, revision=start, exist_ok=True))
     try:
+        _make(lambda: api.create_branch(repo_id, branch=branch, revision=start))
         return _commit(api, files, repo_id, revision, create_pr, message, announce)
     except BaseException:
         try:
@@ -341,8 +348,17 @@ def _push(
             if now is not None and now.sha == start:  # nobody else has used it
                 _again(lambda: api.delete_branch(repo_id, branch=branch))
         except Exception:
-            remains.append(f"the new branch {branch}")
+            remains.append(f"perhaps the new branch {branch}")
         raise
+
+
+def _make(request: Callable[[], object]) -> None:
+    """Make a repository or a branch, unless there is one by now."""
+    try:
+        _again(request)
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code != 409:
+            raise
 
 
 def _commit(
@@ -443,6 +459,12 @@ def _status(error: BaseException) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
+def _is_lost(error: BaseException) -> bool:
+    """Whether the Hub may have done what it was asked for, although the request failed."""
+    status = _status(error)
+    return status is None or status >= 500
+
+
 def _path(error: BaseException) -> str:
     """Of the request that failed; "" where that is not known."""
     try:
@@ -465,6 +487,8 @@ def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -
     """What a user is told, without the token; the error itself where it is none that a push should meet."""
     if isinstance(error, InputError):
         return error
+    if isinstance(error, ValueError) and CARD in str(error):
+        return InputValueError(_bad_card(error))
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, (errors.HTTPError, OSError)):
         cause = cause.__cause__  # of the threads that upload
@@ -474,9 +498,8 @@ def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -
         return few([" ".join(str(text).replace(token, "***").split())])
 
     answer = said(getattr(cause, "server_message", None) or (f"error {status}" if status else cause))
-    lost = status is None or status >= 500
-    left = f"; {' and '.join(remains)} stays, without the push" if remains else ""
-    if lost and "/commit/" in _path(cause):
+    left = f"; left there: {' and '.join(remains)}" if remains else ""
+    if _is_lost(cause) and "/commit/" in _path(cause):
         left += "; the push may have arrived, and if so as a whole"
     elif not remains:
         left = "; the repository is as it was"
@@ -524,10 +547,11 @@ def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -
         return told(InputOSError, "the Hub", "be reachable", got, "check the network, then push again")
     if isinstance(cause, OSError) and cause.filename is not None:
         return told(InputOSError, said(cause.filename), "be readable", said(cause.strerror), "push again")
-    if isinstance(cause, ValueError) and "README.md" in str(cause):
-        return told(
-            InputValueError, CARD, "have metadata that the Hub takes", said(cause), "correct its first lines"
-        )
-    if isinstance(cause, (OSError, RuntimeError)):  # of hf_xet
+    if isinstance(error, (OSError, RuntimeError)):  # of hf_xet, or of the threads that upload
         return told(InputOSError, "the files", "be uploaded", said(cause), "push again")
     return error
+
+
+def _bad_card(error: Exception) -> str:
+    got = " ".join(str(error).split())
+    return expected(CARD, "have metadata that the Hub takes", got, "correct its first lines")
