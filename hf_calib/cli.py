@@ -343,6 +343,47 @@ def decide(
 
 
 @app.command()
+def push(
+    folder: Annotated[
+        Path, typer.Argument(help="Of a calibrated model, or the output folder of a training.")
+    ],
+    repo: Annotated[
+        str, typer.Argument(help="On the Hub: owner/name, or name for your own. Made where there is none.")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch; made from main where there is none.", show_default="main")
+    ] = None,
+    no_fold: Annotated[
+        bool, typer.Option("--no-fold", help="Push the folder as it lies, calibrated or not.")
+    ] = False,
+    create_pr: Annotated[
+        bool, typer.Option("--create-pr", help="Open a pull request instead of changing the branch.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Push a calibrated model to the Hub, in one commit. The token is HF_TOKEN, or that of `hf auth login`."""
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import push as command
+
+        pushed = command.push(
+            folder,
+            repo,
+            private=private,
+            revision=revision,
+            no_fold=no_fold,
+            create_pr=create_pr,
+            announce=console.print_removed if as_json else console.print_changes,
+            stages=stages,
+        )
+        console.print_warnings(pushed.notes)
+        if as_json:
+            console.print_json(pushed.to_dict())
+        else:
+            console.print_pushed(pushed)
+
+
+@app.command()
 def report(
     sources: Annotated[
         list[str],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.hub_server import TOKEN, Hub, running_hub
 from tests.helpers.places import GOLDEN, SHARED
 
 # Before torch is imported, and for the processes that tests start too: nothing may reach the network, and the
@@ -34,3 +36,18 @@ def shared_data() -> Path:
     if not data.is_dir():
         pytest.skip(f"real datasets are not on this machine ({data}); set HF_CALIB_SHARED to their folder")
     return data
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub of this test's own, where huggingface_hub goes with a token."""
+    import huggingface_hub.constants
+
+    with running_hub() as server:
+        settings = {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+        for name, value in settings.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+    assert server.unknown == []

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
+    from hf_calib.commands.push import Pushed
+    from hf_calib.export.hub import Changes
     from hf_calib.report import CalibrationReport
     from hf_calib.scaling import PriorEstimate
 
@@ -155,6 +157,24 @@ def print_decided(decided: Decided) -> None:
     rule, *others = decided.section.sentences()
     print_lines([rule.removesuffix(" that this report leaves out.") + f"{calibrated}.", *others])
     print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
+
+
+def print_changes(changes: Changes) -> None:
+    """What is about to be uploaded, and on stderr what is removed or left out."""
+    print_lines([f"Uploading {len(changes.added)} files to {changes.repo_id}: {', '.join(changes.added)}"])
+    print_removed(changes)
+
+
+def print_removed(changes: Changes) -> None:
+    """On stderr, what is about to be removed from a repository, and what is left out."""
+    print_warnings(changes.lines())
+
+
+def print_pushed(pushed: Pushed) -> None:
+    """Where the commit is, and how to use the model."""
+    what = "Pushed" if pushed.pr_url is None else "Opened a pull request"
+    # Not through print_lines: what is to be copied is not wrapped.
+    print("", f"{what}: {pushed.pr_url or pushed.url}", "", *pushed.usage, sep="\n")
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

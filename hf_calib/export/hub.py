@@ -148,9 +148,8 @@ def push_folder(
         after 1, 2 and 4 seconds where the Hub is busy, fails or cannot be reached, or after what its Retry-After
         says. Those that upload files are repeated by huggingface_hub.
     """
+    secret = check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
-    _check_names(repo_id, revision)
-    secret = _checked_token(token)
     api = HfApi(token=secret)
 
     def push() -> CommitInfo:
@@ -262,7 +261,12 @@ def _weights_of(pushed: dict[str, Path]) -> list[str]:
     return [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
 
 
-def _check_names(repo_id: str, revision: str | None) -> None:
+def check_destination(repo_id: str, revision: str | None, token: str | None = None) -> str:
+    """Raise for names and a token that cannot be; return the token.
+
+    Raises:
+        ValueError: then, or where there is no token.
+    """
     way_out = "name a model on the Hub as owner/name, without an address or a type before it"
     try:
         validate_repo_id(repo_id)
@@ -272,17 +276,13 @@ def _check_names(repo_id: str, revision: str | None) -> None:
         raise InputValueError(
             expected("revision", "be the name of a branch", repr(revision), "None or no --revision is main")
         )
-
-
-def _checked_token(token: str | None) -> str:
-    """A token that can stand in a header; messages of what refuses it there would quote it."""
     try:
         found = (token or get_token() or "").strip()
     except errors.OIDCError as error:
         raise InputValueError(expected("the token", "be given", f"none ({error})", _NEW_TOKEN)) from None
     if not found:
         raise InputValueError(expected("a token", "be given for the push", "none", _NEW_TOKEN))
-    if not re.fullmatch(r"[!-~]+", found):
+    if not re.fullmatch(r"[!-~]+", found):  # it cannot stand in a header, and the error there would quote it
         got = "one with spaces, line breaks or letters with accents"
         raise InputValueError(expected("the token", "be of plain letters and digits", got, _NEW_TOKEN))
     return found
@@ -330,11 +330,11 @@ def _push(
             if _is_lost(error):
                 remains.append(f"perhaps the new repository {repo_id}")
             raise
+        remains.append(f"the new repository {repo_id}")
         there = _find(api, repo_id, None)
         if there is None:  # the name was taken
             got = "a dataset, a space or something else of that name"
             raise InputValueError(expected(repo_id, "be a model repository", got, "choose another name"))
-        remains.append(f"the new repository {repo_id}")
         has_branch = revision in (None, "main")
     if has_branch:
         return _commit(api, files, repo_id, revision, create_pr, message, announce)
@@ -419,16 +419,17 @@ def _find(api: HfApi, repo_id: str, revision: str | None) -> Any:
         return None
 
 
+def is_weights(name: str) -> bool:
+    """Whether a file of this name in the root is loaded as weights, or says which are."""
+    return "/" not in name and any(fnmatch(name, form) for form in _LOADED_TOO)
+
+
 def _in_the_way(head: Any, pushed: dict[str, Path]) -> tuple[str, ...]:
     """Weights in the root that would be loaded in place of the pushed ones."""
-    # Adapters alone are found before the weights of a whole model.
-    forms = _LOADED_TOO if WEIGHTS in pushed or _INDEX in pushed else ("adapter_model.*",)
-    names = (each.rfilename for each in head.siblings or ())
-    return tuple(
-        sorted(
-            n for n in names if n not in pushed and "/" not in n and any(fnmatch(n, form) for form in forms)
-        )
-    )
+    others = {each.rfilename for each in head.siblings or () if is_weights(each.rfilename)} - pushed.keys()
+    if WEIGHTS not in pushed and _INDEX not in pushed:  # adapters, which are found before whole models
+        others = {name for name in others if name.startswith("adapter_")}
+    return tuple(sorted(others))
 
 
 # ---- Failures ----

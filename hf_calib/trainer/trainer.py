@@ -21,7 +21,7 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
-from hf_calib._errors import InputOSError, InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
 from hf_calib.export.model_card import add_calibration_section
@@ -941,8 +941,9 @@ class CalibrationTrainer(Trainer):
             The commit, or a future of it where `blocking` is off; None on all processes but the first.
 
         Raises:
-            ValueError: on all processes, if the Hub refuses the push; or for create_pr without a map.
-            OSError: on all processes, if the model cannot be saved or the Hub cannot be reached.
+            ValueError: if the Hub refuses the push; or for create_pr without a map.
+            OSError: if the model cannot be saved, or the Hub cannot be reached.
+            RuntimeError: on the other processes then.
         """
         if self.calibration_map is None:
             if create_pr:
@@ -994,7 +995,7 @@ class CalibrationTrainer(Trainer):
             raise failed
         for reason in reasons:
             if reason is not None:
-                raise InputOSError(f"another process failed: {reason}")
+                raise RuntimeError(f"It failed on another process: {reason}")
         return done
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

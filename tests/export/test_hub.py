@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -23,13 +23,9 @@ from hf_calib._errors import InputOSError, InputValueError
 from hf_calib.export import push_folder, save_folded
 from hf_calib.export.hub import Changes, files_to_push
 from hf_calib.scaling import TemperatureScaling
-from tests.helpers.hub_server import Fault, Hub, running_hub
+from tests.helpers.hub_server import TOKEN, Fault, Hub
 from tests.helpers.tiny import tiny_bert, tokenizer
 
-# huggingface_hub 2.4 uploads large files by an argument of httpx that is deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-TOKEN = "hf_madeUpForThisTest"
 REPO = "me/model"
 Snapshot = dict[str, bytes]
 
@@ -58,18 +54,6 @@ PUSHED = {
     *("calibration/report.json", "config.json", "decisions.json", "model.safetensors"),
     *("tokenizer.json", "tokenizer_config.json"),
 }
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as server:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.address)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        yield server
-    assert server.unknown == []
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,15 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.torch import load as load_safetensors
 
+from hf_calib._errors import InputValueError
+from hf_calib.export.hub import LOSS_STATE_NAME
 from hf_calib.export.model_card import add_calibration_section, calibration_section
-from tests.helpers.hub_server import Hub, running_hub
+from hf_calib.losses import make_loss
+from hf_calib.trainer.checkpoint import load_loss_state
+from tests.helpers.hub_server import TOKEN, Fault, Hub, running_hub
 from tests.helpers.push_and_load import BRANCH, WEIGHTS_BEFORE
 from tests.helpers.tiny import tiny_trainer
-
-TOKEN = "hf_madeUpForThisTest"
+from tests.helpers.trained import trained
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,14 @@ def test_what_is_uploaded(name: str, pushed: Any) -> None:
     assert not list((folder / name).glob("adapter_*"))
 
 
+@pytest.mark.parametrize("name", ["plain", "adapters", "branch"])
+def test_the_push_at_the_end_is_one_commit(name: str, pushed: Any) -> None:
+    hub, _, _, _ = pushed
+    messages = hub.commits[f"me/{name}", BRANCH if name == "branch" else "main"]
+    at_the_end = [each for each in messages if not each.startswith(("Training in progress", "Upload"))]
+    assert at_the_end == ["Model save", "End of training"][name != "adapters" :]
+
+
 def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed: Any) -> None:
     hub, _, found, _ = pushed
     branches = hub.files["me/branch"]
@@ -118,6 +129,47 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     assert "optimistic" not in section
     adapters = ModelCard(hub.files["me/adapters"]["main"]["README.md"].decode())
     assert adapters.data.library_name == "transformers"
+
+
+def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub) -> None:
+    trainer = trained(tmp_path / "model", loss="adafocal")
+    future = trainer.push_to_hub(blocking=False, private=True, revision="tried", commit_message="Tried")
+    assert future.result(timeout=60).oid == hub.head("me/model", "tried")
+    assert hub.created[0]["visibility"] == "private"
+    assert hub.commits["me/model", "tried"] == ["Tried"]
+    assert trainer.push_to_hub(create_pr=True).pr_revision == "refs/pr/1"
+    files = hub.files["me/model"]["refs/pr/1"]
+    assert hub.files["me/model"]["main"].keys() == {".gitattributes"}
+    assert LOSS_STATE_NAME not in files
+    table = load_safetensors(files["calibration/loss.safetensors"])
+    assert table["gammas"].tolist() == trainer.calibration_loss.gammas.tolist()
+    downloaded = tmp_path / "downloaded"
+    (downloaded / "calibration").mkdir(parents=True)
+    (downloaded / "calibration" / "loss.safetensors").write_bytes(files["calibration/loss.safetensors"])
+    loss = make_loss("adafocal", **trainer.calibration_loss.hyperparameters)
+    load_loss_state(loss, downloaded)
+    assert loss.gammas.tolist() == trainer.calibration_loss.gammas.tolist()
+
+
+def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> None:
+    trainer = tiny_trainer(tmp_path / "model", temperature_criterion="none")
+    trainer.train()
+    with pytest.raises(
+        InputValueError, match=r"the calibration map to be fitted for create_pr, got none; train with"
+    ):
+        trainer.push_to_hub(create_pr=True)
+    assert hub.requests == []
+    trainer.push_to_hub()
+    assert hub.files["me/model"]["main"].keys() >= {"model.safetensors", "training_args.bin", "README.md"}
+
+
+def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path, hub: Hub) -> None:
+    trainer = trained(tmp_path / "model")
+    hub.refused[TOKEN] = Fault(401, "Invalid credentials in Authorization header")
+    with pytest.raises(InputValueError, match="expected the token to be valid"):
+        trainer.push_to_hub()
+    assert hub.files == {}
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]["folded"] is True
 
 
 # ---- The card alone ----

@@ -31,7 +31,7 @@ def _join_and_work(rank: int, work: Callable[[int, Path], None], folder: Path) -
 
 def launch(*command: str) -> None:
     """Run `python -m command` in an environment for tests."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_x"}
     done = subprocess.run(
         [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -12,6 +12,7 @@ from threading import RLock, Thread
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+TOKEN = "hf_madeUpForThisTest"
 Files = dict[str, bytes]
 
 

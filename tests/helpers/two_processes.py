@@ -88,6 +88,13 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     trainer.fit_temperature()
     found["log"] = [_without_times(entry) for entry in trainer.state.log_history]
     trainer.save_calibrated_model(folder / "calibrated")
+    found["not pushed"] = ""
+    (folder / "a file").touch()
+    for refused in (trainer.push_to_hub, partial(trainer.save_calibrated_model, folder / "a file")):
+        try:
+            refused()
+        except Exception as error:
+            found["not pushed"] += f"{type(error).__name__}: {error}\n"
     found["cross-calibrated"] = [cross_calibrated(folder / "cross", GLOBAL_BATCH // 2) for _ in range(2)]
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
     reported_training.calibration_report = partial(calibration_report, n_resamples=10)

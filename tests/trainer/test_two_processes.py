@@ -151,6 +151,18 @@ def test_both_processes_have_the_map_that_the_first_one_fitted(evaluations: list
     ]
 
 
+def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting(
+    evaluations: list[dict[str, Any]],
+) -> None:
+    first, second = (found["not pushed"].splitlines() for found in evaluations)
+    assert first[0].startswith(
+        "InputOSError: expected the Hub to be reachable, got offline mode; unset HF_HUB_OFFLINE"
+    )
+    assert first[1].startswith("InputValueError: expected output to be a folder, got the file")
+    for ours, theirs in zip(first, second, strict=True):
+        assert theirs == f"RuntimeError: It failed on another process: {ours.split(': ', 1)[1]}"
+
+
 def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = (found["cross-calibrated"] for found in evaluations)
     assert first == second

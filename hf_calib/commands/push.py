@@ -1,0 +1,257 @@
+"""`hf-calib push`: a calibrated model's folder on the Hub, folded first where it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import CommitInfo, ModelCard
+from safetensors import SafetensorError
+
+from hf_calib._errors import InputValueError, expected, few
+from hf_calib._files import whole_folder
+from hf_calib.commands.evaluate import Stages, in_silence
+from hf_calib.export.hub import (
+    CARD,
+    CONFIG,
+    Changes,
+    check_destination,
+    files_to_push,
+    is_weights,
+    log_changes,
+    push_folder,
+)
+from hf_calib.export.saving import standalone_copy, write_folded
+from hf_calib.scaling.methods import FOLDABLE_SCALERS
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, map_title
+
+_DECISIONS = "decisions.json"
+# What transformers loads a model with, and serves it as, by the end of its class's name.
+_TASKS = {
+    "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
+    "ForTokenClassification": "token-classification",
+}
+_EXAMPLES = {"image-classification": "picture.png"}
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The outcome of `push`.
+
+    Args:
+        repo_id: the repository, with its owner.
+        revision: the branch or the pull request's; None is main.
+        url: of the commit.
+        pr_url: of the pull request, if one was opened.
+        uploaded: paths in the repository.
+        removed: weights that would have been loaded in place of the uploaded ones.
+        left_out: pickles.
+        folded: whether the map is in the uploaded weights.
+        notes: warnings.
+        usage: three lines of Python.
+    """
+
+    repo_id: str
+    revision: str | None
+    url: str
+    pr_url: str | None
+    uploaded: tuple[str, ...]
+    removed: tuple[str, ...]
+    left_out: tuple[str, ...]
+    folded: bool
+    notes: tuple[str, ...]
+    usage: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
+        }
+
+
+def push(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    no_fold: bool = False,
+    create_pr: bool = False,
+    announce: Callable[[Changes], None] = log_changes,
+    stages: Stages = in_silence,
+) -> Pushed:
+    """Push a model's folder to the Hub in one commit, with its card.
+
+    A folded model is pushed as it is. One that is not, beside a calibration.json (the output folder of a training),
+    is folded first, in a temporary folder. A map that does not fold is pushed beside the model.
+
+    Args:
+        folder: of a classifier of texts, images or tokens.
+        repo_id: "owner/name", or "name" for the owner of the token.
+        private: make a new repository private.
+        revision: the branch, made from main where there is none; None is main.
+        no_fold: push what lies in the folder, calibrated or not.
+        create_pr: open a pull request instead of changing the branch.
+        announce: called with what will be uploaded and removed, before it is.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if the folder holds no calibrated model, or adapters that are not merged, unless no_fold; if the
+            Hub refuses the push.
+        OSError: if a file cannot be read or written, or the Hub cannot be reached.
+    """
+    check_destination(repo_id, revision)
+    config = _read_json(folder / CONFIG)
+    record = _read_json(folder / MAP_NAME)
+    folded = bool((config.get("calibration") or {}).get("folded"))
+    method = record.get("method")
+    notes = []
+    if (folder / "adapter_config.json").is_file():
+        if not no_fold:
+            way_out = (
+                "merge them (save_calibrated_model, or merge_and_unload and hf-calib calibrate), or --no-fold"
+            )
+            raise InputValueError(expected(str(folder), "hold a whole model", "adapters", way_out))
+        notes.append(
+            f"{folder} holds adapters. They are pushed without their base model, and not calibrated."
+        )
+    elif not (folded or record):
+        if not no_fold and (folder / CONFIG).is_file():
+            way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
+            raise InputValueError(expected(str(folder), "hold a calibrated model", f"no {MAP_NAME}", way_out))
+        notes.append(f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated.")
+    is_foldable = method in FOLDABLE_SCALERS
+    if not folded and record and not is_foldable:
+        notes.append(
+            f"{map_title(str(method))} does not fold into the head. A plain transformers pipeline is not "
+            "calibrated; hf_calib.pipeline is."
+        )
+    elif not folded and record and no_fold:
+        notes.append(
+            f"The map in {MAP_NAME} is not in the weights. A plain transformers pipeline is not calibrated; push "
+            "without --no-fold for that."
+        )
+    with ExitStack() as stack:
+        source = folder
+        if not folded and is_foldable and not no_fold:
+            stages(f"folding {map_title(str(method))} into the head")
+            source = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.resolve().name
+            _write_folded(folder, source, config)
+            folded = True
+        if folded or record:
+            _write_card(source, repo_id)
+        _note_other_rule(source, notes)
+        announced: list[Changes] = []
+
+        def remember(changes: Changes) -> None:
+            announced.append(changes)
+            announce(changes)
+
+        stages(f"pushing to {repo_id}")
+        commit = push_folder(
+            source,
+            repo_id,
+            private=private or None,
+            revision=revision,
+            create_pr=create_pr,
+            message="Push a calibrated model" if folded or record else "Push a model",
+            announce=remember,
+        )
+    assert isinstance(commit, CommitInfo)
+    changes = announced[-1]
+    revision = commit.pr_revision or revision
+    uses_ours = bool(record) and not folded and not is_foldable
+    return Pushed(
+        changes.repo_id,
+        revision,
+        commit.commit_url,
+        commit.pr_url,
+        changes.added,
+        changes.removed,
+        changes.left_out,
+        folded,
+        tuple(notes),
+        _usage(changes.repo_id, revision, _task(config), uses_ours),
+    )
+
+
+def _write_folded(folder: Path, target: Path, config: dict[str, Any]) -> None:
+    """A new folder with the model of the first one, its map folded in, and all else that is pushed of it."""
+    task = _task(config)
+    if task is None or "auto_map" in config:
+        got = "code of its own" if "auto_map" in config else few(config.get("architectures") or ["none"])
+        way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
+        known = few([f"...{end}" for end in _TASKS])
+        raise InputValueError(expected(str(folder), f"hold a classifier ({known})", got, way_out))
+    saved = load_map(folder)
+    loader = getattr(transformers, f"AutoModel{next(end for end, name in _TASKS.items() if name == task)}")
+    try:
+        model, report = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        got = f"one that cannot be loaded ({' '.join(str(error).split())})"
+        way_out = "save it again, or name another folder"
+        raise InputValueError(expected(str(folder), "hold a whole model", got, way_out)) from error
+    if report["missing_keys"]:
+        got = f"no {few(sorted(report['missing_keys']))}"
+        raise InputValueError(expected(str(folder), "hold a fine-tuned classifier", got, "train it first"))
+    with whole_folder(target) as made:
+        write_folded(
+            standalone_copy(model), saved.scaler, made, batch=None, processing_class=None, about=saved.about
+        )
+        for name, path in files_to_push(folder).items():
+            new = made / name
+            if not new.exists() and not is_weights(name):
+                new.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, new)
+
+
+def _write_card(folder: Path, repo_id: str) -> None:
+    from hf_calib.export.model_card import add_calibration_section
+
+    if not (folder / CARD).is_file():
+        ModelCard(f"# {repo_id.split('/')[-1]}\n").save(folder / CARD)
+    record = _read_json(folder / CONFIG).get("calibration") or _read_json(folder / MAP_NAME)
+    add_calibration_section(folder, record, None)
+
+
+def _note_other_rule(folder: Path, notes: list[str]) -> None:
+    """Say it where decisions.json is about other weights than those that are pushed."""
+    of_rule, of_weights = (_read_json(folder / name).get("fingerprint") for name in (_DECISIONS, MAP_NAME))
+    if of_rule and of_weights and of_rule != of_weights:
+        notes.append(
+            f"{_DECISIONS} was fitted on the probabilities of other weights. Its promise does not hold for these. "
+            "Fit it again with hf-calib decide."
+        )
+
+
+def _task(config: dict[str, Any]) -> str | None:
+    names = config.get("architectures") or [""]
+    return next((task for end, task in _TASKS.items() if str(names[0]).endswith(end)), None)
+
+
+def _usage(repo_id: str, revision: str | None, task: str | None, uses_ours: bool) -> tuple[str, ...]:
+    options = f', revision="{revision}"' if revision else ""
+    first = f"from {'hf_calib' if uses_ours else 'transformers'} import pipeline"
+    call = f'pipeline("{task or "text-classification"}", model="{repo_id}"{options})'
+    return first, f"classify = {call}", f'print(classify("{_EXAMPLES.get(task or "", "some text")}"))'
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object from a file; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        way_out = "save it again"
+        raise InputValueError(expected(str(path), "be readable JSON", f"{error}", way_out)) from error
+    return found if isinstance(found, dict) else {}
