@@ -44,7 +44,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     import huggingface_hub.constants
 
     with running_hub() as server:
-        settings = {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+        settings: dict[str, object] = {
+            "ENDPOINT": server.address,
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }
+        settings["HUGGINGFACE_CO_URL_TEMPLATE"] = (
+            f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
         for name, value in settings.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import snapshot_download
+from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
+from hf_calib.commands import evaluate
 from hf_calib.commands.push import push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
 from hf_calib.metrics import brier_score, expected_calibration_error, negative_log_likelihood
+from hf_calib.report import CalibrationReport
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.interrupted_saving import in_a_fork
@@ -62,8 +66,13 @@ def served(folder: Path, requests: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(tmp_path: Path, hub: Hub) -> None:
+def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the output folders of trainings; and the report's figures, from a model that `calibrate` has written."""
+    monkeypatch.setattr(evaluate, "calibration_report", partial(evaluate.calibration_report, n_resamples=20))
+    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
     words = trained(tmp_path / "words")
     (tmp_path / "images").mkdir()
     pictures, (_, paths) = images_trainer(tmp_path / "images")
@@ -82,7 +91,7 @@ def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(tmp_p
         assert contents(folder) == before
         assert pushed["folded"] is True
         assert pushed["usage"][1] == f'classify = pipeline("{task}", model="me/{name}")'
-        snapshot_download(f"me/{name}", local_dir=down / name, token=TOKEN, endpoint=hub.address)
+        snapshot_download(f"me/{name}", local_dir=down / name, token=TOKEN)
         trainer.save_calibrated_model(tmp_path / f"local {name}")
         assert (down / name / "model.safetensors").read_bytes() == (
             tmp_path / f"local {name}" / "model.safetensors"
@@ -92,7 +101,7 @@ def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(tmp_p
         )
         requests[name] = [task, inputs]
     called_for_json(tmp_path / "calibrated", "calibrated")
-    snapshot_download("me/calibrated", local_dir=down / "calibrated", token=TOKEN, endpoint=hub.address)
+    snapshot_download("me/calibrated", local_dir=down / "calibrated", token=TOKEN)
     answers = served(down, requests)
 
     for trainer, name in ((words, "words"), (pictures, "images")):
@@ -220,7 +229,7 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub
 def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None:
     record = json.loads((folded / "calibration.json").read_text())
     (folded / "calibration.json").write_text(json.dumps({**record, "fingerprint": "a" * 64}))
-    Decisions(CostRule(1 - np.eye(4)), NAMES).save(folded)
+    Decisions(CostRule(1 - np.eye(4)), tuple(f"LABEL_{i}" for i in range(4))).save(folded)
     rule = json.loads((folded / "decisions.json").read_text())
     (folded / "decisions.json").write_text(json.dumps({**rule, "fingerprint": "b" * 64}))
     assert (
