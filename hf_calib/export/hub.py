@@ -25,7 +25,7 @@ from huggingface_hub import (
     errors,
     get_token,
 )
-from huggingface_hub.utils import parse_ratelimit_headers, validate_repo_id
+from huggingface_hub.utils import get_session, hf_raise_for_status, parse_ratelimit_headers, validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from hf_calib._errors import InputError, InputOSError, InputValueError, expected, few
@@ -319,10 +319,7 @@ def _push(
             expected(missing, "be there for a pull request", "nothing of that name", way_out)
         )
     if not has_branch and CARD in files.pushed:  # before anything is made
-        try:
-            _again(ModelCard(files.pushed[CARD].read_text(encoding="utf-8")).validate)
-        except ValueError as error:
-            raise InputValueError(_bad_card(error)) from None
+        _again(partial(_check_card, api, files.pushed[CARD].read_text(encoding="utf-8")))
     if there is None:
         try:
             _make(lambda: api.create_repo(repo_id, private=private))
@@ -350,6 +347,17 @@ def _push(
         except Exception:
             remains.append(f"perhaps the new branch {branch}")
         raise
+
+
+def _check_card(api: HfApi, card: str) -> None:
+    """Raise for metadata that the Hub would refuse in a commit."""
+    # Not by ModelCard.validate: before huggingface_hub 2 it asks huggingface.co, wherever the endpoint is.
+    content = {"repoType": "model", "content": card}
+    response = get_session().post(f"{api.endpoint}/api/validate-yaml", json=content)
+    if response.status_code == 400:
+        found = [str(each.get("message")) for each in response.json().get("errors", [])]
+        raise InputValueError(_bad_card(few(found)))
+    hf_raise_for_status(response)
 
 
 def _make(request: Callable[[], object]) -> None:
@@ -553,6 +561,6 @@ def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -
     return error
 
 
-def _bad_card(error: Exception) -> str:
-    got = " ".join(str(error).split())
+def _bad_card(reason: object) -> str:
+    got = " ".join(str(reason).split())
     return expected(CARD, "have metadata that the Hub takes", got, "correct its first lines")
