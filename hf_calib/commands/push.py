@@ -31,7 +31,7 @@ from hf_calib.export.hub import (
 )
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, load_map, map_title
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title
 
 _DECISIONS = "decisions.json"
 # What transformers loads a model with, and serves it as, by the end of its class's name.
@@ -129,23 +129,24 @@ def push(
             way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
             raise InputValueError(expected(str(folder), "hold a calibrated model", f"no {MAP_NAME}", way_out))
         notes.append(f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated.")
+    saved = load_map(folder) if record and not folded else None
     is_foldable = method in FOLDABLE_SCALERS
-    if not folded and record and not is_foldable:
+    if saved is not None and not is_foldable:
         notes.append(
             f"{map_title(str(method))} does not fold into the head. A plain transformers pipeline is not "
             "calibrated; hf_calib.pipeline is."
         )
-    elif not folded and record and no_fold:
+    elif saved is not None and no_fold:
         notes.append(
-            f"The map in {MAP_NAME} is not in the weights. A plain transformers pipeline is not calibrated; push "
-            "without --no-fold for that."
+            f"The map in {MAP_NAME} is not in the weights. A plain transformers pipeline is not calibrated; "
+            "hf_calib.pipeline is. Push without --no-fold to fold it in."
         )
     with ExitStack() as stack:
         source = folder
-        if not folded and is_foldable and not no_fold:
+        if saved is not None and is_foldable and not no_fold:
             stages(f"folding {map_title(str(method))} into the head")
             source = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.resolve().name
-            _write_folded(folder, source, config)
+            _write_folded(folder, source, config, saved)
             folded = True
         if folded or record:
             _write_card(source, repo_id)
@@ -169,7 +170,7 @@ def push(
     assert isinstance(commit, CommitInfo)
     changes = announced[-1]
     revision = commit.pr_revision or revision
-    uses_ours = bool(record) and not folded and not is_foldable
+    uses_ours = saved is not None and not folded
     return Pushed(
         changes.repo_id,
         revision,
@@ -184,7 +185,7 @@ def push(
     )
 
 
-def _write_folded(folder: Path, target: Path, config: dict[str, Any]) -> None:
+def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: SavedMap) -> None:
     """A new folder with the model of the first one, its map folded in, and all else that is pushed of it."""
     task = _task(config)
     if task is None or "auto_map" in config:
@@ -192,7 +193,6 @@ def _write_folded(folder: Path, target: Path, config: dict[str, Any]) -> None:
         way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
         known = few([f"...{end}" for end in _TASKS])
         raise InputValueError(expected(str(folder), f"hold a classifier ({known})", got, way_out))
-    saved = load_map(folder)
     loader = getattr(transformers, f"AutoModel{next(end for end, name in _TASKS.items() if name == task)}")
     try:
         model, report = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)

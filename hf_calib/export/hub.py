@@ -508,7 +508,7 @@ def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -
 
     answer = said(getattr(cause, "server_message", None) or (f"error {status}" if status else cause))
     left = f"; left there: {' and '.join(remains)}" if remains else ""
-    if _is_lost(cause) and "/commit/" in _path(cause):
+    if isinstance(cause, json.JSONDecodeError) or (_is_lost(cause) and "/commit/" in _path(cause)):
         left += "; the push may have arrived, and if so as a whole"
     elif not remains:
         left = "; the repository is as it was"

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
+from hf_calib import pipeline
 from hf_calib.cli import app
 from hf_calib.commands import evaluate
 from hf_calib.commands.push import push
@@ -29,7 +30,7 @@ from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
 from hf_calib.metrics import brier_score, expected_calibration_error, negative_log_likelihood
 from hf_calib.report import CalibrationReport
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.interrupted_saving import in_a_fork
 from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
@@ -213,17 +214,24 @@ def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
     assert "calibration.json" in hub.files["me/model"]["main"]  # it was there before
 
 
-def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub: Hub) -> None:
-    (unfolded / "calibration.json").write_text(json.dumps({"method": "spline"}))
-    (unfolded / "calibration").mkdir()
-    shutil.copy(unfolded / "model.safetensors", unfolded / "calibration" / "scaler.safetensors")
+def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, tmp_path: Path, hub: Hub) -> None:
+    rows = sequences(tiny_bert(), 60)
+    ids, labels = torch.tensor(rows["input_ids"]), np.array(rows["label"])
+    with torch.no_grad():
+        logits = tiny_bert().eval()(input_ids=ids).logits.numpy()
+    scaler = IsotonicScaling().fit(logits, labels)
+    scaler.save_pretrained(unfolded)
     pushed = called_for_json(unfolded, "me/model")
     assert pushed["notes"] == [
-        "spline scaling does not fold into the head. A plain transformers pipeline is not calibrated; "
+        "isotonic scaling does not fold into the head. A plain transformers pipeline is not calibrated; "
         "hf_calib.pipeline is."
     ]
     assert pushed["usage"][0] == "from hf_calib import pipeline"
     assert "calibration/scaler.safetensors" in hub.files["me/model"]["main"]
+    snapshot_download("me/model", local_dir=tmp_path / "down", token=TOKEN)
+    scores = pipeline("text-classification", str(tmp_path / "down"), top_k=1)([text_of(row) for row in ids.tolist()])
+    best = scaler.predict_proba(logits).max(axis=1)
+    np.testing.assert_allclose([each[0]["score"] for each in scores], best, atol=1e-5)
 
 
 def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None:
