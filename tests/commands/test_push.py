@@ -170,7 +170,7 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert said.startswith(
-        "Uploading 6 files to me/model: README.md, calibration.json, config.json, model.safet"
+        "Uploading 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
     )
     assert f"Pushed: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
     assert result.stdout.endswith(

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_folded(tiny_bert(), scaler, folder, batch=None, processing_class=tokenizer())
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Card\n")
     (folder / "decisions.json").write_text("{}")
-    (folder / "calibration" / "figures").mkdir(parents=True)
+    (folder / "calibration" / "figures").mkdir()
     (folder / "calibration" / "report.json").write_text("{}")
     (folder / "calibration" / "figures" / "reliability.png").write_bytes(b"\x89PNG")
     (folder / "calibration_loss.safetensors").write_bytes(b"gammas")
@@ -51,6 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PUSHED = {
     *("README.md", "calibration.json", "calibration/figures/reliability.png", "calibration/loss.safetensors"),
+    "calibration/head.safetensors",
     *("calibration/report.json", "config.json", "decisions.json", "model.safetensors"),
     *("tokenizer.json", "tokenizer_config.json"),
 }
@@ -108,7 +109,7 @@ def test_a_new_repository_holds_the_folder(large: str | None, model: Path, hub: 
     assert {path for method, path, _ in hub.requests if method == "PUT"} == {
         f"/objects/{oid}" for oid in hub.objects
     }
-    assert len(hub.objects) == (2 if large else 0)
+    assert len(hub.objects) == (3 if large else 0)
 
 
 def test_one_commit_replaces_the_old_weights_and_keeps_the_rest(
