@@ -18,12 +18,11 @@ from safetensors import SafetensorError
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
+from hf_calib._hub import CARD, check_destination
 from hf_calib.commands.evaluate import Stages, in_silence
 from hf_calib.export.hub import (
-    CARD,
     CONFIG,
     Changes,
-    check_destination,
     files_to_push,
     is_weights,
     log_changes,

@@ -55,30 +55,25 @@ def push(
     repo_id: str,
     *,
     revision: str | None,
-    token: str | bool | None,
+    token: str | None,
     private: bool | None,
     create_pr: bool,
 ) -> CommitInfo:
     """Add a fitted scaler to a repository, in one commit."""
-    from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from hf_calib._hub import push_files
 
     with tempfile.TemporaryDirectory() as folder:
         scaler.save_pretrained(folder)
-        files = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
-        operations = [
-            CommitOperationAdd(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files
-        ]
-    api = HfApi(token=token)
-    try:
-        repo_id = api.create_repo(repo_id, private=private).repo_id
-    except HfHubHTTPError:  # it is there, where a token may be allowed to write, and not to create
-        if not api.repo_exists(repo_id):
-            raise
-    return api.create_commit(
-        repo_id,
-        operations,
-        commit_message=f"Add {type(scaler).__name__}",
-        revision=revision,
-        create_pr=create_pr,
-    )
+        files = {
+            path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()
+        }
+        pushed: Any = push_files(
+            files,
+            repo_id,
+            revision=revision,
+            token=token,
+            private=private,
+            create_pr=create_pr,
+            message=f"Add {type(scaler).__name__}",
+        )
+    return pushed

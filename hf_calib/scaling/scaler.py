@@ -101,7 +101,7 @@ class Scaler(BaseEstimator):
         repo_id: str,
         *,
         revision: str | None = None,
-        token: str | bool | None = None,
+        token: str | None = None,
         private: bool | None = None,
         create_pr: bool = False,
     ) -> CommitInfo:
