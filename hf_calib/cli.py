@@ -25,6 +25,13 @@ class Criterion(str, Enum):
     adaptive_ece = "adaptive_ece"
 
 
+class Format(str, Enum):
+    """What a model is exported to."""
+
+    onnx = "onnx"
+    torch = "torch"
+
+
 class SetMethod(str, Enum):
     """How prediction sets are made; see `hf_calib.decisions.PredictionSets`."""
 
@@ -381,6 +388,80 @@ def push(
             console.print_json(pushed.to_dict())
         else:
             console.print_pushed(pushed)
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A classifier of texts, tokens or images, on the Hub or in a folder."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new folder, for the program and what goes with it.")
+    ],
+    form: Annotated[
+        Format, typer.Option("--format", help="An ONNX graph, or an ExportedProgram of torch.export.")
+    ] = Format.onnx,
+    quantize: Annotated[
+        bool,
+        typer.Option(
+            "--quantize",
+            help="ONNX in 8 bits (dynamic), with a map fitted on the quantised model's own logits; needs labels.",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Texts to check the export on, beside synthetic ones; to quantise, labelled ones to fit the map on."
+        ),
+    ] = None,
+    config_name: ConfigName = None,
+    split: Annotated[
+        str, typer.Option(help="Split of a Hub dataset or folder; not the training split.")
+    ] = "validation",
+    test_data: Annotated[
+        str | None,
+        typer.Option(
+            help="To quantise: other labelled rows to compare on. Without them, half of the data is held out for that."
+        ),
+    ] = None,
+    test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    class_names: ClassNames = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 32,
+    n_bins: Bins = 15,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing the half to fit on.")] = 0,
+    trust_remote_code: Remote = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import export as command
+        from hf_calib.commands.evaluate import LabelledTexts
+
+        names = class_names.split(",") if class_names else None
+        reading = (text_column, label_column, names, max_length, batch_size)
+        rows = None if data is None else LabelledTexts(data, config_name, split, *reading)
+        test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
+        command.check_options(form.value, quantize=quantize, data=data, test_data=test_data)
+        running: dict[str, Any] = {"trust_remote_code": trust_remote_code, "stages": stages}
+        with console.progress() as progress:
+            if rows is not None and quantize:
+                done = command.export_quantized(
+                    model, rows, output, test=test, n_bins=n_bins, seed=seed, progress=progress, **running
+                )
+            else:
+                done = command.export_model(model, output, form=form.value, rows=rows, **running)
+        console.print_warnings(done.notes)
+        if as_json:
+            console.print_json({**done.to_dict(), "output": str(output)})
+        else:
+            console.print_exported(done)
+            console.print_written(output)
 
 
 @app.command()

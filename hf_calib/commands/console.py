@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
+    from hf_calib.commands.export import Exported
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
     from hf_calib.report import CalibrationReport
@@ -175,6 +176,24 @@ def print_pushed(pushed: Pushed) -> None:
     what = "Pushed" if pushed.pr_url is None else "Opened a pull request"
     # Not through print_lines: what is to be copied is not wrapped.
     print("", f"{what}: {pushed.pr_url or pushed.url}", "", *pushed.usage, sep="\n")
+
+
+def print_exported(done: Exported) -> None:
+    """The comparison of a quantised model, and what the program was checked on."""
+    if done.comparison is not None:
+        print_table(
+            "Calibration in float, and in 8 bits before and after a map of its own", *done.comparison.table()
+        )
+        print_lines([f"Measured on {done.held_out}, with 95% intervals.", ""])
+    wanted = "model's" if done.comparison is None else "mapped 8-bit logits'"
+    checked = (
+        f"{done.n_rows:,} predictions in batches of several sizes, largest difference {done.difference:.1g}"
+    )
+    lines = [
+        f"{done.program} ({done.n_bytes / 1e6:,.1f} MB) gives the {wanted} probabilities ({checked}).",
+        done.calibration,
+    ]
+    print_lines([line for line in lines if line is not None])
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -93,6 +93,13 @@ class Comparison:
         panels = {name: _examples_of(column["bins"]) for name, column in self.columns.items()}
         return reliability_diagram(panels, n_bins=n_bins.pop())
 
+    def write(self, folder: Path, figure: Figure) -> None:
+        """Write comparison.md, comparison.json and comparison.png into a folder."""
+        record = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        (folder / "comparison.json").write_text(record + "\n", encoding="utf-8")
+        (folder / "comparison.md").write_text(self.to_markdown(), encoding="utf-8")
+        save_figure(figure, folder / "comparison.png")
+
 
 def compare_reports(
     sources: Sequence[str],
@@ -128,10 +135,7 @@ def compare_reports(
     figure = comparison.figure()
     if output is not None:
         with whole_folder(output) as folder:
-            record = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
-            (folder / "comparison.json").write_text(record + "\n", encoding="utf-8")
-            (folder / "comparison.md").write_text(comparison.to_markdown(), encoding="utf-8")
-            save_figure(figure, folder / "comparison.png")
+            comparison.write(folder, figure)
     return comparison
 
 

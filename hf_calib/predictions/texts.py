@@ -122,21 +122,30 @@ def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> Tex
         ValueError: if it cannot be loaded, has no trained head or no tokenizer of its own, or is multi-label
             or a regression.
     """
-    options = {"trust_remote_code": trust_remote_code}
-    way_out = "name a sequence classifier on the Hub or in a folder; check that its files are complete"
-    with _refusals("the model", "be loadable", name, way_out):
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, **options
-        )
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    if report["missing_keys"]:
-        got = f"no {few(sorted(report['missing_keys']))} in {name}"
-        raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
-    config = model.config
+    classifier = load_text_model(
+        name, AutoModelForSequenceClassification, trust_remote_code=trust_remote_code
+    )
+    config = classifier.model.config
     if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
         got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
         way_out = "several labels per text can be scaled with PerLabelTemperatureScaling in Python"
         raise InputValueError(expected("the model", "choose one of several classes", got, way_out))
+    return classifier
+
+
+def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> TextClassifier:
+    """Load a fine-tuned classifier of texts or tokens, of any problem type, as `load_classifier` does.
+
+    Args:
+        name: a model on the Hub, or a local folder.
+        model_class: AutoModelForSequenceClassification or AutoModelForTokenClassification.
+        trust_remote_code: whether code that comes with the model may run here.
+
+    Raises:
+        ValueError: if it cannot be loaded, or has no trained head or no tokenizer of its own.
+    """
+    model, tokenizer = load_trained(name, model_class, AutoTokenizer, trust_remote_code=trust_remote_code)
+    config = model.config
     known = len(tokenizer)
     needed = getattr(config.get_text_config(), "vocab_size", None) or 0
     if known < _LEAST_VOCABULARY * needed:
@@ -145,6 +154,27 @@ def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> Tex
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return TextClassifier(model.to(device).eval(), tokenizer, names)
+
+
+def load_trained(
+    name: str | Path, model_class: Any, processing_class: Any, *, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """Load a model in float32, and its tokenizer or image processor.
+
+    Raises:
+        ValueError: if either cannot be loaded, or the model has no trained head.
+    """
+    options = {"trust_remote_code": trust_remote_code}
+    way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
+    with refusals("the model", "be loadable", name, way_out):
+        model, report = model_class.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, **options
+        )
+        processor = processing_class.from_pretrained(name, **options)
+    if report["missing_keys"]:
+        got = f"no {few(sorted(report['missing_keys']))} in {name}"
+        raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
+    return model, processor
 
 
 def load_rows(data: str | Path, *, config_name: str | None = None, split: str = "test") -> Dataset:
@@ -163,7 +193,7 @@ def load_rows(data: str | Path, *, config_name: str | None = None, split: str = 
         rows = load_file("data", Path(data), None)
     else:
         way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
-        with _refusals("data", f"have a split {split!r}", data, way_out):
+        with refusals("data", f"have a split {split!r}", data, way_out):
             rows = load_dataset(str(data), config_name, split=split)
     return rows
 
@@ -403,7 +433,7 @@ def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np
 
 
 @contextmanager
-def _refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
+def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
     """Turn the libraries' errors about a name into one line that says what to do."""
     try:
         yield

@@ -1,0 +1,444 @@
+"""`hf-calib export`: a calibrated model as an ONNX graph or a torch program, checked against the model itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import snapshot_download
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib._files import check_output, whole_folder
+from hf_calib.commands.calibrate import FOLDED, fit, make_scaler, split_roles, texts_in_both
+from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
+from hf_calib.commands.report import Comparison
+from hf_calib.export.fold import fold
+from hf_calib.export.heads import synthetic_batch
+from hf_calib.export.programs import (
+    FORMATS,
+    OnnxModel,
+    append_map,
+    check_packages,
+    load_program,
+    logits_of,
+    quantize,
+    write_program,
+)
+from hf_calib.export.saving import standalone_copy
+from hf_calib.predictions.files import Predictions
+from hf_calib.predictions.texts import (
+    EncodedRows,
+    TextClassifier,
+    encode_texts,
+    load_classifier,
+    load_text_model,
+    load_trained,
+    refusals,
+)
+from hf_calib.report.writing import write_report
+from hf_calib.scaling.methods import foldable_method
+from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, load_map, save_map, title_of
+
+TOLERANCE = 1e-4  # of a probability: float32, by other kernels
+
+# What lies beside a model and is true of its export, too.
+_BESIDE = (MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*")
+_NOT_CALIBRATED = "The model has no calibration map: the export gives its probabilities as they are."
+
+# Batches that an export is tried on, as lengths of their rows. The first is what it is traced with.
+_LENGTHS = ((8, 5, 6), (3,), (13, 2, 9, 13, 4))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The outcome of `export_model` or `export_quantized`.
+
+    Args:
+        program: its file.
+        n_bytes: of that file, and of the weights beside it.
+        calibration: where the map is, in a sentence; None for a model without one.
+        n_rows: predictions on which it was compared with the model; of tokens, one for each.
+        difference: the largest one between their probabilities.
+        held_out: which rows the comparison is on, in words; None where nothing was quantised.
+        comparison: of the float model with the quantised one before and after its own map; None likewise.
+        notes: what to know before it is used.
+    """
+
+    program: str
+    n_bytes: int
+    calibration: str | None
+    n_rows: int
+    difference: float
+    held_out: str | None = None
+    comparison: Comparison | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        comparison = None if self.comparison is None else self.comparison.to_dict()
+        return {**vars(self), "notes": list(self.notes), "comparison": comparison}
+
+
+def check_options(form: str, *, quantize: bool, data: str | None, test_data: str | None) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        ValueError: then.
+    """
+    if quantize and form != "onnx":
+        raise InputValueError(expected("format", "be onnx, to quantise", form, "leave it out"))
+    if quantize and data is None:
+        way_out = "name labelled texts that the model was not trained on: its map is fitted again on them"
+        raise InputValueError(expected("data", "be given, to quantise", "none", way_out))
+    if test_data is not None and not quantize:
+        way_out = "leave it out; hf-calib evaluate reports on test data"
+        raise InputValueError(expected("test data", "be given to quantise only", test_data, way_out))
+
+
+def export_model(
+    source: str,
+    output: Path,
+    *,
+    form: str = "onnx",
+    rows: LabelledTexts | None = None,
+    trust_remote_code: bool = False,
+    stages: Stages = in_silence,
+) -> Exported:
+    """Export a classifier of texts, tokens or images with its calibration map, and check it in its own runtime.
+
+    Args:
+        source: a model on the Hub or in a folder. A map that lies beside it in calibration.json is folded in first.
+        output: a new or empty folder.
+        form: a key of `FORMATS`.
+        rows: texts to check it on, beside synthetic ones; their labels are not read.
+        trust_remote_code: whether code that comes with the model may run.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if model, texts or output are wrong, or the model cannot be exported.
+        TypeError: if the model's map cannot be folded, or the text column is of the wrong kind.
+        RuntimeError: if the program gives other probabilities than the model; the output folder is not created then.
+    """
+    if form == "onnx":
+        check_packages()
+    _check_is_empty(output)
+    model = _load(source, rows, trust_remote_code, stages)
+    with whole_folder(output) as folder:
+        path = folder / FORMATS[form]
+        stages("exporting")
+        write_program(model.plain, model.batches[0], path)
+        stages("checking the export")
+        found = logits_of(load_program(path, model.plain.config), model.batches)
+        difference = _largest_difference(map(model.probabilities, found), model.wanted)
+        model.write_beside(folder)
+        return Exported(
+            path.name,
+            _size(path),
+            model.calibration,
+            sum(map(len, model.wanted)),
+            difference,
+            notes=model.notes,
+        )
+
+
+def export_quantized(
+    source: str,
+    rows: LabelledTexts,
+    output: Path,
+    *,
+    test: LabelledTexts | None = None,
+    n_bins: int = 15,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    stages: Stages = in_silence,
+) -> Exported:
+    """Export a text classifier to ONNX in 8 bits, with a map that is fitted on the quantised model's own logits.
+
+    Args:
+        source: a sequence classifier of one label per text; see `export_model`.
+        rows: labelled texts that it was not trained on, to fit the map on.
+        output: a new or empty folder; calibration.json in it is of the new map, `calibration` has the comparison.
+        test: texts to compare on; without them, the map is fitted on half of the rows and the other half is compared.
+        n_bins: M, at least 1.
+        seed: of the draw of that half.
+        trust_remote_code: whether code that comes with the model may run.
+        progress: called with the number of rows just predicted and of all rows.
+        stages: called with the name of each stage as it begins.
+
+    Raises:
+        ValueError: if model, data or output are wrong, or the model cannot be exported.
+        TypeError: if columns are of the wrong kind.
+        RuntimeError: if the graph gives other probabilities than the map of its logits; nothing is written then.
+    """
+    check_packages()
+    _check_is_empty(output)
+    stages(f"reading {rows.data}")
+    data = rows.load()
+    test_data: Any = None if test is None else test.load()
+    model = _load(source, rows, trust_remote_code, stages, to_quantize=True)
+    assert model.classifier is not None
+    stages(f"tokenizing {len(data):,} texts")
+    encoded = rows.encode(model.classifier, data)
+    test_encoded = None if test is None else test.encode(model.classifier, test_data)
+    recorded = (getattr(model.plain.config, "calibration", None) or {}).get("method")
+    scaler = make_scaler(recorded if recorded in FOLDED else "auto", "nll", n_bins, FOLDED)
+    with whole_folder(output) as folder:
+        in_float, in_int8 = folder.parent / "float.onnx", folder.parent / "int8.onnx"
+        path = folder / FORMATS["onnx"]
+        stages("exporting")
+        write_program(model.plain, model.batches[0], in_float)
+        runs = OnnxModel(in_float, model.plain.config)
+        _largest_difference(map(model.probabilities, logits_of(runs, model.batches)), model.wanted)
+        stages("quantising")
+        quantize(in_float, in_int8)
+        quantized = OnnxModel(in_int8, model.plain.config)
+
+        def predict(texts: EncodedRows, program: OnnxModel) -> Predictions:
+            classifier = replace(texts.classifier, model=program)
+            run = replace(texts, classifier=classifier)
+            return run.predict(batch_size=rows.batch_size, on_progress=progress)
+
+        stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows, twice")
+        before, found = predict(encoded, runs), predict(encoded, quantized)
+        tested_before = None if test_encoded is None else predict(test_encoded, runs)
+        tested = None if test_encoded is None else predict(test_encoded, quantized)
+        fitted_on, reported, held_out = split_roles(found, tested, seed)
+        _, reported_in_float, _ = split_roles(before, tested_before, seed)
+        stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+        warned = fit(scaler, fitted_on)
+        append_map(in_int8, path, scaler.affine_map())
+        stages("checking the export")
+        calibrated = logits_of(OnnxModel(path, model.plain.config), model.batches)
+        wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]
+        difference = _largest_difference(map(model.probabilities, calibrated), wanted)
+
+        report = report_on(reported, source, n_bins, scaler)
+        comparison = Comparison(
+            {"float32": report_on(reported_in_float, source, n_bins).to_dict(), "int8": report.to_dict()}
+        )
+        about = {
+            "split": "calibration",
+            "n_examples": len(fitted_on),
+            "folded": True,
+            "head": ["uncalibrated_logits"],
+            "fitted_on": "logits of the model quantised to int8",
+        }
+        parameters = few_parameters(scaler)
+        model.plain.config.calibration = {"method": foldable_method(scaler), **parameters, **about}
+        model.plain.config.save_pretrained(folder)
+        model.processor.save_pretrained(folder)
+        save_map(scaler, folder, about)
+        write_report(report, folder / "calibration")
+        comparison.write(folder / "calibration", comparison.figure())
+        notes = list(warned)
+        if recorded == "prior_correction":
+            notes.append(
+                "The model was corrected to other class frequencies. The map of its int8 form is for those of the "
+                "calibration rows: fit it on rows as they come where it is used."
+            )
+        seen = 0 if test is None else texts_in_both(data, test_data, rows, test)
+        if seen:
+            notes.append(
+                f"{seen:,} of the test texts are among those that the map was fitted on. The errors after calibration "
+                "are in part in-sample, and lower than on new rows. Compare on other test data."
+            )
+        if (model.beside / "decisions.json").is_file():
+            notes.append(
+                "decisions.json is left out: its thresholds are for the float model's probabilities, not for these."
+            )
+        calibration = (
+            f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."
+        )
+        n_rows = sum(map(len, wanted))
+        return Exported(
+            path.name, _size(path), calibration, n_rows, difference, held_out, comparison, tuple(notes)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A model that is ready for its export, and what the export has to give.
+
+    Args:
+        plain: the model with its map folded in.
+        processor: its tokenizer or image processor.
+        classifier: both, for texts and tokens.
+        batches: of inputs, of several sizes and lengths.
+        wanted: the probabilities for each, from the model in torch and the map in NumPy.
+        sigmoid: whether probabilities are sigmoids of logits, not their softmax.
+        calibration: where the map is, in a sentence; None for a model without one.
+        beside: the folder with the files that lie beside the model.
+        saved: the map and what is said about it, where it was folded here.
+        notes: what to know before it is used.
+    """
+
+    plain: Any
+    processor: Any
+    classifier: TextClassifier | None
+    batches: Sequence[Mapping[str, Tensor]]
+    wanted: Sequence[NDArray[np.float64]]
+    sigmoid: bool
+    calibration: str | None
+    beside: Path
+    saved: tuple[Any, Mapping[str, Any]] | None
+    notes: tuple[str, ...]
+
+    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As a pipeline makes them."""
+        return expit(logits) if self.sigmoid else softmax(logits, axis=-1)
+
+    def write_beside(self, folder: Path) -> None:
+        """Write the configuration, tokenizer or image processor, map, decisions and reports."""
+        self.plain.config.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+        for path in sorted(self.beside.rglob("*")):
+            name = path.relative_to(self.beside)
+            if path.is_file() and any(fnmatch(name.as_posix(), form) for form in _BESIDE):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / name)
+        if self.saved is not None:
+            scaler, about = self.saved
+            record = {**about, "folded": True, "head": self.plain.config.calibration["head"]}
+            save_map(scaler, folder / MAP_NAME, record)
+
+
+def _load(
+    source: str,
+    rows: LabelledTexts | None,
+    trust_remote_code: bool,
+    stages: Stages,
+    *,
+    to_quantize: bool = False,
+) -> _Loaded:
+    """Load a classifier of any kind, fold the map that lies beside it, and predict what its export has to give."""
+    stages(f"loading {source}")
+    way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
+    with refusals("the model", "be loadable", source, way_out):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        there = Path(source)
+        beside = there if there.is_dir() else Path(snapshot_download(source, allow_patterns=list(_BESIDE)))
+    kind = " ".join(config.architectures or ())
+    if to_quantize and "ForSequenceClassification" not in kind:
+        way_out = "leave quantize out: a map is fitted again on labelled texts only"
+        got = kind or "no architecture"
+        raise InputValueError(expected("the model", "classify sequences, to be quantised", got, way_out))
+    classifier = None
+    batches: Sequence[Mapping[str, Tensor]]
+    if "ForImageClassification" in kind:
+        if rows is not None:
+            way_out = "leave data out: a model of images is checked on synthetic ones"
+            raise InputValueError(expected("data", "be given with a model of texts only", rows.data, way_out))
+        trained, processor = load_trained(
+            source, AutoModelForImageClassification, AutoImageProcessor, trust_remote_code=trust_remote_code
+        )
+    elif "ForSequenceClassification" in kind or "ForTokenClassification" in kind:
+        if to_quantize:
+            classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+        else:
+            of_tokens = "ForTokenClassification" in kind
+            model_class = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
+            classifier = load_text_model(source, model_class, trust_remote_code=trust_remote_code)
+        trained, processor = classifier.model, classifier.tokenizer
+    else:
+        way_out = "export a fine-tuned classifier"
+        requirement = "be a classifier of sequences, tokens or images"
+        raise InputValueError(expected("the model", requirement, kind or "no architecture", way_out))
+    sigmoid = trained.config.problem_type == "multi_label_classification"
+    if trained.config.problem_type == "regression" or (trained.config.num_labels < 2 and not sigmoid):
+        got = f"problem_type={trained.config.problem_type!r} and {trained.config.num_labels} outputs"
+        way_out = "only classifiers have probabilities; for one sigmoid set problem_type='multi_label_classification'"
+        raise InputValueError(expected("the model", "be a classifier", got, way_out))
+
+    plain = standalone_copy(trained)
+    if classifier is None:
+        pixels = synthetic_batch(plain)["pixel_values"]
+        batches = [{"pixel_values": part} for part in (pixels[:3], pixels[:1], pixels.repeat(2, 1, 1, 1))]
+    else:
+        classifier = replace(classifier, model=plain)
+        batches = _text_batches(classifier, rows)
+    logits = logits_of(plain, batches)
+    folded = bool((getattr(plain.config, "calibration", None) or {}).get("folded"))
+    saved = None
+    calibration: str | None = None
+    notes: tuple[str, ...] = ()
+    if folded:
+        wanted = [expit(z) if sigmoid else softmax(z, axis=-1) for z in logits]
+        calibration = "The calibration map is in the model's head, and so in the program."
+    elif (beside / MAP_NAME).is_file():
+        saved = load_map(beside)
+        wanted = [saved.scaler.predict_proba(z) for z in logits]
+        fold(plain, saved.scaler, batch=batches[0])
+        calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."
+    else:
+        wanted = [expit(z) if sigmoid else softmax(z, axis=-1) for z in logits]
+        notes = (_NOT_CALIBRATED,)
+    return _Loaded(plain, processor, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
+
+
+def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> list[dict[str, Tensor]]:
+    """Synthetic rows of several lengths, and the user's texts: all of a batch, and the shortest alone."""
+    if not classifier.can_pad:
+        way_out = "set tokenizer.pad_token and model.config.pad_token_id, and save both"
+        got = "none in the tokenizer or in the config"
+        raise InputValueError(expected("the model", "have a padding token", got, way_out))
+    drawn = synthetic_batch(classifier.model)["input_ids"]
+    end, ordinary = int(drawn[0, -1]), drawn[:, :-1].flatten().tolist()
+    names = classifier.encode(["a"])[0]
+    batches = []
+    for lengths in _LENGTHS:
+        made = []
+        for i, length in enumerate(lengths):
+            n_tokens = min(length, classifier.longest or length)
+            ids = [ordinary[(7 * i + j) % len(ordinary)] for j in range(n_tokens - 1)] + [end]
+            others = {name: [int(name == "attention_mask")] * n_tokens for name in names}
+            made.append({**others, "input_ids": ids})
+        batches.append(classifier.batch(made))
+    if rows is not None:
+        texts = rows.load()
+        first = texts.select(range(min(len(texts), rows.batch_size)))
+        tokens = encode_texts(classifier, first, text_column=rows.text_column, max_length=rows.max_length)
+        shortest = min(tokens, key=lambda row: len(row["input_ids"]))
+        batches += [classifier.batch(tokens), classifier.batch([shortest])]
+    return batches
+
+
+def _largest_difference(found: Any, wanted: Sequence[NDArray[np.float64]]) -> float:
+    """Of a probability; raise where it is beyond what rounding can explain."""
+    difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
+    if not difference <= TOLERANCE:
+        raise RuntimeError(
+            expected(
+                "the exported program",
+                f"give the model's probabilities within {TOLERANCE}",
+                f"a difference of {difference:.2g}",
+                "nothing was saved; please report this model",
+            )
+        )
+    return difference
+
+
+def _check_is_empty(output: Path) -> None:
+    check_output(output)
+    if output.is_dir() and any(output.iterdir()):
+        way_out = "name a new folder, or empty this one: what lies there is of another model"
+        raise InputValueError(expected("output", "be a new or an empty folder", output, way_out))
+
+
+def _size(path: Path) -> int:
+    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))

@@ -1,0 +1,224 @@
+"""Exported programs: a classifier as an ONNX graph or a torch ExportedProgram, which run without its Python code."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_calib._compat import program_of
+from hf_calib._errors import InputValueError, expected
+from hf_calib.scaling.affine import AffineMap
+
+FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
+
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+# A protobuf file ends at 2 GiB; larger weights go into a file beside it.
+_MOST_IN_ONE_FILE = 2**30
+_AXES = ("batch", "sequence")
+
+
+def check_packages() -> None:
+    """Raise unless what ONNX needs is installed.
+
+    Raises:
+        ValueError: then.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        way_out = "pip install 'hf_calib[onnx]'"
+        raise InputValueError(expected("onnx", "be installed", f"no {' and no '.join(missing)}", way_out))
+
+
+def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
+    """Export a model whose batch axis, and of tokens the sequence axis, may have any size.
+
+    Args:
+        model: a transformers classifier on the CPU, in evaluation mode.
+        batch: its inputs: at least two rows and, of tokens, two columns, as axes of size one are taken for fixed.
+        path: ending as in `FORMATS`. The weights of large ONNX graphs go to a file beside it, `model.onnx.data`.
+
+    Raises:
+        ValueError: if transformers' exporter cannot export it so.
+    """
+    from transformers import exporters
+
+    to_onnx = path.suffix == ".onnx"
+    kind = "Onnx" if to_onnx else "Dynamo"
+    exporter, config = getattr(exporters, f"{kind}Exporter"), getattr(exporters, f"{kind}Config")
+    # An axis that cannot vary is an error in this form, not silently fixed.
+    varies = torch.export.Dim.DYNAMIC
+    shapes = {name: dict.fromkeys(_varying_axes(name), varies) for name in batch}
+    try:
+        with _quietly():
+            program = program_of(exporter().export(model, dict(batch), config=config(dynamic_shapes=shapes)))
+    except Exception as error:  # whatever the tracing of foreign code raises
+        got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
+        way_out = "serve it with transformers, or report this architecture to transformers"
+        raise InputValueError(expected("the model", "be exportable by transformers", got, way_out)) from error
+    if to_onnx:
+        _save_onnx(program, path)
+    else:
+        torch.export.save(program, path)
+
+
+def _varying_axes(name: str) -> tuple[int, ...]:
+    return (0,) if name == "pixel_values" else (0, 1)
+
+
+def _save_onnx(program: Any, path: Path) -> None:
+    """Save a graph that returns the logits only, with axes named "batch" and "sequence"."""
+    import onnx_ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    graph = program.graph
+    graph.outputs[:] = [
+        value for value in graph.outputs if value.name == "logits"
+    ]  # decoders: also their cache
+    RemoveUnusedNodesPass()(program)
+    symbols = {
+        str(dim): _AXES[axis]
+        for value in graph.inputs
+        for axis, dim in enumerate(value.shape)
+        if isinstance(dim, onnx_ir.SymbolicDim)
+    }
+    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
+    for value in values:
+        for axis, dim in enumerate(value.shape or ()):
+            if str(dim) in symbols:
+                value.shape[axis] = symbols[str(dim)]
+    n_bytes = sum(value.const_value.nbytes for value in graph.initializers.values())
+    external = f"{path.name}.data" if n_bytes > _MOST_IN_ONE_FILE else None
+    onnx_ir.save(program, path, external_data=external)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep exporters from printing their progress, and from warning about versions: the result is checked."""
+    noisy = [logging.getLogger(name) for name in ("torch.onnx", "transformers.exporters")]
+    levels = [logger.level for logger in noisy]
+    for logger in noisy:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            # copyreg meets it in the tree specs of torch 2.13 itself.
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+
+
+class OnnxModel:
+    """An ONNX graph in onnxruntime, called as the model that it was made from.
+
+    Args:
+        path: of model.onnx.
+        config: the model's.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, path: Path, config: Any) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._inputs = {value.name for value in self._session.get_inputs()}
+        self.config = config
+
+    def __call__(self, **batch: Tensor) -> SimpleNamespace:
+        """The logits, of whatever batch size and length."""
+        inputs = {name: value.numpy() for name, value in batch.items() if name in self._inputs}
+        return SimpleNamespace(logits=torch.from_numpy(self._session.run(["logits"], inputs)[0]))
+
+
+def load_program(path: Path, config: Any) -> Any:
+    """Load what `write_program` wrote, as a function of a batch that returns something with logits."""
+    if path.suffix == ".onnx":
+        return OnnxModel(path, config)
+    return torch.export.load(path).module()
+
+
+@torch.no_grad()
+def logits_of(program: Any, batches: Sequence[Mapping[str, Tensor]]) -> list[np.ndarray]:
+    """The logits of each batch, in float64; of tokens, those that are no padding, one row each."""
+    found = []
+    for batch in batches:
+        logits = program(**batch).logits.double().numpy()
+        found.append(logits[batch["attention_mask"].bool().numpy()] if logits.ndim == 3 else logits)
+    return found
+
+
+def quantize(source: Path, target: Path) -> None:
+    """Write an ONNX graph with weights in 8 bits; activations are quantised batch by batch as it runs.
+
+    Weights get 7 of the 8 bits, one scale per output: with 8, x86 processors without VNNI instructions saturate, and
+    give other logits than those with them.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(source)
+    large = model.ByteSize() > _MOST_IN_ONE_FILE
+    # onnxruntime transposes the weights of some nodes, and then finds that these shapes are others.
+    del model.graph.value_info[:]
+    with _root_logger_in_peace():
+        quantize_dynamic(
+            model,
+            target,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+            use_external_data_format=large,
+        )
+
+
+@contextmanager
+def _root_logger_in_peace() -> Iterator[None]:
+    """onnxruntime recommends preprocessing through the root logger; exported graphs are optimised already."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+def append_map(source: Path, target: Path, mapping: AffineMap) -> None:
+    """Write an ONNX graph whose logits are the map of the source's, in plain float32 operations at its end."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(source)
+    graph = model.graph
+    for node in graph.node:
+        node.input[:] = ["uncalibrated_logits" if name == "logits" else name for name in node.input]
+        node.output[:] = ["uncalibrated_logits" if name == "logits" else name for name in node.output]
+    steps = [("MatMul", mapping.weight.T) if mapping.weight.ndim == 2 else ("Mul", mapping.weight)]
+    if mapping.bias is not None:
+        steps.append(("Add", mapping.bias))
+    name = "uncalibrated_logits"
+    for i, (operation, numbers) in enumerate(steps):
+        made = "logits" if i == len(steps) - 1 else "scaled_logits"
+        values = np.ascontiguousarray(numbers, dtype=np.float32)
+        graph.initializer.append(numpy_helper.from_array(values, f"calibration_{operation.lower()}"))
+        inputs = [name, f"calibration_{operation.lower()}"]
+        graph.node.append(helper.make_node(operation, inputs, [made], name=f"calibration/{operation}"))
+        name = made
+    large = model.ByteSize() > _MOST_IN_ONE_FILE
+    onnx.save(model, target, save_as_external_data=large, location=f"{target.name}.data" if large else None)
