@@ -58,6 +58,7 @@ TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
 # What lies beside a model and is true of its export, too.
 _BESIDE = (MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*")
+_NOTHING_SAVED = "nothing was saved; please report this model"
 _NOT_CALIBRATED = "The model has no calibration map: the export gives its probabilities as they are."
 
 # Batches that an export is tried on, as lengths of their rows. The first is what it is traced with.
@@ -143,8 +144,7 @@ def export_model(
         stages("exporting")
         write_program(model.plain, model.batches[0], path)
         stages("checking the export")
-        found = logits_of(load_program(path, model.plain.config), model.batches)
-        difference = _largest_difference(map(model.probabilities, found), model.wanted)
+        difference = _check(load_program(path, model.plain.config), model, model.wanted)
         model.write_beside(folder)
         return Exported(
             path.name,
@@ -204,7 +204,7 @@ def export_quantized(
         stages("exporting")
         write_program(model.plain, model.batches[0], in_float)
         runs = OnnxModel(in_float, model.plain.config)
-        _largest_difference(map(model.probabilities, logits_of(runs, model.batches)), model.wanted)
+        _check(runs, model, model.wanted)
         stages("quantising")
         quantize(in_float, in_int8)
         quantized = OnnxModel(in_int8, model.plain.config)
@@ -224,9 +224,8 @@ def export_quantized(
         warned = fit(scaler, fitted_on)
         append_map(in_int8, path, scaler.affine_map())
         stages("checking the export")
-        calibrated = logits_of(OnnxModel(path, model.plain.config), model.batches)
         wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]
-        difference = _largest_difference(map(model.probabilities, calibrated), wanted)
+        difference = _check(OnnxModel(path, model.plain.config), model, wanted)
 
         report = report_on(reported, source, n_bins, scaler)
         comparison = Comparison(
@@ -418,18 +417,19 @@ def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> lis
     return batches
 
 
-def _largest_difference(found: Any, wanted: Sequence[NDArray[np.float64]]) -> float:
-    """Of a probability; raise where it is beyond what rounding can explain."""
-    difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
+def _check(program: Any, model: _Loaded, wanted: Sequence[NDArray[np.float64]]) -> float:
+    """The largest difference of a probability; raise where it is beyond what rounding can explain."""
+    try:
+        found = [model.probabilities(logits) for logits in logits_of(program, model.batches)]
+        difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
+    except Exception as error:  # whatever a runtime raises for a shape that it does not take
+        got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
+        requirement = "run on batches of several sizes and lengths"
+        raise RuntimeError(expected("the exported program", requirement, got, _NOTHING_SAVED)) from error
     if not difference <= TOLERANCE:
-        raise RuntimeError(
-            expected(
-                "the exported program",
-                f"give the model's probabilities within {TOLERANCE}",
-                f"a difference of {difference:.2g}",
-                "nothing was saved; please report this model",
-            )
-        )
+        got = f"a difference of {difference:.2g}"
+        requirement = f"give the model's probabilities within {TOLERANCE}"
+        raise RuntimeError(expected("the exported program", requirement, got, _NOTHING_SAVED))
     return difference
 
 

@@ -678,7 +678,7 @@ class TestLoading:
     def test_no_such_model(self, tmp_path: Path) -> None:
         for name in ("someone/nothing", tmp_path):
             with pytest.raises(
-                ValueError, match=r"expected the model to be loadable, got .*; name a sequence cl"
+                ValueError, match=r"expected the model to be loadable, got .*; name a fine-tuned cl"
             ) as e:
                 load_classifier(name)
             assert "\n" not in str(e.value)
