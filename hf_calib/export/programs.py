@@ -60,7 +60,7 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
     varies = torch.export.Dim.DYNAMIC
     shapes = {name: dict.fromkeys(_varying_axes(name), varies) for name in batch}
     try:
-        with _quietly():
+        with _quietly(), _only_logits(model):
             program = program_of(exporter().export(model, dict(batch), config=config(dynamic_shapes=shapes)))
     except Exception as error:  # whatever the tracing of foreign code raises
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
@@ -100,6 +100,20 @@ def _save_onnx(program: Any, path: Path) -> None:
     n_bytes = sum(value.const_value.nbytes for value in graph.initializers.values())
     external = f"{path.name}.data" if n_bytes > _MOST_IN_ONE_FILE else None
     onnx_ir.save(program, path, external_data=external)
+
+
+@contextmanager
+def _only_logits(model: Any) -> Iterator[None]:
+    """Let a model return {"logits": ...}: without the cache of a decoder, and without classes of transformers.
+
+    torch refuses to load a program whose outputs are of a class that nobody has imported.
+    """
+    whole = model.forward
+    model.forward = lambda **inputs: {"logits": whole(**inputs).logits}
+    try:
+        yield
+    finally:
+        del model.forward
 
 
 @contextmanager
@@ -149,7 +163,8 @@ def load_program(path: Path, config: Any) -> Any:
     """Load what `write_program` wrote, as a function of a batch that returns something with logits."""
     if path.suffix == ".onnx":
         return OnnxModel(path, config)
-    return torch.export.load(path).module()
+    program = torch.export.load(path).module()
+    return lambda **batch: SimpleNamespace(**program(**batch))
 
 
 @torch.no_grad()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,9 +225,21 @@ class TestTorch:
             ids = torch.randint(5, 60, shape)
             batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             with torch.no_grad():
-                found = program(**batch).logits
+                found = program(**batch)["logits"]
                 wanted = fitted(VectorScaling()).predict_proba(bert(**batch).logits.numpy())
             np.testing.assert_allclose(softmax(found.numpy(), axis=1), wanted, atol=1e-6)
+
+    @pytest.mark.slow
+    def test_loads_without_transformers(self, workplace: Path, tmp_path: Path) -> None:
+        export.export_model(str(workplace / "bare"), tmp_path / "out", form="torch")
+        code = """
+import sys, torch
+program = torch.export.load(sys.argv[1]).module()
+ids = torch.ones(2, 3, dtype=torch.long)
+assert program(input_ids=ids, attention_mask=ids)["logits"].shape == (2, 4)
+assert "transformers" not in sys.modules
+"""
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "out" / "model.pt2")], check=True)
 
     def test_images(self, tmp_path: Path) -> None:
         image_model("ViT").save_pretrained(tmp_path / "model")
