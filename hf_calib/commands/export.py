@@ -16,7 +16,6 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -57,7 +56,10 @@ from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, load_map, save_
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
 # What lies beside a model and is true of its export, too.
-_BESIDE = (MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*")
+_BESIDE = (
+    *("preprocessor_config.json", "processor_config.json"),
+    *(MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*"),
+)
 _NOTHING_SAVED = "nothing was saved; please report this model"
 _NOT_CALIBRATED = "The model has no calibration map: the export gives its probabilities as they are."
 
@@ -241,7 +243,7 @@ def export_quantized(
         parameters = few_parameters(scaler)
         model.plain.config.calibration = {"method": foldable_method(scaler), **parameters, **about}
         model.plain.config.save_pretrained(folder)
-        model.processor.save_pretrained(folder)
+        model.classifier.tokenizer.save_pretrained(folder)
         save_map(scaler, folder, about)
         write_report(report, folder / "calibration")
         comparison.write(folder / "calibration", comparison.figure())
@@ -276,8 +278,7 @@ class _Loaded:
 
     Args:
         plain: the model with its map folded in.
-        processor: its tokenizer or image processor.
-        classifier: both, for texts and tokens.
+        classifier: it with its tokenizer, for texts and tokens.
         batches: of inputs, of several sizes and lengths.
         wanted: the probabilities for each, from the model in torch and the map in NumPy.
         sigmoid: whether probabilities are sigmoids of logits, not their softmax.
@@ -288,7 +289,6 @@ class _Loaded:
     """
 
     plain: Any
-    processor: Any
     classifier: TextClassifier | None
     batches: Sequence[Mapping[str, Tensor]]
     wanted: Sequence[NDArray[np.float64]]
@@ -303,9 +303,10 @@ class _Loaded:
         return expit(logits) if self.sigmoid else softmax(logits, axis=-1)
 
     def write_beside(self, folder: Path) -> None:
-        """Write the configuration, tokenizer or image processor, map, decisions and reports."""
+        """Write the configuration, the tokenizer, and what lies beside the model and is true of its export."""
         self.plain.config.save_pretrained(folder)
-        self.processor.save_pretrained(folder)
+        if self.classifier is not None:
+            self.classifier.tokenizer.save_pretrained(folder)
         for path in sorted(self.beside.rglob("*")):
             name = path.relative_to(self.beside)
             if path.is_file() and any(fnmatch(name.as_posix(), form) for form in _BESIDE):
@@ -343,9 +344,7 @@ def _load(
         if rows is not None:
             way_out = "leave data out: a model of images is checked on synthetic ones"
             raise InputValueError(expected("data", "be given with a model of texts only", rows.data, way_out))
-        trained, processor = load_trained(
-            source, AutoModelForImageClassification, AutoImageProcessor, trust_remote_code=trust_remote_code
-        )
+        trained = load_trained(source, AutoModelForImageClassification, trust_remote_code=trust_remote_code)
     elif "ForSequenceClassification" in kind or "ForTokenClassification" in kind:
         if to_quantize:
             classifier = load_classifier(source, trust_remote_code=trust_remote_code)
@@ -353,7 +352,7 @@ def _load(
             of_tokens = "ForTokenClassification" in kind
             model_class = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
             classifier = load_text_model(source, model_class, trust_remote_code=trust_remote_code)
-        trained, processor = classifier.model, classifier.tokenizer
+        trained = classifier.model
     else:
         way_out = "export a fine-tuned classifier"
         requirement = "be a classifier of sequences, tokens or images"
@@ -387,7 +386,7 @@ def _load(
     else:
         wanted = [expit(z) if sigmoid else softmax(z, axis=-1) for z in logits]
         notes = (_NOT_CALIBRATED,)
-    return _Loaded(plain, processor, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
+    return _Loaded(plain, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
 
 
 def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> list[dict[str, Tensor]]:

@@ -144,7 +144,9 @@ def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bo
     Raises:
         ValueError: if it cannot be loaded, or has no trained head or no tokenizer of its own.
     """
-    model, tokenizer = load_trained(name, model_class, AutoTokenizer, trust_remote_code=trust_remote_code)
+    model = load_trained(name, model_class, trust_remote_code=trust_remote_code)
+    with refusals("the model", "be loadable", name, _SAVE_ITS_TOKENIZER):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     config = model.config
     known = len(tokenizer)
     needed = getattr(config.get_text_config(), "vocab_size", None) or 0
@@ -156,25 +158,21 @@ def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bo
     return TextClassifier(model.to(device).eval(), tokenizer, names)
 
 
-def load_trained(
-    name: str | Path, model_class: Any, processing_class: Any, *, trust_remote_code: bool = False
-) -> tuple[Any, Any]:
-    """Load a model in float32, and its tokenizer or image processor.
+def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> Any:
+    """Load a model in float32, and check that none of its weights are new.
 
     Raises:
-        ValueError: if either cannot be loaded, or the model has no trained head.
+        ValueError: if it cannot be loaded, or has no trained head.
     """
-    options = {"trust_remote_code": trust_remote_code}
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
         model, report = model_class.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, **options
+            name, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust_remote_code
         )
-        processor = processing_class.from_pretrained(name, **options)
     if report["missing_keys"]:
         got = f"no {few(sorted(report['missing_keys']))} in {name}"
         raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
-    return model, processor
+    return model
 
 
 def load_rows(data: str | Path, *, config_name: str | None = None, split: str = "test") -> Dataset:
