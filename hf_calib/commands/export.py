@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -216,12 +216,12 @@ def export_quantized(
             run = replace(texts, classifier=classifier)
             return run.predict(batch_size=rows.batch_size, on_progress=progress)
 
-        stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows, twice")
-        before, found = predict(encoded, runs), predict(encoded, quantized)
-        tested_before = None if test_encoded is None else predict(test_encoded, runs)
+        stages("predicting")
+        found = predict(encoded, quantized)
         tested = None if test_encoded is None else predict(test_encoded, quantized)
         fitted_on, reported, held_out = split_roles(found, tested, seed)
-        _, reported_in_float, _ = split_roles(before, tested_before, seed)
+        before = predict(test_encoded or encoded, runs)
+        reported_in_float = before if test is not None else split_roles(before, None, seed)[1]
         stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
         warned = fit(scaler, fitted_on)
         append_map(in_int8, path, scaler.affine_map())
@@ -247,29 +247,13 @@ def export_quantized(
         save_map(scaler, folder, about)
         write_report(report, folder / "calibration")
         comparison.write(folder / "calibration", comparison.figure())
-        notes = list(warned)
-        if recorded == "prior_correction":
-            notes.append(
-                "The model was corrected to other class frequencies. The map of its int8 form is for those of the "
-                "calibration rows: fit it on rows as they come where it is used."
-            )
         seen = 0 if test is None else texts_in_both(data, test_data, rows, test)
-        if seen:
-            notes.append(
-                f"{seen:,} of the test texts are among those that the map was fitted on. The errors after calibration "
-                "are in part in-sample, and lower than on new rows. Compare on other test data."
-            )
-        if (model.beside / "decisions.json").is_file():
-            notes.append(
-                "decisions.json is left out: its thresholds are for the float model's probabilities, not for these."
-            )
+        notes = (*warned, *_caveats(model, recorded, seen))
         calibration = (
             f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."
         )
         n_rows = sum(map(len, wanted))
-        return Exported(
-            path.name, _size(path), calibration, n_rows, difference, held_out, comparison, tuple(notes)
-        )
+        return Exported(path.name, _size(path), calibration, n_rows, difference, held_out, comparison, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,6 +300,22 @@ class _Loaded:
             scaler, about = self.saved
             record = {**about, "folded": True, "head": self.plain.config.calibration["head"]}
             save_map(scaler, folder / MAP_NAME, record)
+
+
+def _caveats(model: _Loaded, method: str | None, seen: int) -> Iterator[str]:
+    """What to know of a quantised model: of the map it had, and of test texts that the new one was fitted on."""
+    if method == "prior_correction":
+        yield (
+            "The model was corrected to other class frequencies. The map of its int8 form is for those of the "
+            "calibration rows: fit it on rows as they come where it is used."
+        )
+    if seen:
+        yield (
+            f"{seen:,} of the test texts are among those that the map was fitted on. The errors after calibration "
+            "are in part in-sample, and lower than on new rows. Compare on other test data."
+        )
+    if (model.beside / "decisions.json").is_file():
+        yield "decisions.json is left out: its thresholds are for the float model's probabilities, not for these."
 
 
 def _load(

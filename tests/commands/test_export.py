@@ -178,6 +178,8 @@ class TestOnnx:
         assert done["held_out"] == "the other 120 of 240 rows, drawn with seed 0"
         assert {"report.json", "comparison.md", "comparison.json"} <= names_in(output / "calibration")
         assert done["n_bytes"] < graph.stat().st_size
+        assert "thresholds are for the float model" in done["notes"][-1]
+        assert not (output / "decisions.json").exists()
         # The model's map halves its logits, and these labels were drawn from a sixth of them.
         nll = {
             key: column["metrics"]["nll"]["value"]
@@ -205,7 +207,9 @@ class TestOnnx:
     ) -> None:
         monkeypatch.setattr(programs, "_MOST_IN_ONE_FILE", 100)
         rows = export.LabelledTexts(str(workplace / "rows.csv"))
-        done = export.export_quantized(str(workplace / "bare"), rows, tmp_path / "out")
+        done = export.export_quantized(str(workplace / "bare"), rows, tmp_path / "out", test=rows)
+        assert done.held_out == "all 240 rows of the test data"
+        assert done.notes[-1].startswith("240 of the test texts are among those")
         assert {"model.onnx", "model.onnx.data"} <= names_in(tmp_path / "out")
         assert done.n_bytes > (tmp_path / "out" / "model.onnx").stat().st_size
         assert session_of(tmp_path / "out")(["w1 w2"]).shape == (1, N_LABELS)
