@@ -328,10 +328,13 @@ def _load(
 ) -> _Loaded:
     """Load a classifier of any kind, fold the map that lies beside it, and predict what its export has to give."""
     stages(f"loading {source}")
+    there = Path(source)
+    if (there / "adapter_config.json").is_file():
+        way_out = "export the folder of trainer.save_calibrated_model(...), which merges them"
+        raise InputValueError(expected("the model", "have no adapters beside it", source, way_out))
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", source, way_out):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        there = Path(source)
         beside = there if there.is_dir() else Path(snapshot_download(source, allow_patterns=list(_BESIDE)))
     kind = " ".join(config.architectures or ())
     if to_quantize and "ForSequenceClassification" not in kind:

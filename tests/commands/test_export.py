@@ -340,6 +340,8 @@ class TestRefusals:
             return str(tmp_path / name)
 
         body = transformers.BertModel(named_bert().config)
+        (tmp_path / "lora").mkdir()
+        (tmp_path / "lora" / "adapter_config.json").write_text("{}")
         rows = export.LabelledTexts(str(workplace / "rows.csv"))
         for source, message in (
             (saved("body", body), "be a classifier of sequences, tokens or images, got BertModel"),
@@ -349,6 +351,7 @@ class TestRefusals:
             ),
             (saved("decoder", decoder()), "have a padding token, got none"),
             (str(tmp_path / "nothing"), "be loadable"),
+            (str(tmp_path / "lora"), "have no adapters beside it"),
         ):
             with pytest.raises(InputValueError, match=f"expected the model to {message}"):
                 export.export_model(source, tmp_path / "out")
