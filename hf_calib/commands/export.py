@@ -50,8 +50,8 @@ from hf_calib.predictions.texts import (
     refusals,
 )
 from hf_calib.report.writing import write_report
-from hf_calib.scaling.methods import foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, load_map, save_map, title_of
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
+from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME, few_parameters, load_map, save_map, title_of
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
@@ -335,7 +335,11 @@ def _load(
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", source, way_out):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        beside = there if there.is_dir() else Path(snapshot_download(source, allow_patterns=list(_BESIDE)))
+        beside = (
+            there
+            if there.is_dir()
+            else Path(snapshot_download(source, allow_patterns=[*_BESIDE, ARRAYS_NAME]))
+        )
     kind = " ".join(config.architectures or ())
     if to_quantize and "ForSequenceClassification" not in kind:
         way_out = "leave quantize out: a map is fitted again on labelled texts only"
@@ -383,6 +387,10 @@ def _load(
         calibration = "The calibration map is in the model's head, and so in the program."
     elif (beside / MAP_NAME).is_file():
         saved = load_map(beside)
+        method = method_of(saved.scaler)
+        if method not in FOLDABLE_SCALERS:
+            way_out = "serve it with hf_calib.pipeline, or fit a map that folds with hf-calib calibrate"
+            raise InputValueError(expected("the model's map", "fold into its head", method, way_out))
         wanted = [saved.scaler.predict_proba(z) for z in logits]
         fold(plain, saved.scaler, batch=batches[0])
         calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."

@@ -25,6 +25,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.commands import export
 from hf_calib.export import programs, save_folded
 from hf_calib.scaling import (
+    IsotonicScaling,
     PerLabelTemperatureScaling,
     TemperatureScaling,
     VectorScaling,
@@ -361,6 +362,12 @@ class TestRefusals:
         ):
             with pytest.raises(InputValueError, match=f"expected the model to {message}"):
                 export.export_quantized(source, rows, tmp_path / "out")
+        isotonic = saved("isotonic", tiny_bert())
+        save_map(fitted(IsotonicScaling()), isotonic, {"folded": False})
+        with pytest.raises(
+            InputValueError, match=r"map to fold into its head, got isotonic; serve it with hf_"
+        ):
+            export.export_model(isotonic, tmp_path / "out")
         image_model("ViT").save_pretrained(tmp_path / "image")
         with pytest.raises(InputValueError, match="expected data to be given with a model of texts only"):
             export.export_model(str(tmp_path / "image"), tmp_path / "out", rows=rows)
