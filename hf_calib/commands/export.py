@@ -60,7 +60,6 @@ _BESIDE = (
     *("preprocessor_config.json", "processor_config.json"),
     *(MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*"),
 )
-_NOTHING_SAVED = "nothing was saved; please report this model"
 _NOT_CALIBRATED = "The model has no calibration map: the export gives its probabilities as they are."
 
 # Batches that an export is tried on, as lengths of their rows. The first is what it is traced with.
@@ -133,7 +132,7 @@ def export_model(
         stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if model, texts or output are wrong, or the model cannot be exported.
+        ValueError: if model, texts or output are wrong, or the model cannot be exported or its program not be run.
         TypeError: if the model's map cannot be folded, or the text column is of the wrong kind.
         RuntimeError: if the program gives other probabilities than the model; the output folder is not created then.
     """
@@ -146,7 +145,7 @@ def export_model(
         stages("exporting")
         write_program(model.plain, model.batches[0], path)
         stages("checking the export")
-        difference = _check(load_program(path, model.plain.config), model, model.wanted)
+        difference = _check(path, model, model.wanted)
         model.write_beside(folder)
         return Exported(
             path.name,
@@ -184,7 +183,7 @@ def export_quantized(
         stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if model, data or output are wrong, or the model cannot be exported.
+        ValueError: if model, data or output are wrong, or the model cannot be exported or its graph not be run.
         TypeError: if columns are of the wrong kind.
         RuntimeError: if the graph gives other probabilities than the map of its logits; nothing is written then.
     """
@@ -205,11 +204,10 @@ def export_quantized(
         path = folder / FORMATS["onnx"]
         stages("exporting")
         write_program(model.plain, model.batches[0], in_float)
-        runs = OnnxModel(in_float, model.plain.config)
-        _check(runs, model, model.wanted)
+        _check(in_float, model, model.wanted)
         stages("quantising")
         quantize(in_float, in_int8)
-        quantized = OnnxModel(in_int8, model.plain.config)
+        runs, quantized = (OnnxModel(graph, model.plain.config) for graph in (in_float, in_int8))
 
         def predict(texts: EncodedRows, program: OnnxModel) -> Predictions:
             classifier = replace(texts.classifier, model=program)
@@ -227,7 +225,7 @@ def export_quantized(
         append_map(in_int8, path, scaler.affine_map())
         stages("checking the export")
         wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]
-        difference = _check(OnnxModel(path, model.plain.config), model, wanted)
+        difference = _check(path, model, wanted)
 
         report = report_on(reported, source, n_bins, scaler)
         comparison = Comparison(
@@ -427,19 +425,24 @@ def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> lis
     return batches
 
 
-def _check(program: Any, model: _Loaded, wanted: Sequence[NDArray[np.float64]]) -> float:
+def _check(path: Path, model: _Loaded, wanted: Sequence[NDArray[np.float64]]) -> float:
     """The largest difference of a probability; raise where it is beyond what rounding can explain."""
     try:
+        program = load_program(path, model.plain.config)
         found = [model.probabilities(logits) for logits in logits_of(program, model.batches)]
         difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
-    except Exception as error:  # whatever a runtime raises for a shape that it does not take
+    except (
+        Exception
+    ) as error:  # whatever a runtime raises for a program, or for a shape that it does not take
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
-        requirement = "run on batches of several sizes and lengths"
-        raise RuntimeError(expected("the exported program", requirement, got, _NOTHING_SAVED)) from error
+        way_out = "nothing was saved; try the other format, or serve the model with transformers"
+        requirement = "load and run on batches of several sizes and lengths"
+        raise InputValueError(expected("the exported program", requirement, got, way_out)) from error
     if not difference <= TOLERANCE:
         got = f"a difference of {difference:.2g}"
         requirement = f"give the model's probabilities within {TOLERANCE}"
-        raise RuntimeError(expected("the exported program", requirement, got, _NOTHING_SAVED))
+        way_out = "nothing was saved; please report this model"
+        raise RuntimeError(expected("the exported program", requirement, got, way_out))
     return difference
 
 

@@ -62,14 +62,14 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
     try:
         with _quietly(), _only_logits(model):
             program = program_of(exporter().export(model, dict(batch), config=config(dynamic_shapes=shapes)))
+            if to_onnx:
+                _save_onnx(program, path)
+            else:
+                torch.export.save(program, path)
     except Exception as error:  # whatever the tracing of foreign code raises
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
         way_out = "serve it with transformers, or report this architecture to transformers"
         raise InputValueError(expected("the model", "be exportable by transformers", got, way_out)) from error
-    if to_onnx:
-        _save_onnx(program, path)
-    else:
-        torch.export.save(program, path)
 
 
 def _varying_axes(name: str) -> tuple[int, ...]:
