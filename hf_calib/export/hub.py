@@ -39,7 +39,7 @@ _LOADED_TOO = (
     ),
     *("adapter_config.json", "adapter_model.*", LOSS_STATE_NAME),
 )
-_PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+_PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pt2", ".pth"}
 # Pickles that every training leaves behind: that these stay here needs no mention.
 _OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
 
