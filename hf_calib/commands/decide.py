@@ -159,6 +159,7 @@ def decide_model(
         ValueError: if model, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns are of the wrong kind.
     """
+    from hf_calib.export.fingerprint import fingerprint
     from hf_calib.predictions.texts import load_classifier
 
     scaler = make_scaler(method, "nll", 15, FOLDED)
@@ -179,9 +180,10 @@ def decide_model(
     found = encoded.predict(**running)
     tested = None if test_encoded is None else test_encoded.predict(**running)
     shared = 0 if test is None else texts_in_both(data, test_data, rows, test)
+    weights = fingerprint(classifier.model)
     if recorded.get("folded"):
-        return _decide(source, found, tested, rule, None, None, shared, output, seed, stages)
-    return _decide(source, found, tested, rule, method, scaler, shared, output, seed, stages)
+        return _decide(source, weights, found, tested, rule, None, None, shared, output, seed, stages)
+    return _decide(source, weights, found, tested, rule, method, scaler, shared, output, seed, stages)
 
 
 def decide_predictions(
@@ -219,11 +221,12 @@ def decide_predictions(
     rule = make_rule(_names(found))
     _check_rows(rule, len(found), is_split=test is None, is_calibrated=False)
     shared = 0 if tested is None else rows_in_both(found, tested)
-    return _decide(source, found, tested, rule, method, scaler, shared, output, seed, stages)
+    return _decide(source, None, found, tested, rule, method, scaler, shared, output, seed, stages)
 
 
 def _decide(
     source: str,
+    weights: str | None,
     found: Predictions,
     tested: Predictions | None,
     rule: Rule,
@@ -271,7 +274,7 @@ def _decide(
     notes += [f"After calibration: {note}" for note in ([] if after is None else after.notes)]
     for fitted in (before, after):
         notes += [] if fitted is None else fitted.broken_promise()
-    decisions = Decisions(before.rule, _names(found), before.measured, len(measured))
+    decisions = Decisions(before.rule, _names(found), before.measured, len(measured), weights)
     if output is not None:
         if after is not None:
             notes.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ class Decisions:
         class_names: C of them, in the model's order.
         measured: what `rule.measure` found on rows that it was not fitted on; or nothing.
         n_measured: how many rows those were.
+        fingerprint: of the weights that gave the probabilities, see `hf_calib.export.fingerprint`; None if unknown.
 
     Raises:
         ValueError: if the rule is not fitted, or the names are not one for each of its classes.
@@ -60,6 +62,7 @@ class Decisions:
     class_names: tuple[str, ...]
     measured: Mapping[str, Interval] = field(default_factory=dict)
     n_measured: int = 0
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         names = tuple(map(str, self.class_names))
@@ -111,6 +114,7 @@ class Decisions:
             "class_names": list(self.class_names),
             "measured": {name: list(interval) for name, interval in self.measured.items()},
             "n_measured": self.n_measured,
+            **({} if self.fingerprint is None else {"fingerprint": self.fingerprint}),
         }
 
     @classmethod
@@ -161,7 +165,12 @@ class Decisions:
                 for name, values in record["measured"].items()
                 if name in TITLES
             }
-            return cls(rule, tuple(names), measured, int(_finite(record["n_measured"])))
+            weights = record.get("fingerprint")
+            if weights is not None and not (
+                isinstance(weights, str) and re.fullmatch("[0-9a-f]{64}", weights)
+            ):
+                raise ValueError(f"the fingerprint {str(weights)[:40]!r}")
+            return cls(rule, tuple(names), measured, int(_finite(record["n_measured"])), weights)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
             raise InputValueError(expected(source, "hold decisions", reason[:300], _WAY_OUT)) from error

@@ -13,6 +13,7 @@ import torch
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import move_files, whole_folder
+from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.export.kept_head import FILE as KEPT_HEAD
 from hf_calib.export.kept_head import keep_head
@@ -134,7 +135,8 @@ def write_folded(
     state = plain.state_dict()
     names = [f"{head}.{part}" for head in plain.config.calibration["head"] for part in ("weight", "bias")]
     keep_head(folder, before, {name: state[name] for name in names if name in state})
-    save_map(scaler, folder, {**(about or {}), "folded": True, "head": plain.config.calibration["head"]})
+    folded = {"folded": True, "head": plain.config.calibration["head"], "fingerprint": fingerprint(plain)}
+    save_map(scaler, folder, {**(about or {}), **folded})
     if processing_class is not None:
         processing_class.save_pretrained(folder)
 

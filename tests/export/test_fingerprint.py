@@ -1,0 +1,62 @@
+"""What lies beside a model is known to be about its weights: the fingerprint of calibration.json and decisions.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hf_calib._errors import InputValueError
+from hf_calib.decisions import CostRule, Decisions
+from hf_calib.export.fingerprint import fingerprint
+from tests.helpers.tiny import tiny_bert, tiny_trainer
+
+
+def test_a_folded_model_is_the_same_when_it_is_loaded_again(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "out")
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    saved = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())["fingerprint"]
+    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated")
+    assert fingerprint(served) == saved
+    assert fingerprint(trainer.model) != saved
+    assert "fingerprint" not in served.config.calibration
+
+
+@pytest.mark.parametrize("change", ["a value", "a dtype", "a shape", "two names"])
+def test_any_change_of_the_weights_shows(change: str) -> None:
+    model = tiny_bert()
+    before = fingerprint(model)
+    with torch.no_grad():
+        if change == "a value":
+            model.classifier.bias[0] = torch.nextafter(model.classifier.bias[0], torch.tensor(1.0))
+        elif change == "a dtype":
+            model.classifier.half()
+        elif change == "a shape":
+            model.classifier.weight = torch.nn.Parameter(model.classifier.weight.T)
+        else:
+            first, second = model.bert.encoder.layer[0].attention.self.query, model.classifier
+            first.bias, second.bias = second.bias, first.bias
+    assert fingerprint(model) != before
+
+
+def test_scalars_and_16_bit_weights_have_one() -> None:
+    layer = torch.nn.BatchNorm1d(3).bfloat16()  # counts its batches in a tensor without a dimension
+    before = fingerprint(layer)
+    layer.num_batches_tracked += 1
+    assert fingerprint(layer) != before
+
+
+def test_decisions_remember_the_weights(tmp_path: Path) -> None:
+    known = Decisions(CostRule([[0, 1], [1, 0]]), ("a", "b"), fingerprint="0" * 64)
+    known.save(tmp_path)
+    assert Decisions.from_pretrained(tmp_path).fingerprint == "0" * 64
+    record = known.to_dict()
+    del record["fingerprint"]  # as versions before 0.2 wrote it
+    assert Decisions.from_dict(record).fingerprint is None
+    for wrong in ("0" * 63, "<b>", 7):
+        with pytest.raises(InputValueError, match="hold decisions, got the fingerprint"):
+            Decisions.from_dict({**record, "fingerprint": wrong})
