@@ -19,7 +19,6 @@ NAMES = {
     "demo": "run_demo",
     "folding": "check_can_be_folded fold fold_temperature",
     "inference": "EncodedRows TextClassifier encode_rows load_classifier load_rows predict",
-    "model_card": "add_calibration_section calibration_section",
     "posthoc": "Calibration calibrate_predictions check_data evaluate_predictions is_predictions_file name_of "
     "report_on write_report write_to",
     "posthoc_models": "Rows calibrate_model evaluate_model",

@@ -121,6 +121,8 @@ def calibrate_model(
     """
     import transformers
 
+    from hf_calib.export.card_facts import is_hub_name
+    from hf_calib.export.fingerprint import fingerprint
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import (
@@ -172,7 +174,8 @@ def calibrate_model(
     target_logits = None if target is None else predict_logits(classifier, target_tokens, **running)
 
     fitted_on, reported, held_out = split_roles(found, tested, seed)
-    seen = () if test is None else _note_in_sample(texts_in_both(data, test_data, rows, test), len(reported))
+    n_seen = 0 if test is None else texts_in_both(data, test_data, rows, test)
+    seen = _note_in_sample(n_seen, len(reported))
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
     served, prior = scaler, None
@@ -187,6 +190,13 @@ def calibrate_model(
     minimised = getattr(scaler, "criterion", None)
     fitting = {"split": "calibration", "n_examples": len(fitted_on)}
     fitting |= {} if minimised is None else {"criterion": minimised}
+    measured_on = {**(test or rows).source(), "n": len(reported)}
+    about: dict[str, Any] = {
+        **{key: recorded[key] for key in ("loss", "loss_kwargs") if key in recorded},
+        **fitting,
+        "data": {"calibration": {**rows.source(), "n": len(fitted_on)}, "test": measured_on},
+        **({"base_model": source} if is_hub_name(source) else {}),
+    }
     texts = list(data[:_SERVED_TEXTS][rows.text_column])
     calibrated = served.predict_proba(found.as_logits()[: len(texts)])
     with whole_folder(output, replace_model) as folder:
@@ -198,20 +208,23 @@ def calibrate_model(
         batch = classifier.batch(first)
         if folds:
             write_folded(
-                plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=fitting
+                plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=about
             )
         else:
             plain.config.calibration |= {"method": method, "folded": False}
             plain.save_pretrained(folder)
             classifier.tokenizer.save_pretrained(folder)
-            save_map(served, folder, {**fitting, "folded": False})
+            save_map(served, folder, {**about, "folded": False, "fingerprint": fingerprint(plain)})
             # On the very logits that are served: a step turns their last bit into another probability.
             logits = _served(transformers.pipeline, *serving, function_to_apply="none")
             calibrated = served.predict_proba(logits)
         difference = _checked_difference(
             _served(transformers.pipeline if folds else pipeline, *serving), calibrated
         )
-        write_report(report, folder / "calibration")
+        # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
+        again = {} if test is None or not with_correction else {"options": test.options()}
+        about_rows = {**measured_on, "seen": n_seen, **again, "fingerprint": fingerprint(plain)}
+        write_report(replace(report, about=about_rows), folder / "calibration")
     return Calibration(
         method or ("auto" if hasattr(scaler, "choice_") else "temperature"),
         minimised,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,30 @@ class LabelledTexts:
             max_length=self.max_length,
         )
 
+    def source(self) -> dict[str, str]:
+        """The name of the data, without folders, and of the split where there are several."""
+        from hf_calib.export.card_facts import plain_name
+
+        return {"name": plain_name(self.data), **({} if _is_file(self.data) else {"split": self.split})}
+
+    def options(self) -> list[str]:
+        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
+        default = LabelledTexts(self.data)
+        given = {
+            "--data": self.source()["name"],
+            "--config-name": self.config_name,
+            "--split": None if self.split == default.split or _is_file(self.data) else self.split,
+            "--text-column": None if self.text_column == default.text_column else self.text_column,
+            "--label-column": None if self.label_column == default.label_column else self.label_column,
+            "--class-names": None if self.class_names is None else ",".join(self.class_names),
+            "--max-length": None if self.max_length is None else str(self.max_length),
+        }
+        return [word for option, value in given.items() if value is not None for word in (option, value)]
+
+
+def _is_file(data: str) -> bool:
+    return os.path.isfile(data)
+
 
 def evaluate_predictions(
     source: str,
@@ -148,6 +172,7 @@ def evaluate_model(
         ValueError: if model or data cannot be loaded, or do not fit.
         TypeError: if columns are of the wrong kind.
     """
+    from hf_calib.export.fingerprint import fingerprint
     from hf_calib.predictions.texts import load_classifier
 
     check_output(output)
@@ -160,7 +185,8 @@ def evaluate_model(
     stages(f"predicting {len(data):,} rows")
     found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)
     stages(f"measuring {len(found):,} rows")
-    report = report_on(found, source, n_bins)
+    about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
+    report = replace(report_on(found, source, n_bins), about=about)
     write_to(output, report)
     return report
 

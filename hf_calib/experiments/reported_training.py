@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from scipy.special import softmax
-
-from hf_calib._files import whole_file
+from hf_calib._files import whole_file, whole_folder
+from hf_calib.export.card_facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.report import calibration_report
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
+from hf_calib.trainer.report import of_weights, report_of
 
 if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
@@ -31,8 +30,8 @@ def train_and_report(
     """Train, report the test set before and after the calibration map, and save the calibrated model.
 
     In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no map was
-    fitted; `results.json`, the numbers; `report/`, the calibration report with its figures; for a loss with
-    gammas, `gammas.png`.
+    fitted; `results.json`, the numbers; `report/`, the calibration report with its figures, which lies in
+    `calibrated/calibration/` too, for the model card; for a loss with gammas, `gammas.png`.
 
     Args:
         trainer: with its datasets; the test set should be none of them.
@@ -62,26 +61,21 @@ def train_and_report(
 
 
 def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
-    assert trainer.last_evaluation is not None
-    logits, labels = trainer.last_evaluation.logits_and_labels()
-    if not np.isfinite(logits).all():
+    report = report_of(trainer)
+    if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set. There is no report on them; "
             "results.json has the numbers. Train with a smaller learning rate, or in higher precision.",
             stacklevel=3,
         )
         return
-    logits = logits.astype(np.float64)
-    scaler, model = trainer.calibration_map, cast(Any, trainer.model)
-    report = calibration_report(
-        softmax(logits, axis=1),
-        labels,
-        calibrated=None if scaler is None else scaler.predict_proba(logits),
-        n_bins=trainer.args.n_bins,
-        class_names=[str(model.config.id2label[i]) for i in range(logits.shape[1])],
-        name=trainer.calibration_loss.name,
-    )
+    scaler, calibrated = trainer.calibration_map, folder / "calibrated"
+    if scaler is not None:
+        report = of_weights(report, calibrated)
     write_to(folder / "report", report)
+    if scaler is not None:  # where the card of a pushed model looks for it
+        with whole_folder(calibrated / REPORT_FOLDER) as beside:
+            shutil.copytree(folder / "report", beside, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
     print(
         "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"

@@ -32,5 +32,5 @@ def fingerprint(model: Any) -> str:
             continue
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         # NumPy has no bfloat16; its bytes are the same.
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

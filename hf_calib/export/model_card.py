@@ -1,131 +1,123 @@
-"""The calibration section of a model card: loss, splits, and all metrics before and after the calibration map."""
+"""The model card: README.md of a model's folder, with metadata for the Hub and a section on calibration."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from huggingface_hub import ModelCard
-from transformers.utils import CONFIG_NAME
 
+from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib._markdown import escape
+from hf_calib.export.card_facts import Facts, read_facts
+from hf_calib.export.card_metadata import update_metadata
+from hf_calib.export.card_text import HEADING, calibration_section, title
 from hf_calib.export.decisions_card import decision_lines
-from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.plots import reliability_diagram, save_figure
-from hf_calib.scaling.saved_map import MAP_NAME, map_title
 
-if TYPE_CHECKING:
-    from hf_calib.trainer.evaluation_pass import EvaluationPass
-
-TAGS = ("calibration", "hf_calib")
-HEADING = "## Calibration"
-FIGURE = "reliability.png"
-_FEW = 6  # numbers of a parameter that a reader can take in
+CARD_NAME = "README.md"
+_START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
+_END = "<!-- hf_calib: end -->"
+_CLASSES_NAMED = 20
 
 
-def add_calibration_section(
-    folder: Path, record: Mapping[str, Any], evaluation: EvaluationPass | None
+def write_card(
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    language: str | Sequence[str] | None = None,
+    datasets: str | Sequence[str] | None = None,
+    base_model: str | None = None,
 ) -> None:
-    """Append the section to the card in the folder, replacing an earlier one, and tag the card.
+    """Write the README.md of a model's folder, from config.json, calibration.json, the report and decisions.json.
+
+    An existing card keeps its text and metadata; the section on calibration is replaced, or added at the end.
+    Writing it again changes nothing.
 
     Args:
-        folder: holds the card, README.md; the reliability diagram is saved beside it. Whether the map is in
-            the weights is read from the folder's config.json.
-        record: the model config's `calibration`.
-        evaluation: the last one; its metrics are shown if they were also computed with the map.
+        folder: of the model.
+        repo_id: the repository's name, for the snippets; None is the folder's.
+        license: an identifier of the Hub; None takes the card's, or else the base model's.
+        language: codes such as "en".
+        datasets: names on the Hub.
+        base_model: name on the Hub of the model that was fine-tuned.
+
+    Raises:
+        ValueError: if there is a README.md whose metadata cannot be read.
+        OSError: if it cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "config.json").write_text('{"calibration": {"method": "temperature", "folded": true}}')
+    ...     write_card(folder, repo_id="me/x", license="mit")
+    ...     card = ModelCard.load(Path(folder, "README.md"))
+    >>> card.data.tags, card.data.license
+    (['calibration', 'hf_calib'], 'mit')
     """
-    metrics: dict[str, float] = {}
-    if evaluation is not None and evaluation.calibrated is not None:
-        metrics = evaluation.metrics()
-        diagram = reliability_diagram(evaluation.panels(), n_bins=evaluation.n_bins)
-        save_figure(diagram, folder / FIGURE)
-    prefix = evaluation.prefix if evaluation is not None else "eval"
-    card = ModelCard.load(folder / "README.md")
-    card.data.library_name = "transformers"  # adapters, which were trained with peft, are merged
-    card.data.tags = sorted({*(card.data.tags or []), *TAGS})
-    before = card.text.split(f"\n{HEADING}\n")[0].rstrip()
-    section = calibration_section({**record, "folded": _is_folded(folder)}, metrics, prefix)
-    card.text = "\n".join([before, "", section, *decision_lines(folder), ""])
-    with whole_file(folder / "README.md") as unfinished:
+    folder = Path(folder)
+    facts = read_facts(folder)
+    name = repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
+    card = _card(folder / CARD_NAME, facts, name)
+    update_metadata(
+        card.data,
+        facts,
+        model_name=name.split("/")[-1],
+        license=license,
+        language=language,
+        datasets=datasets,
+        base_model=base_model,
+    )
+    if facts.record is not None or facts.results is not None:
+        section = calibration_section(facts, name, decision_lines(folder))
+        card.text = _with_section(card.text, f"{_START}\n{section}\n{_END}")
+    with whole_file(folder / CARD_NAME) as unfinished:
         card.save(unfinished)
 
 
-def calibration_section(record: Mapping[str, Any], metrics: Mapping[str, float], prefix: str = "eval") -> str:
-    """The section's Markdown.
+def _card(path: Path, facts: Facts, name: str) -> ModelCard:
+    """The card that is there, or the beginning of a new one."""
+    if not path.is_file():
+        return ModelCard(f"---\nlibrary_name: transformers\n---\n\n{_introduction(facts, name)}\n")
+    try:
+        card = ModelCard(path.read_text(encoding="utf-8"))
+    except Exception as error:  # of YAML, of the metadata's checks, of the encoding
+        got = f"{path} ({' '.join(str(error).split())[:300]})"
+        way_out = "correct the lines between the two ---, or move the file away for a new card"
+        raise InputValueError(expected(CARD_NAME, "have metadata that can be read", got, way_out)) from error
+    return card
 
-    Args:
-        record: the model config's `calibration`; "folded" tells whether the map is in the weights.
-        metrics: of an evaluation, `eval_ece` and so on, with and without `_calibrated`; or none.
-        prefix: their prefix, "eval" for the evaluation split.
 
-    >>> record = {"method": "vector", "loss": "focal", "n_examples": 100, "split": "calibration"}
-    >>> print(calibration_section(record, {"eval_ece": 0.2, "eval_ece_calibrated": 0.02}))
-    ## Calibration
-    ...
-    | Metric | Before | After vector scaling |
-    |---|---|---|
-    | Expected calibration error (ECE) | 0.2000 | 0.0200 |
-    ...
-    """
-    split = "evaluation" if prefix == "eval" else prefix
-    title = escape(_title(record))
-    lines = [HEADING, "", *_training_lines(record)]
-    rows = [
-        f"| {row.title} | {metrics[f'{prefix}_{name}']:.4f} | {metrics[f'{prefix}_{name}_calibrated']:.4f} |"
-        for name, row in LOGGED_METRICS.items()
-        if f"{prefix}_{name}_calibrated" in metrics
-    ]
-    if rows:
-        lines += ["", f"On the {escape(split)} split:", ""]
-        lines += [f"| Metric | Before | After {title} |", "|---|---|---|", *rows]
-        lines += ["", f"![Reliability diagram before and after {title}]({FIGURE})"]
-    if rows and record.get("split") == split:
-        lines += ["", "The map was fitted on these same examples, so the metrics after it are optimistic."]
+def _introduction(facts: Facts, name: str) -> str:
+    kind = (facts.task or "classification").replace("-", " ")
+    classes = ""
+    if facts.class_names:
+        named = ", ".join(map(escape, facts.class_names[:_CLASSES_NAMED]))
+        more = len(facts.class_names) - _CLASSES_NAMED
+        noun = "labels, of which an input may have several" if facts.multi_label else "classes"
+        classes = f" for {len(facts.class_names)} {noun}: {named}{f' and {more} more' if more > 0 else ''}"
+    lines = [f"# {escape(name.split('/')[-1])}", "", f"A model for {kind}{classes}."]
+    if facts.record is not None:
+        lines += ["", f"Its probabilities were calibrated with {escape(title(facts.record))}: see below."]
     return "\n".join(lines)
 
 
-def _is_folded(folder: Path) -> bool:
-    """Whether the model that lies in the folder has a map in its head."""
-    path = folder / CONFIG_NAME
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return bool((config.get("calibration") or {}).get("folded"))
+def _with_section(text: str, section: str) -> str:
+    """The card's text with the section in the place of an earlier one, or else at its end."""
+    start, end = text.find(_START), text.rfind(_END)
+    if 0 <= start < end:
+        before, after = text[:start], text[end + len(_END) :]
+    else:
+        before, after = _around_old_section(text)
+    parts = [part.strip("\n") for part in (before, section, after)]
+    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _training_lines(record: Mapping[str, Any]) -> list[str]:
-    hyperparameters = ", ".join(
-        f"{name}={value}" for name, value in (record.get("loss_kwargs") or {}).items()
+def _around_old_section(text: str) -> tuple[str, str]:
+    """What stands before and after the section that version 0.1 wrote, which had no marks."""
+    found = re.search(
+        rf"^{re.escape(HEADING)}\n\nTrained with the loss .*?(?=^#{{1,2}} |\Z)", text, re.S | re.M
     )
-    where = (
-        f". It is not in the weights: {MAP_NAME} holds it as the weight and bias that turn logits into "
-        "calibrated ones."
-    )
-    if record.get("folded"):
-        where = " and folded into the classification head: the model returns calibrated probabilities."
-    loss = str(record.get("loss", "unknown")) + (f" ({hyperparameters})" if hyperparameters else "")
-    title = _title(record)
-    return [
-        f"Trained with the loss {escape(loss)}.",
-        f"{escape(title[0].upper() + title[1:])}{_parameters(record)} was fitted on "
-        f"{escape(str(record.get('n_examples')))} examples of the {escape(str(record.get('split')))} split{where}",
-    ]
-
-
-def _title(record: Mapping[str, Any]) -> str:
-    choice = record.get("choice")
-    return map_title(str(record.get("method", "temperature")), None if choice is None else str(choice))
-
-
-def _parameters(record: Mapping[str, Any]) -> str:
-    """The map's parameters in brackets, where they are few, and what it minimised."""
-    said = []
-    for name in ("temperature", "temperatures", "weight", "bias"):
-        numbers = np.array(record.get(name, ()), dtype=np.float64).reshape(-1)
-        if 0 < len(numbers) <= _FEW:
-            said.append(f"{name} {', '.join(f'{number:.4f}' for number in numbers)}")
-    if "criterion" in record:
-        said.append(f"criterion: {escape(str(record['criterion']))}")
-    return f" ({'; '.join(said)})" if said else ""
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])

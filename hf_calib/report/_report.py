@@ -65,6 +65,8 @@ class CalibrationReport:
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
+        about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
+            numbers, see `hf_calib.export.card_facts`.
     """
 
     name: str
@@ -78,6 +80,7 @@ class CalibrationReport:
     seed: int
     notes: tuple[str, ...] = ()
     decisions: DecisionSection | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n_examples(self) -> int:

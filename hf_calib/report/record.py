@@ -28,6 +28,7 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "diagnosis": list(report.diagnosis),
         "warnings": list(report.warnings),
         "decisions": None if report.decisions is None else report.decisions.to_dict(),
+        "about": dict(report.about),
     }
 
 

@@ -194,7 +194,7 @@ class CalibrationMapCallback(_CalibrationCallback):
         self._fit()
         if trainer.eval_dataset is not None:
             try:
-                trainer.evaluate()
+                trainer.evaluate_at_end()
             except Exception as error:  # whatever it is, the training is done and must not be lost
                 warnings.warn(
                     f"The evaluation after the training failed: {_in_short(error)}. The trained model is kept, but "

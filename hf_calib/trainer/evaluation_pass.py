@@ -31,7 +31,11 @@ class EvaluationPass:
         n_bins: bins of the calibration errors.
         calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
         keep_logits: keep logits and labels, for a fit or a report that needs them.
+        keep_at_most: drop them once they are more values than this on all processes, or multi-label.
     """
+
+    # What a report on them costs stays below 80 MB and about 20 seconds.
+    FEW_VALUES = 20_000_000
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class EvaluationPass:
         n_bins: int,
         calibration_map: Any = None,
         keep_logits: bool = False,
+        keep_at_most: int | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.prefix = prefix
         self.n_bins = n_bins
         self.calibration_map = calibration_map
         self.keep_logits = keep_logits
+        self.keep_at_most = keep_at_most
         # Made with the first batch, which tells the problem type.
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
@@ -75,14 +81,21 @@ class EvaluationPass:
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
             keep = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
             self.rows.append((logits[keep].float(), labels[keep]))
+            if self.keep_at_most is not None and (multi_label or self._n_values() > self._own_share()):
+                self.keep_logits, self.rows = False, []
 
     def finish(self) -> None:
         """Merge the processes; called by all of them, once, after the last batch."""
         for state in self._states():
             state.all_reduce()
+        if self.keep_at_most is not None and self.accelerator.num_processes > 1:
+            # All of them keep theirs, or none: what follows is collective.
+            kept = torch.tensor([float(self.keep_logits)], device=self.accelerator.device)
+            if self.accelerator.reduce(kept, "sum") < self.accelerator.num_processes:
+                self.rows = []
         if self.rows:
             logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
-            self.rows = [(self._gather(logits), self._gather(labels))]
+            self.rows = [(self._gather(logits).cpu(), self._gather(labels).cpu())]
 
     def metrics(self) -> dict[str, float]:
         """The calibration metrics of the pass, by log key; none where no batch had labels."""
@@ -126,6 +139,13 @@ class EvaluationPass:
             raise InputValueError(_no_labels())
         logits, labels = self.rows[0]
         return logits.cpu().numpy(), labels.cpu().numpy()
+
+    def _n_values(self) -> int:
+        return sum(logits.numel() for logits, _ in self.rows)
+
+    def _own_share(self) -> float:
+        assert self.keep_at_most is not None
+        return self.keep_at_most / self.accelerator.num_processes
 
     def _states(self) -> list[StreamingCalibration]:
         return [state for state in (self.raw, self.calibrated) if state is not None]

@@ -22,9 +22,10 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.export.card_facts import is_hub_name
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
-from hf_calib.export.model_card import add_calibration_section
+from hf_calib.export.model_card import CARD_NAME, write_card
 from hf_calib.export.saving import (
     check_overwrites_no_original,
     loaded_from,
@@ -72,6 +73,7 @@ from hf_calib.trainer.labels import (
     read_labels,
 )
 from hf_calib.trainer.random_state import random_state_left_as_found
+from hf_calib.trainer.report import about_data, measured, write_results
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +170,7 @@ class CalibrationTrainer(Trainer):
         self.evaluated_dataset: Any = None
         self._pass: EvaluationPass | None = None
         self._keep_logits = False
+        self._is_last_evaluation = False
         self._held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
         self._example_batch: dict[str, Any] | None = None
         self._decided_problem_type: str | None = None
@@ -590,7 +593,9 @@ class CalibrationTrainer(Trainer):
             eval_dataset: as for `Trainer`; the others too.
             ignore_keys: entries of the model's output that are no predictions.
             metric_key_prefix: of the log keys.
-            keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`.
+            keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`. Once a
+                calibration map is fitted and the training is over, they are kept in any case where they are few
+                (20 million values), for the intervals of the model card.
         """
         callback = self._callback(CalibrationMapCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
@@ -602,6 +607,14 @@ class CalibrationTrainer(Trainer):
         finally:
             self._keep_logits = outer
 
+    def evaluate_at_end(self) -> None:
+        """The evaluation with the map, at the end of a training: the one that the model card shows."""
+        self._is_last_evaluation = True
+        try:
+            self.evaluate()
+        finally:
+            self._is_last_evaluation = False
+
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -610,12 +623,15 @@ class CalibrationTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
+        # During the training nobody asks for them, and each evaluation would gather them.
+        for_card = self.calibration_map is not None and (not self.is_in_train or self._is_last_evaluation)
         current = EvaluationPass(
             self.accelerator,
             metric_key_prefix,
             n_bins=self.args.n_bins,
             calibration_map=self.calibration_map,
-            keep_logits=self._keep_logits,
+            keep_logits=self._keep_logits or for_card,
+            keep_at_most=None if self._keep_logits else EvaluationPass.FEW_VALUES,
         )
         with self._recording(current):
             output = super().evaluation_loop(
@@ -819,6 +835,7 @@ class CalibrationTrainer(Trainer):
             "loss_kwargs": self.calibration_loss.hyperparameters,
             **({} if weights is None else {"class_weights": weights.tolist()}),
             "folded": False,
+            **about_data(self, split, n_examples),
         }
         self._take_calibration_map(scaler, about)
 
@@ -828,7 +845,7 @@ class CalibrationTrainer(Trainer):
             self._config.calibration = {
                 "method": foldable_method(scaler),
                 **few_parameters(scaler),
-                **about,
+                **{key: value for key, value in about.items() if key not in _BESIDE_THE_CONFIG},
             }
 
     def _forget_calibration_map(self) -> None:
@@ -907,7 +924,7 @@ class CalibrationTrainer(Trainer):
                 output_dir,
                 batch=self._example_batch,
                 processing_class=self.processing_class or getattr(self.data_collator, "tokenizer", None),
-                about=self._about_map,
+                about=self._about_map | measured(self),
             )
 
         self._all_or_none(save, here=self.args.should_save)
@@ -999,7 +1016,11 @@ class CalibrationTrainer(Trainer):
         return done
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card, with a section on calibration once a map is fitted."""
+        """Write the Trainer's model card, with a section on calibration once a map is fitted.
+
+        The arguments are those of `Trainer.create_model_card`. The report on the last evaluation is written beside
+        the card, in the folder `calibration`.
+        """
         history = self.state.log_history
         if self._summary_was_at is not None:
             # The stock card makes a table of the evaluations before the summary, and expects them to have the same
@@ -1013,9 +1034,28 @@ class CalibrationTrainer(Trainer):
             super().create_model_card(*args, **kwargs)
         finally:
             self.state.log_history = history
-        record = getattr(self._config, "calibration", None)
-        if self.calibration_map is not None and record is not None and self.is_world_process_zero():
-            add_calibration_section(Path(self._output_dir), record, self.last_evaluation)
+        folder = Path(self._output_dir)
+        if self.is_world_process_zero():
+            _without_local_names(folder / CARD_NAME, getattr(self._config, "_name_or_path", None))
+            if self.calibration_map is not None:
+                write_results(self, folder)
+                write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)
+
+
+# Entries of calibration.json that a model's config does without.
+_BESIDE_THE_CONFIG = ("base_model", "data", "fingerprint", "metrics")
+
+
+def _without_local_names(card: Path, base_model: str | None) -> None:
+    """Take out of a stock card what it says of a base model that is on this machine only, and of no dataset."""
+    text = card.read_text(encoding="utf-8")
+    if base_model is not None and not is_hub_name(base_model):
+        link = (
+            f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
+        )
+        text = text.replace(link, "This model was trained on ")
+    text = text.replace(" on the None dataset.", " on an unknown dataset.")
+    card.write_text(text, encoding="utf-8")
 
 
 def _loss_first(values: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from hf_calib.experiments import train_and_report
+from hf_calib.export.model_card import write_card
 from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
 
 
@@ -52,5 +53,12 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
             assert value == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), name
     assert (tmp_path / "calibrated" / "model.safetensors").is_file()
     assert not (tmp_path / "uncalibrated").exists()
-    trainer.evaluate()
-    assert trainer.last_evaluation.rows == []  # the logits were kept on request only
+    beside = tmp_path / "calibrated" / "calibration"
+    assert (beside / "report.json").read_text() == (tmp_path / "report" / "report.json").read_text()
+    weights = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())["fingerprint"]
+    assert report["about"] == {"split": "test", "n": 30, "fingerprint": weights}
+    write_card(tmp_path / "calibrated", repo_id="me/x", license="mit")
+    card = (tmp_path / "calibrated" / "README.md").read_text()
+    assert "on 30 rows of the test split." in card
+    assert card.count("![") == 5
+    assert "**Consistency test.**" in card

@@ -15,7 +15,6 @@ from safetensors.torch import load as load_safetensors
 
 from hf_calib._errors import InputValueError
 from hf_calib.export.hub import LOSS_STATE_NAME
-from hf_calib.export.model_card import add_calibration_section, calibration_section
 from hf_calib.losses import make_loss
 from hf_calib.trainer.checkpoint import load_loss_state
 from tests.helpers.hub_server import TOKEN, Fault, Hub, running_hub
@@ -65,13 +64,14 @@ def test_what_is_uploaded(name: str, pushed: Any) -> None:
         "config.json",
         "decisions.json",
         "model.safetensors",
-        "reliability.png",
+        "calibration/figures/reliability.png",
+        "calibration/report.json",
         "tokenizer.json",
     }
     assert wanted <= names
     assert not [each for each in names if each.startswith(("checkpoint", "_"))]
     assert (folder / name / "checkpoint-2").is_dir()
-    assert hub.files[f"me/{name}"]["main"]["reliability.png"].startswith(b"\x89PNG")
+    assert hub.files[f"me/{name}"]["main"]["calibration/figures/reliability.png"].startswith(b"\x89PNG")
     # The pushes during the training uploaded adapters, which would be loaded on top of the merged weights.
     assert not [each for each in names if each.startswith("adapter_")]
     assert not list((folder / name).glob("adapter_*"))
@@ -115,18 +115,22 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     card = ModelCard(hub.files["me/plain"]["main"]["README.md"].decode())
     assert {"calibration", "hf_calib"} <= set(card.data.tags)
     assert card.data.library_name == "transformers"
-    section = card.text.split("## Calibration")[1]
+    assert card.data.language == ["en"]
+    section = card.text.split("## Calibration\n")[1]
     assert "Trained with the loss focal \\(gamma=3.0\\)." in section
     temperature = found["plain"]["temperature"]
-    assert f"Temperature scaling (temperature {temperature:.4f}; criterion: nll) was fitted on" in section
-    assert "| Metric | Before | After temperature scaling |" in section
-    assert "fitted on 40 examples of the calibration split" in section
-    assert "On the evaluation split:" in section
+    assert (
+        f"Temperature scaling (temperature {temperature:.4f}; criterion: nll) was fitted on 40 rows"
+        in section
+    )
     before, after = found["plain"]["ece"], found["plain"]["ece_calibrated"]
-    assert f"| Expected calibration error (ECE) | {before:.4f} | {after:.4f} |" in section
-    assert section.count("\n| ") == 1 + 7
-    assert "](reliability.png)" in section
+    assert f"**{before:.4f}** before, **{after:.4f}** after temperature scaling, on 20 rows of the" in section
+    assert "](calibration/figures/reliability.png)" in section
     assert "optimistic" not in section
+    assert 'model="me/plain"' in section
+    results = {each.metric_type: each.metric_value for each in card.data.eval_results}
+    assert results["ece"] == pytest.approx(after, abs=1e-6)
+    assert results["ece_before_calibration"] == pytest.approx(before, abs=1e-6)
     adapters = ModelCard(hub.files["me/adapters"]["main"]["README.md"].decode())
     assert adapters.data.library_name == "transformers"
 
@@ -172,80 +176,6 @@ def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path,
     assert json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]["folded"] is True
 
 
-# ---- The card alone ----
-
-RECORD = {
-    "loss": "adafocal",
-    "loss_kwargs": {"n_bins": 15},
-    "temperature": 1.5,
-    "criterion": "nll",
-    "n_examples": 100,
-    "split": "evaluation",
-}
-METRICS = {"eval_ece": 0.2, "eval_ece_calibrated": 0.02, "eval_nll": 0.5, "eval_nll_calibrated": 0.4}
-
-
-def test_figures_on_the_calibration_split_are_called_optimistic() -> None:
-    assert "the metrics after it are optimistic" in calibration_section(RECORD, METRICS)
-    test = {key.replace("eval", "test"): value for key, value in METRICS.items()}
-    section = calibration_section(RECORD, test, prefix="test")
-    assert "On the test split:" in section
-    assert "| Expected calibration error (ECE) | 0.2000 | 0.0200 |" in section
-    assert "optimistic" not in section
-
-
-def test_a_card_without_an_evaluation_has_no_empty_table() -> None:
-    section = calibration_section(RECORD, {})
-    assert "Temperature scaling (temperature 1.5000; criterion: nll) was fitted on 100" in section
-    assert "|" not in section
-    assert "reliability.png" not in section
-
-
-HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
-
-
-@pytest.mark.parametrize("field", ["loss", "criterion", "split", "n_examples", "loss_kwargs"])
-def test_what_comes_from_data_is_escaped(field: str) -> None:
-    value = {HOSTILE: HOSTILE} if field == "loss_kwargs" else HOSTILE
-    section = calibration_section({**RECORD, field: value}, METRICS)
-    assert "<img" not in section
-    assert "\n## Owned" not in section
-    assert "](javascript" not in section
-    assert "|`x`" not in section
-    assert section.count("![") == 1  # our own
-    named = {key.replace("eval", HOSTILE): metric for key, metric in METRICS.items()}
-    assert "<img" not in calibration_section(RECORD, named, prefix=HOSTILE)
-
-
-def test_the_card_says_whether_the_temperature_is_in_the_weights_beside_it(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
-    trainer.save_model()
-    trainer.create_model_card()
-    card = (tmp_path / "README.md").read_text()
-    assert "It is not in the weights: calibration.json holds it as the weight and bias" in card
-    assert "folded into" not in card
-    trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card()
-    card = (tmp_path / "README.md").read_text()
-    assert "folded into the classification head: the model returns calibrated probabilities" in card
-    assert "not in the weights" not in card
-
-
-def test_the_section_replaces_an_earlier_one(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
-    trainer.create_model_card()
-    first = (tmp_path / "README.md").read_text()
-    assert first.count("## Calibration\n") == 1
-    record = trainer.model.config.calibration
-    add_calibration_section(tmp_path, {**record, "loss": "other"}, trainer.last_evaluation)
-    second = (tmp_path / "README.md").read_text()
-    assert second.count("## Calibration\n") == 1
-    assert second == first.replace("the loss cross\\_entropy", "the loss other")
-    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
     hub, _, _, _ = pushed
     card = hub.files["me/plain"]["main"]["README.md"].decode()
@@ -256,22 +186,3 @@ def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
     )
     assert card.endswith("\n")
     assert not card.endswith("\n\n")
-
-
-def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, temperature_criterion="none")
-    trainer.train()
-    trainer.create_model_card()
-    assert "## Calibration" not in (tmp_path / "README.md").read_text()
-    assert not (tmp_path / "reliability.png").exists()
-
-
-def test_the_card_shows_the_last_evaluation(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
-    metrics = trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
-    trainer.predict(trainer.eval_dataset)
-    trainer.create_model_card()
-    text = (tmp_path / "README.md").read_text()
-    assert "On the test split:" in text
-    assert f"| Brier score | {metrics['test_brier']:.4f} | {metrics['test_brier_calibrated']:.4f} |" in text

@@ -28,7 +28,7 @@ from hf_calib.scaling import (
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, is_multi_label
 from hf_calib.trainer.arguments import CALIBRATION_METHODS
-from hf_calib.trainer.evaluation_pass import mapped
+from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -113,10 +113,10 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
     trainer.save_calibrated_model(tmp_path / "calibrated")
     saved = load_map(tmp_path / "calibrated")
     assert same_map(saved.scaler, scaler)
-    assert {**saved.about, "method": method, "folded": False}.items() <= {
-        **record,
-        "head": ["classifier"],
-    }.items()
+    beside = {"data", "fingerprint", "metrics"}  # what the config does without
+    assert beside <= saved.about.keys()
+    told = {key: value for key, value in saved.about.items() if key not in beside}
+    assert {**told, "method": method, "folded": False}.items() <= {**record, "head": ["classifier"]}.items()
     assert (saved.about["folded"], saved.about["head"]) == (True, ["classifier"])
     texts = [text_of(ids) for ids in trainer.eval_dataset["input_ids"]]
     served = pipeline("text-classification", str(tmp_path / "calibrated"), top_k=None, device="cpu")(texts)
@@ -141,6 +141,7 @@ def test_the_map_comes_with_every_save_and_goes_with_the_next_training(tmp_path:
         "loss": "cross_entropy",
         "loss_kwargs": {},
         "folded": False,
+        "data": {"train": {"n": 16}, "calibration": {"split": "calibration", "n": 40}},
     }
     trainer.args.calibration_method = "none"
     trainer.train()
@@ -443,14 +444,18 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
     assert trainer.calibration_map is scaler
 
 
-def test_the_card_and_the_warning_name_the_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_card_and_the_warning_name_the_map(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 0)  # no report, which takes seconds
     trainer = tiny_trainer(tmp_path, calibration_method="matrix")
     trainer.train()
     trainer.save_calibrated_model(tmp_path)
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
-    assert "Matrix scaling was fitted on 40 examples of the calibration split and folded into" in card
-    assert "| Metric | Before | After matrix scaling |" in card
+    assert "Matrix scaling was fitted on 40 rows of the calibration split" in card
+    assert "The map is folded into the classification head" in card
+    assert "** after matrix scaling, on 24 rows of the evaluation split." in card
     assert list(trainer.last_evaluation.panels()) == ["before", "after matrix scaling"]
     trainer.save_model(str(tmp_path / "raw"))
     assert "as trained, without its matrix scaling: a pipeline" in caplog.text

@@ -1,0 +1,311 @@
+"""What a model's folder says of it, read from its JSON files for the card; nothing in them is trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers.utils import CONFIG_NAME
+
+from hf_calib._errors import InputError
+from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.report.measures import MEASURES
+from hf_calib.report.saved import read_report
+from hf_calib.scaling.saved_map import MAP_NAME
+
+REPORT_FOLDER = "calibration"
+STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
+# Metrics of the card, by their keys in reports and logs; all are in the report.
+METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
+_TASKS = {
+    "SequenceClassification": "text-classification",
+    "ImageClassification": "image-classification",
+    "TokenClassification": "token-classification",
+    "AudioClassification": "audio-classification",
+    "VideoClassification": "video-classification",
+    "CausalLM": "text-generation",
+}
+_LONGEST = 200  # characters of a text that a card shows
+
+
+class Value(NamedTuple):
+    """A metric with its interval, where there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Consistency(NamedTuple):
+    """The consistency test of an ECE; see `hf_calib.metrics.consistency_test`."""
+
+    value: float
+    expected: float
+    p_value: float
+
+
+class Split(NamedTuple):
+    """Rows that were used for something: the dataset's name, the split's, and how many; each may be unknown."""
+
+    name: str | None = None
+    split: str | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """Measurements before and after the map.
+
+    Args:
+        rows: what was measured.
+        seen: how many of these rows the map was fitted on.
+        n_bins: of the binned errors; None if unknown.
+        level: of the intervals, in (0, 1); None where there are none.
+        metrics: "before" and "after", or only "value" where the model was measured as it is served; then by key.
+        tests: the consistency tests, by the same names.
+        figures: paths in the folder.
+        options: of `hf-calib evaluate`, which measures the same rows; none where it cannot.
+    """
+
+    rows: Split
+    seen: int
+    n_bins: int | None
+    level: float | None
+    metrics: Mapping[str, Mapping[str, Value]]
+    tests: Mapping[str, Consistency]
+    figures: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def has_report(self) -> bool:
+        """Whether they are from a report, with intervals and tests."""
+        return self.level is not None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A folder's model.
+
+    Args:
+        task: the pipeline's name; None if unknown.
+        class_names: by class number; none if unknown.
+        multi_label: whether its probabilities are sigmoids.
+        record: calibration.json, or what the config has of it: method, loss, split and so on; None without a map.
+        folded: whether the map is in the weights.
+        splits: "train", "calibration" and "test", where known.
+        results: None where nothing was measured, or not with these weights.
+        versions: of packages, by name.
+    """
+
+    task: str | None
+    class_names: tuple[str, ...]
+    multi_label: bool
+    record: Mapping[str, Any] | None
+    folded: bool
+    splits: Mapping[str, Split]
+    results: Results | None
+    versions: Mapping[str, str]
+
+
+def read_facts(folder: Path) -> Facts:
+    """Read config.json, calibration.json and calibration/report.json.
+
+    A file that is no such file, or about other weights, is left out with a warning.
+    """
+    config = _json(folder / CONFIG_NAME)
+    record = _json(folder / MAP_NAME) or _mapping(config.get("calibration"))
+    names = _mapping(config.get("id2label"))
+    architectures = config.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    known = [text(names, number) for number in sorted(filter(str.isdecimal, names), key=int)]
+    splits = {role: _split(found) for role, found in _mapping(record.get("data")).items()}
+    made_with = _mapping(record.get("versions")) or {"hf_calib": record.get("hf_calib")}
+    return Facts(
+        task=next((task for end, task in _TASKS.items() if architecture.endswith(f"For{end}")), None),
+        class_names=tuple(name for name in known if name is not None),
+        multi_label=config.get("problem_type") == "multi_label_classification",
+        record=record if record.get("method") or record.get("temperature") is not None else None,
+        folded=record.get("folded") is True,
+        splits=splits,
+        results=_reported(folder, record) or _streamed(folder, record),
+        versions={name: text(made_with, name) or "" for name in made_with},
+    )
+
+
+def text(record: Mapping[str, Any], key: str) -> str | None:
+    """An entry that is text and not empty, in one line that a card can show; else None."""
+    value = record.get(key)
+    if not isinstance(value, str) or not value.strip():
+        return None
+    value = " ".join("".join(c for c in value if c.isprintable() or c.isspace()).split())
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
+
+
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """An entry that is a finite number; else None."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def count(record: Mapping[str, Any], key: str) -> int | None:
+    """An entry that is a whole number, not negative; else None."""
+    found = number(record, key)
+    return int(found) if found is not None and found >= 0 and found == int(found) else None
+
+
+def is_hub_name(name: object) -> bool:
+    """Whether it can be the name of a model or dataset on the Hub, and is no folder here.
+
+    >>> [is_hub_name(name) for name in ("bert-base-uncased", "me/x", "/home/me/x", "../x", "a/b/c", "me/x.csv")]
+    [True, True, False, False, False, False]
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", name, re.ASCII):
+        return False
+    ends = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".txt", ".npz")
+    return not name.endswith(ends) and ".." not in name and "--" not in name and not os.path.exists(name)
+
+
+def plain_name(name: str) -> str:
+    r"""A dataset's or a model's name without the folders of this machine.
+
+    >>> plain_name("/home/me/data/test.csv"), plain_name("fancyzhx/ag_news"), plain_name("C:\\data\\test.csv")
+    ('test.csv', 'fancyzhx/ag_news', 'test.csv')
+    """
+    if is_hub_name(name):
+        return name
+    parts = [part for part in re.split(r"[\\/]+", name) if part not in ("", ".", "..")]
+    return parts[-1] if parts else ""
+
+
+def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
+    path = folder / REPORT_FOLDER / "report.json"
+    if not path.is_file():
+        return None
+    try:
+        report = read_report(path)
+    except InputError as error:
+        _left_out(f"{REPORT_FOLDER}/report.json: {error}", "Write it again")
+        return None
+    about = _mapping(report.get("about"))
+    if record and about.get("fingerprint") != record.get("fingerprint"):
+        _left_out(f"{REPORT_FOLDER}/report.json, which is about other weights", "Measure these")
+        return None
+    columns = ("before", "after") if report["after"] is not None else ("before",)
+    level = number(report, "confidence_level")
+    named = {"before": "before" if len(columns) == 2 else "value", "after": "after"}
+    metrics = {}
+    tests = {}
+    for column in columns:
+        state = report[column]
+        metrics[named[column]] = _values(_mapping(state["metrics"]))
+        test = _mapping(state["consistency_test"])
+        found = [number(test, key) for key in Consistency._fields]
+        if None not in found:
+            tests[named[column]] = Consistency(*found)  # type: ignore[arg-type]
+    figures = (f"{REPORT_FOLDER}/figures/{name}" for name in _FIGURES)
+    return Results(
+        rows=Split(text(about, "name"), text(about, "split"), report["n_examples"]),
+        seen=count(about, "seen") or 0,
+        n_bins=report["n_bins"],
+        level=level if level is not None and 0 < level < 1 else 0.95,
+        metrics=metrics,
+        tests=tests,
+        figures=tuple(path for path in figures if (folder / path).is_file()),
+        options=_options(about.get("options")),
+    )
+
+
+_FIGURES = (
+    "reliability.png",
+    "smooth_reliability.png",
+    "confidence_histogram.png",
+    "risk_coverage.png",
+    "classwise.png",
+)
+
+
+def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
+    """What the trainer's evaluation measured without keeping logits."""
+    measured = _mapping(record.get("metrics"))
+    metrics = {}
+    for column in ("before", "after"):
+        found = _mapping(measured.get(column))
+        values = {key: number(found, key) for key in LOGGED_METRICS}
+        metrics[column] = {key: Value(value) for key, value in values.items() if value is not None}
+    if not (metrics["before"] and metrics["after"]):
+        return None
+    has_figure = measured.get("figure") is True and (folder / STREAMED_FIGURE).is_file()
+    return Results(
+        rows=_split(measured),
+        seen=count(measured, "seen") or 0,
+        n_bins=count(measured, "n_bins"),
+        level=None,
+        metrics=metrics,
+        tests={},
+        figures=(STREAMED_FIGURE,) if has_figure else (),
+    )
+
+
+def _values(metrics: Mapping[str, Any]) -> dict[str, Value]:
+    found = {}
+    for key in METRICS:
+        entry = _mapping(metrics.get(key))
+        value = number(entry, "value")
+        if value is not None:
+            low, high = number(entry, "low"), number(entry, "high")
+            found[key] = Value(value) if low is None or high is None else Value(value, low, high)
+    return found
+
+
+def _split(entry: object) -> Split:
+    record = _mapping(entry)
+    name = text(record, "name")
+    return Split(None if name is None else plain_name(name), text(record, "split"), count(record, "n"))
+
+
+def _options(value: object) -> tuple[str, ...]:
+    """Words of a command line that need no quotes; none where one is anything else."""
+    words = value if isinstance(value, list) else []
+    plain = [isinstance(word, str) and re.fullmatch(r"[\w./:=,+@-]{1,200}", word) for word in words]
+    return tuple(words) if all(plain) else ()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return _mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        _left_out(f"{path.name}, which is not readable as JSON ({error})", "Save the model again")
+        return {}
+
+
+def _left_out(what: str, way_out: str) -> None:
+    warnings.warn(
+        f"The model card says nothing of {what}. {way_out} with hf-calib calibrate, or with hf-calib evaluate FOLDER "
+        f"--output FOLDER/{REPORT_FOLDER}.",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def title_of_metric(key: str) -> str:
+    """As reports call it."""
+    return MEASURES[key].title

@@ -1,0 +1,153 @@
+"""The metadata of a model card: what the Hub's own checklist asks for, and the results as a model-index."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard
+
+from hf_calib.export.card_facts import Facts, Results, Value, is_hub_name, text, title_of_metric
+
+logger = logging.getLogger(__name__)
+
+TAGS = ("calibration", "hf_calib")
+_OURS = "hf_calib"  # marks our results among others
+
+
+def update_metadata(
+    data: Any,
+    facts: Facts,
+    *,
+    model_name: str,
+    license: str | None = None,
+    language: str | Sequence[str] | None = None,
+    datasets: str | Sequence[str] | None = None,
+    base_model: str | None = None,
+) -> None:
+    """Fill in what is known and not there yet; what a caller gives replaces what is there.
+
+    Args:
+        data: of the card, changed in place.
+        facts: of the model's folder.
+        model_name: for the results, where the card has no name yet.
+        license: None takes the card's, or else that of the base model's card.
+        language: None leaves the card's.
+        datasets: names on the Hub; None takes the card's, or else those of the splits.
+        base_model: None takes the card's, or else the one in calibration.json.
+    """
+    record = facts.record or {}
+    data.library_name = "transformers"  # adapters, which were trained with peft, are merged
+    data.tags = sorted({*_names(data.tags), *(TAGS if facts.record is not None else ())})
+    if facts.task is not None and not data.pipeline_tag:
+        data.pipeline_tag = facts.task
+    named = [
+        name
+        for name in _names(base_model or data.base_model or text(record, "base_model"))
+        if is_hub_name(name)
+    ]
+    data.base_model = named[0] if len(named) == 1 else named or None
+    if named and not data.get("base_model_relation"):
+        data["base_model_relation"] = "finetune"
+    given = (
+        _names(datasets)
+        or _names(data.datasets)
+        or [split.name for split in facts.splits.values() if split.name]
+    )
+    data.datasets = list(dict.fromkeys(name for name in given if is_dataset_name(name))) or None
+    if language is not None:
+        data.language = _names(language)
+    data.license = license or data.license or _license_of(named)
+    if data.license is None:
+        logger.warning(
+            "The model card has no license: that of the base model is not known. Add a line such as `license: mit` to "
+            "the first lines of README.md, or pass license to create_model_card or push_to_hub."
+        )
+    if facts.results is not None:
+        data.model_name = data.model_name or model_name
+        ours = _eval_results(facts, facts.results, data.datasets)
+        replaced = {(each.unique_identifier, each.metric_type) for each in ours}
+        kept = [
+            each
+            for each in data.eval_results or []
+            if (each.metric_args or {}).get("source") != _OURS
+            and (each.unique_identifier, each.metric_type) not in replaced
+        ]
+        data.eval_results = [*kept, *ours]
+
+
+def _names(value: object) -> list[str]:
+    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    return [each for each in values if isinstance(each, str) and each]
+
+
+# Builders of the datasets library that read local files: no names of datasets.
+_PACKAGED = {
+    *(
+        "arrow",
+        "audiofolder",
+        "cache",
+        "csv",
+        "generator",
+        "hdf5",
+        "imagefolder",
+        "json",
+        "pandas",
+        "parquet",
+    ),
+    *("pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml"),
+}
+
+
+def is_dataset_name(name: object) -> bool:
+    """Whether a name can be that of a dataset on the Hub, and is none of a reader of local files.
+
+    >>> [is_dataset_name(name) for name in ("fancyzhx/ag_news", "csv", "my data", None)]
+    [True, False, False, False]
+    """
+    return is_hub_name(name) and name not in _PACKAGED
+
+
+def _license_of(base_models: Sequence[str]) -> str | None:
+    """What the card of the only base model says, if the Hub can be asked."""
+    if len(base_models) != 1:
+        return None
+    try:
+        found = ModelCard.load(base_models[0], ignore_metadata_errors=True).data.license
+    except Exception as error:  # whatever happens there, the card goes without it
+        logger.debug("No license of %s: %r", base_models[0], error)
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None) -> list[EvalResult]:
+    """Of the model as it is served under the metrics' own names, of its other state under longer ones."""
+    served = "value" if "value" in results.metrics else "after" if facts.folded else "before"
+    found = []
+    for column, values in results.metrics.items():
+        end = "" if column == served else f"_{column}_calibration"
+        name_end = "" if column == served else f", {column} calibration"
+        for key, value in values.items():
+            found.append(
+                EvalResult(
+                    task_type=facts.task or "text-classification",
+                    dataset_type=next(
+                        (name for name in datasets or () if name == results.rows.name), "custom"
+                    ),
+                    dataset_name=results.rows.name or "own data",
+                    dataset_split=results.rows.split,
+                    metric_type=f"{key}{end}",
+                    metric_name=f"{title_of_metric(key)}{name_end}",
+                    metric_value=value.value,
+                    metric_args=_arguments(value, results),
+                )
+            )
+    return found
+
+
+def _arguments(value: Value, results: Results) -> dict[str, object]:
+    interval = (
+        {} if value.low is None else {f"interval_{100 * (results.level or 0):g}": [value.low, value.high]}
+    )
+    return {"source": _OURS, **({} if results.n_bins is None else {"n_bins": results.n_bins}), **interval}

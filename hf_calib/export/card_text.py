@@ -1,0 +1,342 @@
+"""The calibration section of a model card, in Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_calib._markdown import escape, markdown_table
+from hf_calib.export.card_facts import (
+    REPORT_FOLDER,
+    Consistency,
+    Facts,
+    Results,
+    Split,
+    Value,
+    count,
+    text,
+    title_of_metric,
+)
+from hf_calib.export.citations import citations
+from hf_calib.losses import LOSSES
+from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling.saved_map import MAP_NAME, map_title
+
+HEADING = "## Calibration"
+_FEW = 6  # numbers of a parameter that a reader can take in
+# Narrow enough for two columns of numbers beside them on a phone.
+_SHORT = {
+    "nll": "NLL (nats)",
+    "brier": "Brier score",
+    "ece": "ECE",
+    "mce": "Maximum CE",
+}
+_EXAMPLES = {
+    "text-classification": "a text",
+    "token-classification": "a text",
+    "image-classification": "an_image.png",
+    "audio-classification": "a_recording.wav",
+    "video-classification": "a_video.mp4",
+}
+_PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
+
+
+def calibration_section(facts: Facts, name: str, decisions: Sequence[str] = ()) -> str:
+    """The section's Markdown.
+
+    Args:
+        facts: of a folder with a map, or with results.
+        name: of the repository or the folder, for the snippets.
+        decisions: lines on the rule beside the model.
+    """
+    lines = [HEADING, ""]
+    if facts.results is not None:
+        lines += _results(facts, facts.results)
+    elif facts.record is not None:
+        lines += ["No results are shown: what was measured is not known, or not about these weights.", ""]
+    lines += ["### How to use it", "", *_usage(facts, name), ""]
+    if decisions:
+        lines += ["### Decisions", "", *(line for line in decisions if line), ""]
+    if facts.record is not None:
+        lines += ["### How it was calibrated", "", *_history(facts, facts.record), ""]
+        lines += ["### What it is calibrated for, and what breaks it", "", *_limits(facts), ""]
+    lines += ["### Measure again, calibrate again", "", *_again(facts, name), ""]
+    lines += _citations(facts)
+    return "\n".join(lines).rstrip()
+
+
+def title(record: Mapping[str, Any]) -> str:
+    """The map's name in a sentence."""
+    return map_title(text(record, "method") or "temperature", text(record, "choice"))
+
+
+def rows_in_words(rows: Split) -> str:
+    """The rows of a split, escaped.
+
+    >>> rows_in_words(Split("ag_news", "test", 7600)), rows_in_words(Split(None, "evaluation", None))
+    ('7,600 rows of the test split of ag\\\\_news', 'rows of the evaluation split')
+    """
+    number = "rows" if rows.n is None else f"{rows.n:,} row{'' if rows.n == 1 else 's'}"
+    split = f" of the {escape(rows.split)} split" if rows.split else ""
+    return number + split + (f" of {escape(rows.name)}" if rows.name else "")
+
+
+# ---- Results ----
+
+
+def _results(facts: Facts, results: Results) -> list[str]:
+    after = "" if facts.record is None else f" after {title(facts.record)}"
+    lines = []
+    if results.figures:
+        shown = f"Reliability diagram{' before and' + escape(after) if 'after' in results.metrics else ''}"
+        lines += [f"![{shown}]({results.figures[0]})", ""]
+    lines += [_headline(results, after), ""]
+    lines += [*_table(results), "", *_how_to_read(results), ""]
+    if results.tests:
+        lines += [*_tests(results, after), ""]
+    if len(results.figures) > 1:
+        lines += ["<details>", "<summary>More figures</summary>", ""]
+        for path in results.figures[1:]:
+            lines += [f"![{path.split('/')[-1].split('.')[0].replace('_', ' ').capitalize()}]({path})", ""]
+        lines += ["</details>", ""]
+    return lines
+
+
+def _headline(results: Results, after: str) -> str:
+    ece = {column: values["ece"].value for column, values in results.metrics.items() if "ece" in values}
+    said = ", ".join(
+        f"**{value:.4f}**{'' if column == 'value' else f' {column}' if column == 'before' else escape(after)}"
+        for column, value in ece.items()
+    )
+    sentence = f"Expected calibration error (ECE): {said}, on {rows_in_words(results.rows)}."
+    if not results.seen:
+        return sentence
+    every = results.rows.n is not None and results.seen >= results.rows.n
+    which = "these same rows" if every else f"{results.seen:,} of these rows"
+    return f"{sentence} **The map was fitted on {which}, so the metrics after it are optimistic.**"
+
+
+def _table(results: Results) -> list[str]:
+    columns = results.metrics
+    keys = dict.fromkeys(key for values in columns.values() for key in values)
+    rows = [
+        [_SHORT.get(key, title_of_metric(key)), *(_cell(values.get(key)) for values in columns.values())]
+        for key in keys
+    ]
+    return markdown_table(["Metric", *(column.capitalize() for column in columns)], rows)
+
+
+def _cell(value: Value | None) -> str:
+    """A number with its interval below it: side by side they are too wide for a phone."""
+    if value is None:
+        return ""
+    interval = "" if value.low is None else f"<br><sub>{value.low:.4f} to {value.high:.4f}</sub>"
+    return f"{value.value:.4f}{interval}"
+
+
+def _how_to_read(results: Results) -> list[str]:
+    bins = "" if results.n_bins is None else f" {results.n_bins} bins."
+    if not results.has_report:
+        return [
+            f"All but accuracy: lower is better.{bins} No logits were kept in this evaluation, so there are no "
+            "confidence intervals and no consistency test. `hf-calib evaluate` gives both."
+        ]
+    level = f"{100 * (results.level or 0):g}%"
+    return [
+        f"All but accuracy: lower is better. Below each number its {level} bootstrap interval over the rows.{bins} "
+        "Binned errors are biased upwards in small samples, and their intervals with them. "
+        f"All metrics, bins and classes: [report]({REPORT_FOLDER}/report.md)."
+    ]
+
+
+def _tests(results: Results, after: str) -> list[str]:
+    found = [_test(column, test, results.level or 0.95, after) for column, test in results.tests.items()]
+    return [f"**Consistency test.** {' '.join(found)}"]
+
+
+def _test(column: str, test: Consistency, level: float, after: str) -> str:
+    when = {"before": "Before", "after": escape(after.strip().capitalize() or "After"), "value": ""}[column]
+    subject = "the" if when else "The"
+    chance = f"{test.expected:.4f} on average, p = {test.p_value:.2g}"
+    start = f"{when}{', ' if when else ''}{subject} ECE of {test.value:.4f}"
+    if test.p_value <= 1 - level:
+        return (
+            f"{start} is beyond the chance of a perfectly calibrated model with these confidences ({chance})."
+        )
+    return f"{start} is within chance of a perfectly calibrated model with these confidences ({chance})."
+
+
+# ---- Use ----
+
+
+def _usage(facts: Facts, name: str) -> list[str]:
+    task = facts.task or "text-classification"
+    example = _EXAMPLES.get(task, "an input")
+    applied = facts.record is None or facts.folded
+    source = "transformers" if applied else "hf_calib"
+    options = ", top_k=None" if task in ("text-classification", "image-classification") else ""
+    lines = [
+        "```python",
+        f"from {source} import pipeline",
+        f"classify = pipeline({json.dumps(task)}, model={json.dumps(name)}{options})",
+        f"print(classify({json.dumps(example)}))",
+        "```",
+    ]
+    if facts.record is None:
+        return lines
+    kind = "sigmoid" if facts.multi_label else "softmax"
+    if facts.folded:
+        said = (
+            f"The map is folded into the classification head: the {kind} that the pipeline applies gives the "
+            "calibrated probabilities, with no code of hf_calib."
+        )
+    else:
+        said = (
+            f"The map is not in the weights: {MAP_NAME} holds it, and `hf_calib.pipeline` applies it "
+            "(`pip install hf_calib`). `transformers.pipeline` gives the probabilities from before the calibration."
+        )
+    return [*lines, "", said]
+
+
+# ---- History ----
+
+
+def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
+    name = title(record)
+    fitted_on = Split(None, text(record, "split"), count(record, "n_examples"))
+    calibration = facts.splits.get("calibration", fitted_on)
+    if calibration.n is None:
+        calibration = calibration._replace(n=fitted_on.n)
+    lines = []
+    base = text(record, "base_model")
+    loss = _loss(record)
+    if loss:
+        lines += [f"Trained with the loss {loss}{f', from {escape(base)}' if base else ''}.", ""]
+    lines += [
+        f"{escape(name[0].upper() + name[1:])}{_parameters(record)} was fitted on {rows_in_words(calibration)}; "
+        f"{MAP_NAME} has it as numbers.",
+        "",
+    ]
+    uses = {"train": "the weights", "calibration": "the map", "test": "the numbers above"}
+    if record.get("loss") in ("adafocal", "ada_dual_focal", "calfocal", "ece_ce"):
+        uses["calibration"] += " and the loss's gammas"
+    found = {**facts.splits, "calibration": calibration}
+    if facts.results is not None:
+        known, rest = facts.splits.get("test", Split()), facts.results.rows
+        found["test"] = Split(rest.name or known.name, rest.split or known.split, rest.n or known.n)
+    lines += ["| Split | Rows | Used for |", "| --- | ---: | --- |"]
+    lines += [_row_of_splits(found[role], role, use) for role, use in uses.items() if role in found]
+    lines.append("")
+    versions = [
+        f"{package} {escape(facts.versions[package])}" for package in _PACKAGES if facts.versions.get(package)
+    ]
+    when = text(record, "date")
+    if versions or when:
+        made = (
+            f"Made{f' on {escape(when)}' if when else ''}{' with ' if versions else ''}{', '.join(versions)}."
+        )
+        lines.append(made)
+    return lines
+
+
+def _row_of_splits(rows: Split, role: str, use: str) -> str:
+    name = escape(" ".join(part for part in (rows.name, rows.split) if part) or role)
+    return f"| {name} | {'not known' if rows.n is None else f'{rows.n:,}'} | {use} |"
+
+
+def _loss(record: Mapping[str, Any]) -> str:
+    """The loss and its hyperparameters, escaped; empty where it is not known."""
+    name = text(record, "loss")
+    if name is None:
+        return ""
+    settings = record.get("loss_kwargs")
+    given = settings.items() if isinstance(settings, Mapping) else ()
+    said = ", ".join(f"{key}={_short(value)}" for key, value in given)
+    return escape(f"{name} ({said})" if said else name)
+
+
+def _short(value: object) -> str:
+    shown = " ".join(str(value).split())
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _parameters(record: Mapping[str, Any]) -> str:
+    """The map's parameters in brackets, where they are few, and what it minimised."""
+    fitted = record.get("parameters")
+    known = {**record, **(fitted if isinstance(fitted, Mapping) else {})}
+    said = []
+    for name in ("temperature", "temperatures"):
+        numbers = _numbers(known.get(name))
+        if numbers is not None and 0 < len(numbers) <= _FEW:
+            said.append(f"{name} {', '.join(f'{value:.4f}' for value in numbers)}")
+    criterion = text(record, "criterion")
+    if criterion is not None:
+        said.append(f"criterion: {escape(criterion)}")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _numbers(value: object) -> np.ndarray[Any, Any] | None:
+    try:
+        found = np.array(value, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+# ---- Limits ----
+
+
+def _limits(facts: Facts) -> list[str]:
+    lines = [
+        "A probability of 0.8 from this model is meant to be right 8 times in 10 **on inputs drawn as the calibration "
+        "split was**. It is no promise for:",
+        "",
+        "- other inputs (another domain, language or time), on which probabilities are mostly too high;",
+        "- other class frequencies: `hf-calib calibrate --target-data` corrects for them from unlabelled inputs;",
+        "- single classes or groups of inputs: the numbers above are averages;",
+        "- weights in 8 or 4 bits: measure the quantised model, and calibrate it again if need be;",
+    ]
+    if facts.multi_label:
+        lines.append(
+            "- servers that apply a softmax to multi-label models, as Text Embeddings Inference does: ask for raw "
+            "scores there, and apply a sigmoid;"
+        )
+    if not facts.folded:
+        lines.append("- servers and exports, which do not know the map: they serve the model from before it;")
+    lines[-1] = f"{lines[-1][:-1]}."
+    return lines
+
+
+# ---- Again ----
+
+
+def _again(facts: Facts, name: str) -> list[str]:
+    results = facts.results
+    command = f"hf-calib evaluate {name} --data test.csv"
+    said = ["`evaluate` measures the model on labelled rows of yours."]
+    if results is not None and results.options:
+        bins = [] if results.n_bins in (None, 15) else ["--n-bins", str(results.n_bins)]
+        command = " ".join(["hf-calib evaluate", name, *results.options, *bins])
+        served = "before" if facts.record is not None and not facts.folded else list(results.metrics)[-1]
+        said = [f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.']
+    commands = ["pip install hf_calib", command]
+    if facts.task in (None, "text-classification") and not facts.multi_label:
+        commands.append(f"hf-calib calibrate {name} --data yours.csv --output recalibrated")
+        said.append("`calibrate` fits a new map on rows of yours.")
+    if facts.folded:
+        commands.append(f"hf-calib unfold {name} unfolded")
+        said.append("`unfold` takes the map out again.")
+    return ["```bash", *commands, "```", "", " ".join(said)]
+
+
+def _citations(facts: Facts) -> list[str]:
+    record = facts.record or {}
+    loss, method = text(record, "loss"), text(record, "method")
+    entries = citations(loss if loss in LOSSES else None, method if method in SCALERS else None)
+    if not entries:
+        return []
+    lines = ["<details>", "<summary>BibTeX of the loss and the map</summary>", "", "```bibtex"]
+    return [*lines, *"\n\n".join(entries).splitlines(), "```", "", "</details>"]

@@ -1,0 +1,176 @@
+"""What a trainer's last evaluation showed, written beside the model for its card."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import softmax
+
+from hf_calib._files import whole_file
+from hf_calib.export.card_facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
+from hf_calib.export.card_metadata import is_dataset_name
+from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.report.writing import write_to
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
+
+if TYPE_CHECKING:
+    from hf_calib.trainer.evaluation_pass import EvaluationPass
+    from hf_calib.trainer.trainer import CalibrationTrainer
+
+
+def about_data(trainer: CalibrationTrainer, split: str, n_examples: int) -> dict[str, Any]:
+    """What calibration.json says of the rows and the base model, as far as the datasets and the config tell."""
+    train, held_out = trainer.train_dataset, trainer.calibration_split
+    calibration: dict[str, Any] = {"split": split, "n": n_examples}
+    if held_out is not None and len_of(held_out) == n_examples:  # not the folds of another split
+        calibration |= {"name": _dataset_name(held_out)}
+    roles: dict[str, dict[str, Any]] = {
+        "train": {"name": _dataset_name(train), "n": len_of(train)},
+        "calibration": calibration,
+    }
+    known = {
+        role: {key: value for key, value in rows.items() if value is not None} for role, rows in roles.items()
+    }
+    base = getattr(trainer._config, "_name_or_path", None)
+    return {
+        "data": {role: rows for role, rows in known.items() if rows},
+        **({"base_model": base} if is_hub_name(base) else {}),
+    }
+
+
+def len_of(dataset: Any) -> int | None:
+    """How many rows; None for a stream."""
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _dataset_name(dataset: Any) -> str | None:
+    name = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    return name if is_dataset_name(name) else None
+
+
+def with_map(trainer: CalibrationTrainer) -> EvaluationPass | None:
+    """The last evaluation, if it measured the map that the trainer has now."""
+    evaluation = trainer.last_evaluation
+    if trainer.calibration_map is None or evaluation is None:
+        return None
+    if evaluation.calibrated is None or evaluation.calibration_map is not trainer.calibration_map:
+        return None
+    return evaluation
+
+
+def measured(trainer: CalibrationTrainer) -> dict[str, Any]:
+    """The entry "metrics" of calibration.json: the metrics before and after the map, on which rows."""
+    evaluation = with_map(trainer)
+    if evaluation is None:
+        return {}
+    found, prefix = evaluation.metrics(), evaluation.prefix
+    columns = {
+        column: {
+            name: found[key] if math.isfinite(found[key]) else None
+            for name in LOGGED_METRICS
+            if (key := f"{prefix}_{name}{end}") in found
+        }
+        for column, end in (("before", ""), ("after", "_calibrated"))
+    }
+    return {"metrics": {**_rows(trainer, evaluation), "n_bins": evaluation.n_bins, **columns}}
+
+
+def report_of(trainer: CalibrationTrainer) -> CalibrationReport | None:
+    """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
+
+    Multi-label models have none.
+    """
+    evaluation = trainer.last_evaluation
+    if evaluation is None or not evaluation.rows:
+        return None
+    logits, labels = evaluation.logits_and_labels()
+    if labels.ndim == 2 or not np.isfinite(logits).all():
+        return None
+    logits = logits.astype(np.float64)
+    scaler, names = trainer.calibration_map, getattr(trainer._config, "id2label", None) or {}
+    return replace(
+        calibration_report(
+            softmax(logits, axis=1),
+            labels,
+            calibrated=None if scaler is None else scaler.predict_proba(logits),
+            n_bins=evaluation.n_bins,
+            class_names=[str(names.get(i, i)) for i in range(logits.shape[1])],
+            name=trainer.calibration_loss.name,
+        ),
+        about=_rows(trainer, evaluation),
+    )
+
+
+def write_results(trainer: CalibrationTrainer, folder: Path) -> None:
+    """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
+
+    The report where logits were kept, in the folder `calibration`; else only the metrics and a diagram.
+    """
+    path = folder / MAP_NAME
+    if not _is_of(trainer, path):
+        save_map(trainer.calibration_map, path, trainer._about_map)
+    (folder / REPORT_FOLDER / "report.json").unlink(missing_ok=True)  # of an earlier evaluation
+    evaluation = with_map(trainer)
+    report = None if evaluation is None else report_of(trainer)
+    if report is not None:
+        write_to(folder / REPORT_FOLDER, of_weights(report, folder))
+    about = {key: value for key, value in trainer._about_map.items() if key != "folded"}
+    record = (
+        {key: value for key, value in _read(path).items() if key != "metrics"} | about | measured(trainer)
+    )
+    if evaluation is not None and report is None:
+        diagram = reliability_diagram(evaluation.panels(), n_bins=evaluation.n_bins)
+        save_figure(diagram, folder / STREAMED_FIGURE)
+        record["metrics"]["figure"] = True
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def of_weights(report: CalibrationReport, folder: Path) -> CalibrationReport:
+    """The report with the fingerprint of the folder's weights, if calibration.json has one."""
+    weights = _read(folder / MAP_NAME).get("fingerprint")
+    return replace(report, about={**report.about, **({} if weights is None else {"fingerprint": weights})})
+
+
+def _rows(trainer: CalibrationTrainer, evaluation: EvaluationPass) -> dict[str, Any]:
+    """Which rows an evaluation was on, and how many of them the map was fitted on."""
+    split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
+    dataset = trainer.evaluated_dataset
+    rows: dict[str, Any] = {"split": split}
+    name = _dataset_name(dataset)
+    if name is not None:
+        rows["name"] = name
+    n_rows = None
+    if evaluation.raw is not None and not evaluation.raw.multi_label:
+        n_rows = len(evaluation.raw.confidences)
+    elif not isinstance(dataset, dict):
+        n_rows = len_of(dataset)
+    if n_rows is not None:
+        rows["n"] = n_rows
+    if dataset is not None and dataset is trainer.calibration_split:
+        rows["seen"] = n_rows or trainer._about_map["n_examples"]
+    return rows
+
+
+def _is_of(trainer: CalibrationTrainer, path: Path) -> bool:
+    """Whether a calibration.json holds the trainer's map."""
+    try:
+        theirs = load_map(path).scaler.affine_map()
+    except ValueError:
+        return False
+    ours = trainer.calibration_map.affine_map()
+    return all(
+        np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None or b is not None
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,696 @@
+"""Model cards: what a reader and the Hub find in them, from a training and from a folder, honest or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from huggingface_hub import EvalResult, ModelCard
+from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
+
+import hf_calib.trainer.report as trainer_report
+from hf_calib import CalibrationTrainer
+from hf_calib._errors import InputValueError
+from hf_calib.commands import evaluate as evaluate_command
+from hf_calib.decisions import CostRule, Decisions
+from hf_calib.export.card_facts import is_hub_name, plain_name
+from hf_calib.export.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
+from hf_calib.export.model_card import write_card
+from hf_calib.losses import LOSSES
+from hf_calib.report import CalibrationReport
+from hf_calib.scaling.methods import FOLDABLE_SCALERS
+from hf_calib.trainer.evaluation_pass import EvaluationPass
+from tests.commands.test_cli import call
+from tests.helpers.hub_server import running_hub
+from tests.helpers.tiny import arguments, sequences, text_of, tiny_bert, tiny_trainer, tokenizer
+from tests.helpers.trained import images_trainer
+
+KEYS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
+
+
+@pytest.fixture(autouse=True)
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few resamples and empty figures: the real ones are tested with the reports."""
+    for module in (evaluate_command, trainer_report):
+        whole = module.calibration_report
+        quick = lambda *args, whole=whole, **options: whole(*args, **{**options, "n_resamples": 20})  # noqa: E731
+        monkeypatch.setattr(module, "calibration_report", quick)
+    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
+
+
+def card_of(folder: Path) -> ModelCard:
+    return ModelCard((folder / "README.md").read_text())
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The cells of the table of metrics, by its first column."""
+    rows = re.findall(r"^\| (.+) \|$", text.split("| Metric |")[1].split("\n\n")[0], re.M)
+    return {cells[0]: cells[1:] for cells in (row.split(" | ") for row in rows[1:])}
+
+
+# ---- A folder that hf-calib calibrate made, pushed and measured again ----
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its data, and the model calibrated on 150 rows and reported on 120 others."""
+    folder = tmp_path_factory.mktemp("work")
+    names = {0: "art", 1: "law", 2: "film", 3: "sport"}
+    model = tiny_bert(id2label=names, label2id={name: i for i, name in names.items()})
+    model.save_pretrained(folder / "model")
+    tokenizer().save_pretrained(folder / "model")
+    for name, n, seed in (("data", 150, 1), ("test", 120, 2)):
+        rows = sequences(model, n, seed=seed)
+        texts = [text_of(ids) for ids in rows["input_ids"]]
+        pandas.DataFrame({"text": texts, "label": [names[label] for label in rows["label"]]}).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        quick_reports.__wrapped__(patch)  # type: ignore[attr-defined]
+        result = call(
+            *(
+                "calibrate",
+                folder / "model",
+                "--data",
+                folder / "data.csv",
+                "--test-data",
+                folder / "test.csv",
+            ),
+            *("--max-length", 7, "--method", "temperature", "--output", folder / "out"),
+        )
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+PUSH_AND_MEASURE = """
+import functools, sys
+from huggingface_hub import HfApi
+from hf_calib.cli import app
+from hf_calib.commands import evaluate
+evaluate.calibration_report = functools.partial(evaluate.calibration_report, n_resamples=20)  # of intervals only
+api = HfApi(token="hf_madeUpForThisTest")
+api.create_repo("me/x")
+api.upload_folder(folder_path=sys.argv[1], repo_id="me/x")
+app(sys.argv[2:])
+"""
+
+
+def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: Path, tmp_path: Path) -> None:
+    write_card(calibrated / "out", repo_id="me/x", license="mit")
+    card = card_of(calibrated / "out")
+    command = re.search(r"^hf-calib (evaluate me/x .*)$", card.text, re.M)
+    assert command is not None
+    assert command[1] == "evaluate me/x --data test.csv --max-length 7"
+    with running_hub() as hub:
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run(
+            [sys.executable, "-c", PUSH_AND_MEASURE, str(calibrated / "out"), *command[1].split(), "--json"],
+            cwd=calibrated,
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
+    assert {"README.md", "calibration/report.json"} <= set(hub.files["me/x"]["main"])
+    found = json.loads(done.stdout)
+    rows = table(card.text)
+    assert list(rows) == [
+        *(
+            "Accuracy",
+            "NLL (nats)",
+            "Brier score",
+            "ECE",
+            "Adaptive ECE",
+            "Classwise ECE",
+            "Maximum CE",
+            "Smooth ECE",
+        )
+    ]
+    served = [cells[1].split("<br>")[0] for cells in rows.values()]
+    assert served == [f"{found['before']['metrics'][key]['value']:.4f}" for key in KEYS]
+    assert rows["ECE"][0].split("<br>")[0] != rows["ECE"][1].split("<br>")[0]
+    assert '`evaluate` gives the column "After" above, of the same rows.' in card.text
+
+
+def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    write_card(
+        folder, repo_id="me/x", license="mit", language="en", datasets="me/words", base_model="me/base"
+    )
+    card = card_of(folder)
+    data = card.data.to_dict()
+    results = data.pop("model-index")
+    assert data == {
+        "library_name": "transformers",
+        "tags": ["calibration", "hf_calib"],
+        "pipeline_tag": "text-classification",
+        "license": "mit",
+        "language": ["en"],
+        "datasets": ["me/words"],
+        "base_model": "me/base",
+        "base_model_relation": "finetune",
+    }
+    assert len(results) == 1
+    for phrase in (
+        "# x\n\nA model for text classification for 4 classes: art, law, film, sport.",
+        "on 120 rows of test.csv.",
+        "was fitted on 150 rows of data.csv",
+        "| data.csv | 150 | the map |\n| test.csv | 120 | the numbers above |",
+        'classify = pipeline("text-classification", model="me/x", top_k=None)',
+        "from transformers import pipeline",
+        "The map is folded into the classification head",
+        "**Consistency test.** Before, the ECE of",
+        "After temperature scaling, the ECE of",
+        "hf-calib unfold me/x unfolded",
+        "@inproceedings{guo2017calibration,",
+        "on inputs drawn as the calibration split was",
+    ):
+        assert phrase in card.text, phrase
+    assert "optimistic" not in card.text
+    assert str(calibrated) not in (folder / "README.md").read_text()
+    assert "multi-label" not in card.text
+
+
+def test_the_hub_reads_the_results_back_before_and_after_apart(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    write_card(folder, repo_id="me/x", license="mit")
+    report = json.loads((folder / "calibration" / "report.json").read_text())
+    found = {each.metric_type: each for each in card_of(folder).data.eval_results}
+    assert set(found) == {*KEYS, *(f"{key}_before_calibration" for key in KEYS)}
+    for key in KEYS:
+        assert found[key].metric_value == report["after"]["metrics"][key]["value"]
+        assert found[f"{key}_before_calibration"].metric_value == report["before"]["metrics"][key]["value"]
+    assert (
+        found["ece_before_calibration"].metric_name == "Expected calibration error (ECE), before calibration"
+    )
+    low, high = found["nll"].metric_args["interval_95"]
+    assert low < found["nll"].metric_value < high
+    assert {(each.task_type, each.dataset_name) for each in found.values()} == {
+        ("text-classification", "test.csv")
+    }
+
+
+def test_writing_it_again_changes_nothing_and_keeps_what_the_user_wrote(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    folder = copied(calibrated, tmp_path)
+    write_card(folder, repo_id="me/x", license="mit")
+    first = (folder / "README.md").read_text()
+    write_card(folder, repo_id="me/x")
+    assert (folder / "README.md").read_text() == first
+    card = card_of(folder)
+    card.data.license, card.data.pipeline_tag, card.data["widget"] = (
+        "apache-2.0",
+        "zero-shot-classification",
+        [1],
+    )
+    card.data.tags = ["mine", *card.data.tags]
+    mine = {"task_type": "text-classification", "dataset_type": "me/other", "dataset_name": "other"}
+    card.data.eval_results.append(EvalResult(**mine, metric_type="accuracy", metric_value=0.5))
+    card.text = card.text.replace("# x\n", "# x\n\nAbove.\n") + "\n## Calibration\n\nMy own words.\n"
+    card.save(folder / "README.md")
+    change(folder / "calibration.json", criterion="ece")
+    write_card(folder, repo_id="me/y")
+    again = card_of(folder)
+    assert (again.data.license, again.data.pipeline_tag, again.data["widget"]) == (
+        "apache-2.0",
+        "zero-shot-classification",
+        [1],
+    )
+    assert again.data.tags == ["calibration", "hf_calib", "mine"]
+    assert [e.metric_value for e in again.data.eval_results if e.dataset_type == "me/other"] == [0.5]
+    assert len(again.data.eval_results) == 1 + 2 * len(KEYS)
+    assert again.text.count("\n## Calibration\n") == 2
+    assert again.text.count("### How to use it") == 1
+    assert again.text.endswith("\n## Calibration\n\nMy own words.\n")
+    assert "Above." in again.text
+    assert "criterion: ece" in again.text
+    assert "me/x" not in again.text
+    assert 'model="me/y"' in again.text
+
+
+def test_a_section_of_version_0_1_is_replaced(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    old = "## Calibration\n\nTrained with the loss focal.\n\n| Metric | Before | After |\n\n"
+    (folder / "README.md").write_text(f"---\nlicense: mit\n---\n# Mine\n\n{old}## After\n\nText.\n")
+    write_card(folder)
+    text = card_of(folder).text
+    assert text.count("## Calibration\n") == 1
+    assert "Trained with the loss focal." not in text
+    assert "## After\n\nText." in text
+
+
+# ---- Folders that are not what they seem ----
+
+HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "loss",
+        "loss_kwargs",
+        "criterion",
+        "split",
+        "method",
+        "choice",
+        "data",
+        "base_model",
+        "date",
+        "versions",
+    ],
+)
+def test_text_of_calibration_json_is_no_markup(field: str, calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    if field == "split":  # used where nothing else is known of the rows
+        change(folder / "calibration.json", data=None)
+    value: Any = {
+        "loss_kwargs": {HOSTILE: HOSTILE},
+        "data": {
+            role: {"name": HOSTILE, "split": HOSTILE, "n": 3} for role in ("train", "calibration", "test")
+        },
+        "versions": {"torch": HOSTILE, HOSTILE: "1"},
+    }.get(field, HOSTILE)
+    change(folder / "calibration.json", **{"loss": "focal", field: value})
+    write_card(folder, repo_id="me/x", license="mit")
+    assert_no_markup_of_others(folder)
+
+
+def test_text_of_report_config_and_decisions_is_no_markup(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    names = {str(i): f"{HOSTILE} {i}" for i in range(4)}
+    change(folder / "config.json", id2label=names, label2id=None)
+    Decisions(CostRule(1 - np.eye(4)), tuple(names.values())).save(folder)
+    report = folder / "calibration" / "report.json"
+    record = json.loads(report.read_text())
+    about = {
+        **record["about"],
+        "name": HOSTILE,
+        "split": HOSTILE,
+        "options": ["--data", "$(x)`\n```\n## Owned"],
+    }
+    metrics = {key: {**entry, "title": HOSTILE} for key, entry in record["after"]["metrics"].items()}
+    record |= {"name": HOSTILE, "about": about, "warnings": [HOSTILE], "diagnosis": [HOSTILE]}
+    record["after"] |= {"metrics": metrics}
+    report.write_text(json.dumps(record))
+    write_card(folder, repo_id="me/x", license="mit")
+    assert_no_markup_of_others(folder)
+    assert "hf-calib evaluate me/x --data test.csv" in card_of(folder).text
+
+
+def assert_no_markup_of_others(folder: Path) -> None:
+    card = card_of(folder)
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(card.text)
+    assert "<img src=x" not in html
+    assert not re.search(r"<h\d>\s*Owned", html)
+    assert re.findall(r'<img src="([^"]*)"', html) == ["calibration/figures/reliability.png"]
+    assert re.findall(r'<a href="([^"]*)"', html) == ["calibration/report.md"]
+    assert yaml.safe_load((folder / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n"))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"n_examples": "many"},
+        {"n_examples": 10**400},
+        {"loss_kwargs": [1]},
+        {"parameters": {"temperature": "<b>"}},
+        {"parameters": 7},
+        {"data": {"train": [1], "calibration": {"n": True}, "test": 3}},
+        {"versions": [1, 2]},
+        {"method": ["temperature"]},
+        {"method": "unheard_of"},
+        {"metrics": {"before": {"ece": "0.1"}, "after": {"ece": None}}},
+    ],
+)
+def test_wrong_entries_are_passed_over(entry: dict[str, Any], calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(folder / "calibration.json", **entry)
+    write_card(folder, repo_id="me/x", license="mit")
+    text = card_of(folder).text
+    assert "## Calibration" in text or entry == {"method": ["temperature"]}
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["calibration.json", "calibration/report.json", "decisions.json", "config.json"]
+)
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{" * 50_000, '{"a": NaN'])
+def test_broken_files_are_warned_of_and_left_out(
+    name: str, content: str, calibrated: Path, tmp_path: Path
+) -> None:
+    folder = copied(calibrated, tmp_path)
+    (folder / name).write_text(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        write_card(folder, repo_id="me/x", license="mit")
+    if content != "[1, 2]" or name in ("calibration/report.json", "decisions.json"):
+        assert any("The model card says nothing of" in str(each.message) for each in caught)
+    assert card_of(folder).data.library_name == "transformers"
+
+
+def test_a_report_on_other_weights_is_not_shown(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(folder / "calibration.json", fingerprint="0" * 64)
+    with pytest.warns(
+        UserWarning, match="which is about other weights. Measure these with hf-calib calibrate"
+    ):
+        write_card(folder, license="mit")
+    card = card_of(folder)
+    assert "No results are shown" in card.text
+    assert "reliability.png" not in card.text
+    assert card.data.eval_results is None
+
+
+def test_decisions_for_other_weights_are_not_shown(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    known = json.loads((folder / "calibration.json").read_text())["fingerprint"]
+    names = ("art", "law", "film", "sport")
+    for weights in (None, known):
+        Decisions(CostRule(1 - np.eye(4)), names, fingerprint=weights).save(folder)
+        write_card(folder, license="mit")
+        assert "A decision rule comes with the model" in card_of(folder).text
+    Decisions(CostRule(1 - np.eye(4)), names, fingerprint="0" * 64).save(folder)
+    with pytest.warns(
+        UserWarning, match=r"fitted on the probabilities of other weights .* Run hf-calib decide again"
+    ):
+        write_card(folder, license="mit")
+    assert "A decision rule" not in card_of(folder).text
+    assert Decisions.from_pretrained(folder).fingerprint == "0" * 64  # loading reads no weights
+
+
+def test_decide_says_which_weights_it_decided_for(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    data = ("--data", calibrated / "data.csv", "--test-data", calibrated / "test.csv", "--alpha", 0.2)
+    assert call("decide", folder, *data, "--output", folder).exit_code == 0
+    known = json.loads((folder / "calibration.json").read_text())["fingerprint"]
+    assert Decisions.from_pretrained(folder).fingerprint == known
+
+
+def test_metadata_that_cannot_be_read_is_refused(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    (folder / "README.md").write_text("---\nlicense: [mit\n---\n# Mine\n")
+    with pytest.raises(InputValueError, match=r"expected README\.md to have metadata that can be read, got"):
+        write_card(folder)
+    assert (folder / "README.md").read_text() == "---\nlicense: [mit\n---\n# Mine\n"
+
+
+def test_a_license_that_is_not_known_is_asked_for(calibrated: Path, tmp_path: Path, caplog: Any) -> None:
+    write_card(copied(calibrated, tmp_path), repo_id="me/x")
+    assert "The model card has no license" in caplog.text
+    assert "license" not in card_of(tmp_path / "out").data.to_dict()
+
+
+def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(folder / "calibration.json", method="spline", folded=False)
+    change(folder / "config.json", problem_type="multi_label_classification")
+    write_card(folder, repo_id="me/x", license="mit")
+    card = card_of(folder)
+    assert "from hf_calib import pipeline" in card.text
+    assert (
+        "The map is not in the weights: calibration.json holds it, and `hf_calib.pipeline` applies it"
+        in card.text
+    )
+    assert "Text Embeddings Inference" in card.text
+    assert "hf-calib unfold" not in card.text
+    found = {each.metric_type for each in card.data.eval_results}
+    assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
+    assert '`evaluate` gives the column "Before" above' in card.text
+
+
+def test_a_model_without_a_map_gets_a_plain_card_and_its_own_measurements(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(calibrated / "model", folder)
+    write_card(folder, license="mit")
+    card = card_of(folder)
+    assert card.data.tags == []
+    assert "Calibration" not in card.text
+    data = ("--data", calibrated / "test.csv", "--output", folder / "calibration")
+    assert call("evaluate", folder, *data).exit_code == 0
+    write_card(folder)
+    card = card_of(folder)
+    assert "| Metric | Value |" in card.text
+    assert {each.metric_type for each in card.data.eval_results} == set(KEYS)
+    assert "The map" not in card.text
+
+
+def copied(calibrated: Path, tmp_path: Path) -> Path:
+    """Its output without a card."""
+    shutil.copytree(calibrated / "out", tmp_path / "out", ignore=shutil.ignore_patterns("README.md"))
+    return tmp_path / "out"
+
+
+def change(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("fancyzhx/ag_news", "fancyzhx/ag_news"),
+        ("/home/me/secret/data.csv", "data.csv"),
+        ("../runs/bert", "bert"),
+        ("runs\\data.jsonl", "data.jsonl"),
+        ("runs/data.csv", "data.csv"),
+        ("~/x/", "x"),
+        ("/", ""),
+    ],
+)
+def test_no_folder_of_this_machine_in_a_name(name: str, plain: str) -> None:
+    assert plain_name(name) == plain
+
+
+def test_a_folder_that_is_here_is_no_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("runs/bert")
+    (tmp_path / "runs" / "bert").mkdir(parents=True)
+    assert not is_hub_name("runs/bert")
+
+
+# ---- After a training ----
+
+
+def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="focal")
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path)
+    trainer.create_model_card(license="mit", dataset="words")
+    card, last = card_of(tmp_path), trainer.last_evaluation.metrics()
+    rows = table(card.text)
+    for title, key in (("ECE", "ece"), ("NLL (nats)", "nll"), ("Accuracy", "accuracy")):
+        for cell, end in zip(rows[title], ("", "_calibrated"), strict=True):
+            assert re.fullmatch(
+                rf"{last[f'eval_{key}{end}']:.4f}<br><sub>\d.\d{{4}} to \d.\d{{4}}</sub>", cell
+            )
+    assert "Smooth ECE" in rows
+    assert "on 24 rows of the evaluation split." in card.text
+    assert (
+        "| train | 16 | the weights |\n| calibration | 40 | the map |\n| evaluation | 24 | the numbers"
+        in card.text
+    )
+    assert "Trained with the loss focal \\(gamma=3.0\\)." in card.text
+    assert "- learning_rate: 0.001" in card.text  # the stock card
+    assert "lin2017focal" in card.text
+    assert card.data.license == "mit"
+    assert "None dataset" not in card.text
+    assert str(tmp_path) not in (tmp_path / "README.md").read_text()
+    assert "metrics" not in trainer.model.config.calibration
+    assert "data" not in trainer.model.config.calibration
+    record = json.loads((tmp_path / "calibration.json").read_text())
+    assert record["data"] == {"train": {"n": 16}, "calibration": {"split": "calibration", "n": 40}}
+    report = json.loads((tmp_path / "calibration" / "report.json").read_text())
+    assert report["about"] == {"split": "evaluation", "n": 24, "fingerprint": record["fingerprint"]}
+
+
+def test_what_was_saved_alone_has_the_metrics_too(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "run")
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    write_card(tmp_path / "calibrated", license="mit")
+    last, rows = trainer.last_evaluation.metrics(), table(card_of(tmp_path / "calibrated").text)
+    assert rows["ECE"] == [f"{last['eval_ece']:.4f}", f"{last['eval_ece_calibrated']:.4f}"]
+    assert "Smooth ECE" not in rows
+
+
+def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    whole = EvaluationPass.finish
+
+    def finish(self: EvaluationPass) -> None:
+        whole(self)
+        if self.prefix:  # the calibration split has none
+            kept.append(sum(len(labels) for _, labels in self.rows))
+
+    monkeypatch.setattr(EvaluationPass, "finish", finish)
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "calibration_strategy": "evaluate"}
+    trainer = tiny_trainer(tmp_path, **settings)
+    trainer.train()
+    assert kept == [0, 0, 24]
+    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
+    assert kept[-1] == 16
+    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 16 * 4 - 1)
+    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
+    assert kept[-1] == 0
+    assert trainer.last_evaluation.keep_logits is False
+    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test", keep_logits=True)
+    assert kept[-1] == 16
+    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
+    trainer.create_model_card(license="mit")
+    text = card_of(tmp_path).text
+    assert "No logits were kept in this evaluation, so there are no confidence intervals" in text
+    metrics = trainer.last_evaluation.metrics()
+    assert table(text)["ECE"] == [f"{metrics['test_ece']:.4f}", f"{metrics['test_ece_calibrated']:.4f}"]
+    assert "](reliability.png)" in text
+    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "calibration" / "report.json").exists()
+
+
+def test_rows_that_the_map_was_fitted_on_are_called_optimistic(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.evaluate(trainer.calibration_dataset)
+    trainer.create_model_card(license="mit")
+    assert (
+        "The map was fitted on these same rows, so the metrics after it are optimistic."
+        in card_of(tmp_path).text
+    )
+    trainer.evaluate()
+    trainer.create_model_card(license="mit")
+    assert "optimistic" not in card_of(tmp_path).text
+
+
+def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.create_model_card(license="mit")
+    assert "| Metric |" in card_of(tmp_path).text
+    trainer.fit_calibration_map()
+    trainer.create_model_card(license="mit")
+    assert "No results are shown" in card_of(tmp_path).text
+
+
+def test_the_card_says_whether_the_map_is_in_the_weights_beside_it(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card()
+    text = card_of(tmp_path).text
+    assert "The map is not in the weights" in text
+    assert "from hf_calib import pipeline" in text
+    trainer.save_calibrated_model(tmp_path)
+    trainer.create_model_card()
+    text = card_of(tmp_path).text
+    assert "The map is folded into the classification head" in text
+    assert "not in the weights" not in text
+
+
+def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path),
+        train_dataset=sequences(model, 8),
+        calibration_dataset=sequences(model, 40, seed=2),
+        eval_dataset=sequences(model, 20, seed=3),
+    )
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path)
+    trainer.create_model_card(license="mit")
+    text = card_of(tmp_path).text
+    assert "on 20 rows of the evaluation split" in text
+    assert "<sub>" not in text
+    assert "the sigmoid that the pipeline applies" in text
+    assert "apply a sigmoid" in text
+
+
+def test_an_image_model(tmp_path: Path) -> None:
+    trainer, _ = images_trainer(tmp_path)
+    trainer.evaluate(trainer.calibration_dataset)
+    trainer.save_calibrated_model(tmp_path / "out")
+    trainer.create_model_card(license="mit")
+    card = card_of(tmp_path / "out")
+    assert card.data.pipeline_tag == "image-classification"
+    assert (
+        'pipeline("image-classification", model="out", top_k=None)\nprint(classify("an_image.png"))'
+        in card.text
+    )
+    assert "hf-calib calibrate out" not in card.text  # which reads texts
+
+
+def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, temperature_criterion="none")
+    trainer.train()
+    trainer.create_model_card()
+    assert "## Calibration" not in card_of(tmp_path).text
+    assert not (tmp_path / "reliability.png").exists()
+
+
+def test_a_base_model_on_this_machine_is_not_named(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "out")
+    trainer.model.config._name_or_path = "/home/somebody/secret/bert"
+    trainer.train()
+    trainer.create_model_card(license="mit")
+    assert "somebody" not in (tmp_path / "out" / "README.md").read_text()
+    trainer.model.config._name_or_path = "me/base"
+    trainer.fit_calibration_map()
+    trainer.create_model_card(license="mit")
+    card = card_of(tmp_path / "out")
+    assert (card.data.base_model, card.data["base_model_relation"]) == ("me/base", "finetune")
+    assert "Trained with the loss cross\\_entropy, from me/base." in card.text
+
+
+# ---- Citations ----
+
+
+def test_every_entry_is_bibtex_of_its_key() -> None:
+    for key, entry in ENTRIES.items():
+        found = re.fullmatch(r"@(article|inproceedings|misc)\{(\w+),\n(.*)\n\}", entry, re.S)
+        assert found is not None, key
+        assert found[2] == key
+        lines = re.findall(r"^  (\w+) = \{(.*)\}(,?)$", found[3], re.M)
+        assert len(lines) == len(found[3].splitlines()), key
+        assert [comma for _, _, comma in lines] == [","] * (len(lines) - 1) + [""]
+        fields = {name: value for name, value, _ in lines}
+        assert {"title", "author", "year"} <= set(fields)
+        assert {"article": "journal", "inproceedings": "booktitle", "misc": "eprint"}[found[1]] in fields
+        assert key.endswith(re.sub(r"[^a-z]", "", re.split(r"[ :-]", fields["title"].lower())[0])) or key in (
+            *("ghosh2022adafocal", "guo2017calibration", "lin2017focal", "popordanoska2022consistent"),
+        )
+        assert fields["year"] in key
+        assert all(value.count("{") == value.count("}") for value in fields.values()), key
+        assert re.fullmatch(r"\d{4}", fields["year"])
+        for author in fields["author"].split(" and "):
+            assert re.fullmatch(r"[^,]+, [^,]+", author), author
+
+
+def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
+    without = {name for name in LOSSES if name not in OF_LOSSES}
+    assert without == {"cross_entropy", "logit_norm"}
+    assert set(FOLDABLE_SCALERS) <= set(OF_MAPS)
+    assert {key for keys in (*OF_LOSSES.values(), *OF_MAPS.values()) for key in keys} == set(ENTRIES)
+    for name, keys in OF_LOSSES.items():  # the table of losses names the same years
+        assert set(re.findall(r"\d{4}", LOSSES[name].source)) <= {
+            re.findall(r"\d{4}", key)[0] for key in keys
+        } | {"2017" if name == "focal" else ""}
+    assert citations(None, "unheard_of") == []
+    assert len(citations("ada_dual_focal", "auto")) == 4
