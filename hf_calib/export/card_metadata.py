@@ -67,14 +67,9 @@ def update_metadata(
     if facts.results is not None:
         data.model_name = data.model_name or model_name
         ours = _eval_results(facts, facts.results, data.datasets)
-        replaced = {(each.unique_identifier, each.metric_type) for each in ours}
-        kept = [
-            each
-            for each in data.eval_results or []
-            if (each.metric_args or {}).get("source") != _OURS
-            and (each.unique_identifier, each.metric_type) not in replaced
-        ]
-        data.eval_results = [*kept, *ours]
+        replaced = {_what(each) for each in ours}
+        others = [each for each in data.eval_results or [] if (each.metric_args or {}).get("source") != _OURS]
+        data.eval_results = [*(each for each in others if _what(each) not in replaced), *ours]
 
 
 def _names(value: object) -> list[str]:
@@ -121,22 +116,29 @@ def _license_of(base_models: Sequence[str]) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _what(result: EvalResult) -> tuple[object, ...]:
+    """Task, dataset and metric. The Trainer's own card has the accuracy before calibration, of a split "None"."""
+    split = None if result.dataset_split == "None" else result.dataset_split
+    return result.task_type, result.dataset_type, split, result.metric_type
+
+
 def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None) -> list[EvalResult]:
-    """Of the model as it is served under the metrics' own names, of its other state under longer ones."""
+    """Of the model as it is served under the metrics' own names, then of its other state under longer ones."""
     served = "value" if "value" in results.metrics else "after" if facts.folded else "before"
+    name, split = results.rows.name, results.rows.split
+    if name is None and datasets is not None and len(datasets) == 1:
+        name = datasets[0]
     found = []
-    for column, values in results.metrics.items():
+    for column in sorted(results.metrics, key=lambda column: column != served):
         end = "" if column == served else f"_{column}_calibration"
         name_end = "" if column == served else f", {column} calibration"
-        for key, value in values.items():
+        for key, value in results.metrics[column].items():
             found.append(
                 EvalResult(
                     task_type=facts.task or "text-classification",
-                    dataset_type=next(
-                        (name for name in datasets or () if name == results.rows.name), "custom"
-                    ),
-                    dataset_name=results.rows.name or "own data",
-                    dataset_split=results.rows.split,
+                    dataset_type=name if name in (datasets or ()) else "custom",
+                    dataset_name=name or "own data",
+                    dataset_split=split,
                     metric_type=f"{key}{end}",
                     metric_name=f"{title_of_metric(key)}{name_end}",
                     metric_value=value.value,

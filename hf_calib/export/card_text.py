@@ -70,7 +70,9 @@ def calibration_section(facts: Facts, name: str, decisions: Sequence[str] = ()) 
 
 def title(record: Mapping[str, Any]) -> str:
     """The map's name in a sentence."""
-    return map_title(text(record, "method") or "temperature", text(record, "choice"))
+    fitted = record.get("parameters")
+    choice = text(fitted if isinstance(fitted, Mapping) else record, "choice")
+    return map_title(text(record, "method") or "temperature", choice)
 
 
 def rows_in_words(rows: Split) -> str:
@@ -133,7 +135,12 @@ def _cell(value: Value | None) -> str:
     """A number with its interval below it: side by side they are too wide for a phone."""
     if value is None:
         return ""
-    interval = "" if value.low is None else f"<br><sub>{value.low:.4f} to {value.high:.4f}</sub>"
+    # No line breaks at a dash between word joiners.
+    interval = (
+        ""
+        if value.low is None
+        else f"<br><sub>{value.low:.4f}&NoBreak;&ndash;&NoBreak;{value.high:.4f}</sub>"
+    )
     return f"{value.value:.4f}{interval}"
 
 
@@ -267,11 +274,14 @@ def _parameters(record: Mapping[str, Any]) -> str:
     """The map's parameters in brackets, where they are few, and what it minimised."""
     fitted = record.get("parameters")
     known = {**record, **(fitted if isinstance(fitted, Mapping) else {})}
+    scale, bias = _numbers(record.get("weight")), _numbers(record.get("bias") or 0)
+    if scale is not None and scale.ndim == 0 and scale > 0 and bias is not None and not bias.any():
+        known["temperature"] = float(1 / scale)
     said = []
     for name in ("temperature", "temperatures"):
         numbers = _numbers(known.get(name))
-        if numbers is not None and 0 < len(numbers) <= _FEW:
-            said.append(f"{name} {', '.join(f'{value:.4f}' for value in numbers)}")
+        if numbers is not None and numbers.ndim <= 1 and numbers.size <= _FEW:
+            said.append(f"{name} {', '.join(f'{value:.4f}' for value in numbers.reshape(-1))}")
     criterion = text(record, "criterion")
     if criterion is not None:
         said.append(f"criterion: {escape(criterion)}")
@@ -280,10 +290,10 @@ def _parameters(record: Mapping[str, Any]) -> str:
 
 def _numbers(value: object) -> np.ndarray[Any, Any] | None:
     try:
-        found = np.array(value, dtype=np.float64).reshape(-1)
+        found = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if np.isfinite(found).all() else None
+    return found if found.size and np.isfinite(found).all() else None
 
 
 # ---- Limits ----

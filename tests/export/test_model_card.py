@@ -169,7 +169,7 @@ def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> No
     for phrase in (
         "# x\n\nA model for text classification for 4 classes: art, law, film, sport.",
         "on 120 rows of test.csv.",
-        "was fitted on 150 rows of data.csv",
+        "; criterion: nll) was fitted on 150 rows of data.csv",
         "| data.csv | 150 | the map |\n| test.csv | 120 | the numbers above |",
         'classify = pipeline("text-classification", model="me/x", top_k=None)',
         "from transformers import pipeline",
@@ -181,6 +181,8 @@ def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> No
         "on inputs drawn as the calibration split was",
     ):
         assert phrase in card.text, phrase
+    temperature = json.loads((folder / "calibration.json").read_text())["parameters"]["temperature"]
+    assert f"Temperature scaling (temperature {temperature:.4f}; " in card.text
     assert "optimistic" not in card.text
     assert str(calibrated) not in (folder / "README.md").read_text()
     assert "multi-label" not in card.text
@@ -331,6 +333,8 @@ def assert_no_markup_of_others(folder: Path) -> None:
         {"loss_kwargs": [1]},
         {"parameters": {"temperature": "<b>"}},
         {"parameters": 7},
+        {"weight": "<b>", "bias": {}},
+        {"weight": [], "bias": "x"},
         {"data": {"train": [1], "calibration": {"n": True}, "test": 3}},
         {"versions": [1, 2]},
         {"method": ["temperature"]},
