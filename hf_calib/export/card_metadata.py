@@ -136,7 +136,7 @@ def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None
             found.append(
                 EvalResult(
                     task_type=facts.task or "text-classification",
-                    dataset_type=name if name in (datasets or ()) else "custom",
+                    dataset_type=name if name is not None and name in (datasets or ()) else "custom",
                     dataset_name=name or "own data",
                     dataset_split=split,
                     metric_type=f"{key}{end}",

@@ -202,8 +202,8 @@ def _usage(facts: Facts, name: str) -> list[str]:
         )
     else:
         said = (
-            f"The map is not in the weights: {MAP_NAME} holds it, and `hf_calib.pipeline` applies it "
-            "(`pip install hf_calib`). `transformers.pipeline` gives the probabilities from before the calibration."
+            f"The map is not in the weights: {MAP_NAME} holds it, and `hf_calib.pipeline` applies it. "
+            "`transformers.pipeline` gives the probabilities from before the calibration."
         )
     return [*lines, "", said]
 
@@ -332,14 +332,14 @@ def _again(facts: Facts, name: str) -> list[str]:
         command = " ".join(["hf-calib evaluate", name, *results.options, *bins])
         served = "before" if facts.record is not None and not facts.folded else list(results.metrics)[-1]
         said = [f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.']
-    commands = ["pip install hf_calib", command]
+    commands = [command]
     if facts.task in (None, "text-classification") and not facts.multi_label:
         commands.append(f"hf-calib calibrate {name} --data yours.csv --output recalibrated")
         said.append("`calibrate` fits a new map on rows of yours.")
     if facts.folded:
         commands.append(f"hf-calib unfold {name} unfolded")
         said.append("`unfold` takes the map out again.")
-    return ["```bash", *commands, "```", "", " ".join(said)]
+    return ["Where hf_calib is installed:", "", "```bash", *commands, "```", "", " ".join(said)]
 
 
 def _citations(facts: Facts) -> list[str]:

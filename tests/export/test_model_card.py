@@ -434,6 +434,7 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     assert "Text Embeddings Inference" in card.text
     assert "hf-calib unfold" not in card.text
     found = {each.metric_type for each in card.data.eval_results}
+    assert card.data.eval_results[0].metric_type == "accuracy"
     assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
     assert '`evaluate` gives the column "Before" above' in card.text
 
@@ -502,7 +503,8 @@ def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
     for title, key in (("ECE", "ece"), ("NLL (nats)", "nll"), ("Accuracy", "accuracy")):
         for cell, end in zip(rows[title], ("", "_calibrated"), strict=True):
             assert re.fullmatch(
-                rf"{last[f'eval_{key}{end}']:.4f}<br><sub>\d.\d{{4}} to \d.\d{{4}}</sub>", cell
+                rf"{last[f'eval_{key}{end}']:.4f}<br><sub>\d.\d{{4}}&NoBreak;&ndash;&NoBreak;\d.\d{{4}}</sub>",
+                cell,
             )
     assert "Smooth ECE" in rows
     assert "on 24 rows of the evaluation split." in card.text
