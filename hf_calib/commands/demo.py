@@ -95,7 +95,9 @@ def run_demo(output_dir: str | Path, *, epochs: int = 10, max_per_class: int = 3
             for name in LOSSES
         }
         best = min(outcomes, key=lambda name: outcomes[name].calibration_nll)
-        outcomes[best].trainer.save_calibrated_model(output_dir / "model")
+        trainer = outcomes[best].trainer
+        trainer.evaluate(tokenized["test"], metric_key_prefix="test")  # what the model's card shows
+        trainer.save_calibrated_model(output_dir / "model")
     console.print(comparison(outcomes))
     console.print(
         "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it "

@@ -17,7 +17,7 @@ from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.report import of_weights, report_of
+from hf_calib.trainer.report import report_of, write_results
 
 if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
@@ -61,7 +61,8 @@ def train_and_report(
 
 
 def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
-    report = report_of(trainer)
+    scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
+    report = report_of(trainer) if scaler is None else write_results(trainer, folder / "calibrated")
     if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set. There is no report on them; "
@@ -69,13 +70,11 @@ def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
             stacklevel=3,
         )
         return
-    scaler, calibrated = trainer.calibration_map, folder / "calibrated"
-    if scaler is not None:
-        report = of_weights(report, calibrated)
-    write_to(folder / "report", report)
-    if scaler is not None:  # where the card of a pushed model looks for it
-        with whole_folder(calibrated / REPORT_FOLDER) as beside:
-            shutil.copytree(folder / "report", beside, dirs_exist_ok=True)
+    if scaler is None:
+        write_to(folder / "report", report)
+    else:
+        with whole_folder(folder / "report") as copied:
+            shutil.copytree(beside, copied, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
     print(
         "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"

@@ -276,11 +276,24 @@ def _split(entry: object) -> Split:
     return Split(None if name is None else plain_name(name), text(record, "split"), count(record, "n"))
 
 
+_OPTIONS = {
+    *(
+        "--data",
+        "--config-name",
+        "--split",
+        "--text-column",
+        "--label-column",
+        "--class-names",
+        "--max-length",
+    ),
+}
+
+
 def _options(value: object) -> tuple[str, ...]:
-    """Words of a command line that need no quotes; none where one is anything else."""
+    """Options that say which rows are read, with values that need no quotes; none where one is anything else."""
     words = value if isinstance(value, list) else []
     plain = [isinstance(word, str) and re.fullmatch(r"[\w./:=,+@-]{1,200}", word) for word in words]
-    return tuple(words) if all(plain) else ()
+    return tuple(words) if all(plain) and set(words[::2]) <= _OPTIONS and len(words) % 2 == 0 else ()
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a trainer's last evaluation showed, written beside the model for its card."""
+"""What the last evaluation of a `CalibrationTrainer` showed, written beside the model for its card."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:
     from hf_calib.trainer.evaluation_pass import EvaluationPass
-    from hf_calib.trainer.trainer import CalibrationTrainer
 
 
-def about_data(trainer: CalibrationTrainer, split: str, n_examples: int) -> dict[str, Any]:
+def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
     """What calibration.json says of the rows and the base model, as far as the datasets and the config tell."""
-    train, held_out = trainer.train_dataset, trainer.calibration_split
+    train = trainer.train_dataset
     calibration: dict[str, Any] = {"split": split, "n": n_examples}
-    if held_out is not None and len_of(held_out) == n_examples:  # not the folds of another split
-        calibration |= {"name": _dataset_name(held_out)}
+    if split in ("calibration", "evaluation"):
+        calibration |= {"name": _dataset_name(trainer.calibration_split)}
     roles: dict[str, dict[str, Any]] = {
         "train": {"name": _dataset_name(train), "n": len_of(train)},
         "calibration": calibration,
@@ -48,7 +47,10 @@ def about_data(trainer: CalibrationTrainer, split: str, n_examples: int) -> dict
 
 def len_of(dataset: Any) -> int | None:
     """How many rows; None for a stream."""
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _dataset_name(dataset: Any) -> str | None:
@@ -56,7 +58,7 @@ def _dataset_name(dataset: Any) -> str | None:
     return name if is_dataset_name(name) else None
 
 
-def with_map(trainer: CalibrationTrainer) -> EvaluationPass | None:
+def with_map(trainer: Any) -> EvaluationPass | None:
     """The last evaluation, if it measured the map that the trainer has now."""
     evaluation = trainer.last_evaluation
     if trainer.calibration_map is None or evaluation is None:
@@ -66,7 +68,7 @@ def with_map(trainer: CalibrationTrainer) -> EvaluationPass | None:
     return evaluation
 
 
-def measured(trainer: CalibrationTrainer) -> dict[str, Any]:
+def measured(trainer: Any) -> dict[str, Any]:
     """The entry "metrics" of calibration.json: the metrics before and after the map, on which rows."""
     evaluation = with_map(trainer)
     if evaluation is None:
@@ -83,7 +85,7 @@ def measured(trainer: CalibrationTrainer) -> dict[str, Any]:
     return {"metrics": {**_rows(trainer, evaluation), "n_bins": evaluation.n_bins, **columns}}
 
 
-def report_of(trainer: CalibrationTrainer) -> CalibrationReport | None:
+def report_of(trainer: Any) -> CalibrationReport | None:
     """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
 
     Multi-label models have none.
@@ -109,38 +111,43 @@ def report_of(trainer: CalibrationTrainer) -> CalibrationReport | None:
     )
 
 
-def write_results(trainer: CalibrationTrainer, folder: Path) -> None:
+def write_results(trainer: Any, folder: Path) -> CalibrationReport | None:
     """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
 
-    The report where logits were kept, in the folder `calibration`; else only the metrics and a diagram.
+    Args:
+        trainer: with a map.
+        folder: of the model; one without this map's calibration.json gets it.
+
+    Returns:
+        The report in the folder `calibration`; or None where no logits were kept, or not of this map. There are only
+        metrics then, and a diagram.
     """
     path = folder / MAP_NAME
     if not _is_of(trainer, path):
         save_map(trainer.calibration_map, path, trainer._about_map)
     (folder / REPORT_FOLDER / "report.json").unlink(missing_ok=True)  # of an earlier evaluation
-    evaluation = with_map(trainer)
-    report = None if evaluation is None else report_of(trainer)
-    if report is not None:
-        write_to(folder / REPORT_FOLDER, of_weights(report, folder))
     about = {key: value for key, value in trainer._about_map.items() if key != "folded"}
     record = (
         {key: value for key, value in _read(path).items() if key != "metrics"} | about | measured(trainer)
     )
-    if evaluation is not None and report is None:
+    evaluation = with_map(trainer)
+    report = None if evaluation is None else report_of(trainer)
+    if report is not None:
+        weights = {key: record[key] for key in ("fingerprint",) if key in record}
+        report = replace(report, about={**report.about, **weights})
+        write_to(folder / REPORT_FOLDER, report)
+    elif (
+        evaluation is not None and None not in record["metrics"]["after"].values()
+    ):  # of NaN there is no diagram
         diagram = reliability_diagram(evaluation.panels(), n_bins=evaluation.n_bins)
         save_figure(diagram, folder / STREAMED_FIGURE)
         record["metrics"]["figure"] = True
     with whole_file(path) as unfinished:
         unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+    return report
 
 
-def of_weights(report: CalibrationReport, folder: Path) -> CalibrationReport:
-    """The report with the fingerprint of the folder's weights, if calibration.json has one."""
-    weights = _read(folder / MAP_NAME).get("fingerprint")
-    return replace(report, about={**report.about, **({} if weights is None else {"fingerprint": weights})})
-
-
-def _rows(trainer: CalibrationTrainer, evaluation: EvaluationPass) -> dict[str, Any]:
+def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
     """Which rows an evaluation was on, and how many of them the map was fitted on."""
     split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
     dataset = trainer.evaluated_dataset
@@ -160,7 +167,7 @@ def _rows(trainer: CalibrationTrainer, evaluation: EvaluationPass) -> dict[str, 
     return rows
 
 
-def _is_of(trainer: CalibrationTrainer, path: Path) -> bool:
+def _is_of(trainer: Any, path: Path) -> bool:
     """Whether a calibration.json holds the trainer's map."""
     try:
         theirs = load_map(path).scaler.affine_map()

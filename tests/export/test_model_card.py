@@ -101,7 +101,12 @@ from huggingface_hub import HfApi
 from hf_calib.cli import app
 from hf_calib.commands import evaluate
 evaluate.calibration_report = functools.partial(evaluate.calibration_report, n_resamples=20)  # of intervals only
+from hf_calib.export.model_card import write_card
 api = HfApi(token="hf_madeUpForThisTest")
+api.create_repo("me/base")
+card = b"---\\nlicense: openrail\\n---\\n"
+api.upload_file(path_or_fileobj=card, path_in_repo="README.md", repo_id="me/base")
+write_card(sys.argv[1], repo_id="me/x", base_model="me/base")
 api.create_repo("me/x")
 api.upload_folder(folder_path=sys.argv[1], repo_id="me/x")
 app(sys.argv[2:])
@@ -109,8 +114,10 @@ app(sys.argv[2:])
 
 
 def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: Path, tmp_path: Path) -> None:
-    write_card(calibrated / "out", repo_id="me/x", license="mit")
-    card = card_of(calibrated / "out")
+    folder = copied(calibrated, tmp_path)
+    write_card(folder, repo_id="me/x", base_model="me/base")
+    card = card_of(folder)
+    assert card.data.license is None  # there is no Hub yet
     command = re.search(r"^hf-calib (evaluate me/x .*)$", card.text, re.M)
     assert command is not None
     assert command[1] == "evaluate me/x --data test.csv --max-length 7"
@@ -118,7 +125,7 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: P
         settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
         done = subprocess.run(
-            [sys.executable, "-c", PUSH_AND_MEASURE, str(calibrated / "out"), *command[1].split(), "--json"],
+            [sys.executable, "-c", PUSH_AND_MEASURE, str(folder), *command[1].split(), "--json"],
             cwd=calibrated,
             env={**os.environ, **settings},
             capture_output=True,
@@ -126,7 +133,9 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: P
             timeout=300,
         )
     assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
-    assert {"README.md", "calibration/report.json"} <= set(hub.files["me/x"]["main"])
+    pushed = hub.files["me/x"]["main"]
+    assert {"README.md", "calibration/report.json", "calibration/figures/reliability.png"} <= set(pushed)
+    assert ModelCard(pushed["README.md"].decode()).data.license == "openrail"  # the base model's
     found = json.loads(done.stdout)
     rows = table(card.text)
     assert list(rows) == [
@@ -293,7 +302,19 @@ def test_text_of_calibration_json_is_no_markup(field: str, calibrated: Path, tmp
     assert_no_markup_of_others(folder)
 
 
-def test_text_of_report_config_and_decisions_is_no_markup(calibrated: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--data", "$(x)`\n```\n## Owned"],
+        ["--data", "x", "--output", "y"],
+        ["--data"],
+        "--data x",
+        [["--data"]],
+    ],
+)
+def test_text_of_report_config_and_decisions_is_no_markup(
+    options: Any, calibrated: Path, tmp_path: Path
+) -> None:
     folder = copied(calibrated, tmp_path)
     names = {str(i): f"{HOSTILE} {i}" for i in range(4)}
     change(folder / "config.json", id2label=names, label2id=None)

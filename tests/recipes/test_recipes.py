@@ -35,9 +35,10 @@ from transformers import (
 from hf_calib import CalibrationTrainer
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset
-from hf_calib.experiments import reported_training, train_and_report
+from hf_calib.experiments import train_and_report
 from hf_calib.experiments.config_file import parse_arguments
 from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.trainer import report as trainer_report
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
@@ -81,7 +82,7 @@ def run_on_two_processes(recipe: str, *arguments: str) -> str:
 @pytest.fixture
 def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few resamples and no figures: one test reads a whole report, the others do not look."""
-    monkeypatch.setattr(reported_training, "calibration_report", partial(calibration_report, n_resamples=20))
+    monkeypatch.setattr(trainer_report, "calibration_report", partial(calibration_report, n_resamples=20))
     monkeypatch.setattr(CalibrationReport, "figures", lambda self: {})
     monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
