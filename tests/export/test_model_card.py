@@ -441,6 +441,32 @@ def test_a_license_that_is_not_known_is_asked_for(calibrated: Path, tmp_path: Pa
     assert "license" not in card_of(tmp_path / "out").data.to_dict()
 
 
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
+    method: str, calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    data = ("--data", calibrated / "data.csv", "--test-data", calibrated / "test.csv", "--method", method)
+    assert call("calibrate", calibrated / "model", *data, "--output", folder).exit_code == 0
+    write_card(folder, license="mit")
+    text = card_of(folder).text
+    snippet = re.search(r"```python\n(.*?)```", text, re.S)
+    assert snippet is not None
+    monkeypatch.chdir(tmp_path)  # the folder's name stands for the repository's
+    found: dict[str, Any] = {}
+    exec(snippet[1], found)
+    table_of_test = pandas.read_csv(calibrated / "test.csv")
+    right = 0.0
+    for output, label in zip(
+        found["classify"](list(table_of_test["text"])), table_of_test["label"], strict=True
+    ):
+        scores = {each["label"]: each["score"] for each in output}
+        right += sum((score - (name == label)) ** 2 for name, score in scores.items())
+    brier = table(text)["Brier score"][1].split("<br>")[0]
+    assert f"{right / len(table_of_test):.4f}" == brier
+    assert ("from hf_calib import pipeline" in text) == (method == "isotonic")
+
+
 def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     folder = copied(calibrated, tmp_path)
     change(folder / "calibration.json", method="spline", folded=False)
