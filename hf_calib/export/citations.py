@@ -60,6 +60,15 @@ ENTRIES: dict[str, str] = {
         pages="1321--1330",
         year="2017",
     ),
+    "gupta2021calibration": _entry(
+        "inproceedings",
+        "gupta2021calibration",
+        title="Calibration of Neural Networks using Splines",
+        author="Gupta, Kartik and Rahimi, Amir and Ajanthan, Thalaiyasingam and Mensink, Thomas and "
+        "Sminchisescu, Cristian and Hartley, Richard",
+        booktitle="International Conference on Learning Representations",
+        year="2021",
+    ),
     "karandikar2021soft": _entry(
         "inproceedings",
         "karandikar2021soft",
@@ -187,6 +196,33 @@ ENTRIES: dict[str, str] = {
         pages="11809--11820",
         year="2021",
     ),
+    "zadrozny2001obtaining": _entry(
+        "inproceedings",
+        "zadrozny2001obtaining",
+        title="Obtaining Calibrated Probability Estimates from Decision Trees and Naive {Bayesian} Classifiers",
+        author="Zadrozny, Bianca and Elkan, Charles",
+        booktitle=_ICML,
+        pages="609--616",
+        year="2001",
+    ),
+    "zadrozny2002transforming": _entry(
+        "inproceedings",
+        "zadrozny2002transforming",
+        title="Transforming Classifier Scores into Accurate Multiclass Probability Estimates",
+        author="Zadrozny, Bianca and Elkan, Charles",
+        booktitle="ACM SIGKDD International Conference on Knowledge Discovery and Data Mining",
+        pages="694--699",
+        year="2002",
+    ),
+    "zhang2020mix": _entry(
+        "inproceedings",
+        "zhang2020mix",
+        title="{Mix-n-Match}: Ensemble and Compositional Methods for Uncertainty Calibration in Deep Learning",
+        author="Zhang, Jize and Kailkhura, Bhavya and Han, T. Yong-Jin",
+        booktitle=_ICML,
+        pages="11117--11128",
+        year="2020",
+    ),
 }
 
 # Cross entropy has no source, and the study that `logit_norm` is from has no author in print.
@@ -222,6 +258,10 @@ OF_MAPS: dict[str, tuple[str, ...]] = {
     "auto": ("guo2017calibration", "berta2025structured"),
     "prior_correction": ("saerens2002adjusting",),
     "dirichlet": ("kull2019beyond",),
+    "ensemble_temperature": ("zhang2020mix",),
+    "histogram": ("zadrozny2001obtaining",),
+    "isotonic": ("zadrozny2002transforming", "zhang2020mix"),
+    "spline": ("gupta2021calibration",),
 }
 
 
