@@ -14,9 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hf_calib.experiments import reported_training
+from hf_calib.experiments import train_and_report
 from hf_calib.report import calibration_report
 from hf_calib.scaling import MatrixScaling, VectorScaling
+from hf_calib.trainer import report as trainer_report
+from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
@@ -28,7 +30,7 @@ from tests.helpers.runs import (
     resume,
     run,
 )
-from tests.helpers.tiny import tiny_trainer
+from tests.helpers.tiny import N_LABELS, tiny_trainer
 
 torch.set_num_threads(1)
 
@@ -97,8 +99,17 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             found["not pushed"] += f"{type(error).__name__}: {error}\n"
     found["cross-calibrated"] = [cross_calibrated(folder / "cross", GLOBAL_BATCH // 2) for _ in range(2)]
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
-    reported_training.calibration_report = partial(calibration_report, n_resamples=10)
-    reported_training.train_and_report(reported, reported.eval_dataset)
+    trainer_report.calibration_report = partial(calibration_report, n_resamples=10)
+    train_and_report(reported, reported.eval_dataset)
+    found["kept"] = []
+    for few in (
+        EvaluationPass.FEW_VALUES,
+        2 * 6 * N_LABELS,
+    ):  # 6 rows on each: one process sees 8, the other 5
+        EvaluationPass.FEW_VALUES = few
+        reported.evaluate()
+        assert reported.last_evaluation is not None
+        found["kept"].append([len(labels) for _, labels in reported.last_evaluation.rows])
     found["written"] = sorted(path.name for path in (folder / "reported").iterdir())
     return found
 

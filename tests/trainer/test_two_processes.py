@@ -55,6 +55,10 @@ def test_two_processes_train_as_one(name: str, results: dict[str, Any], tmp_path
     assert_equal_runs(results[f"{name}, accumulated"], alone)
 
 
+def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: list[dict[str, Any]]) -> None:
+    assert [found["kept"] for found in evaluations] == [[[13], []]] * 2
+
+
 @pytest.mark.parametrize("name", RAGGED)
 def test_two_processes_count_each_row_once(name: str, results: dict[str, Any], tmp_path: Path) -> None:
     """accelerate repeats rows of the epoch's start to fill the last batch of both processes."""
