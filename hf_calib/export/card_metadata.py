@@ -67,9 +67,8 @@ def update_metadata(
     if facts.results is not None:
         data.model_name = data.model_name or model_name
         ours = _eval_results(facts, facts.results, data.datasets)
-        replaced = {_what(each) for each in ours}
-        others = [each for each in data.eval_results or [] if (each.metric_args or {}).get("source") != _OURS]
-        data.eval_results = [*(each for each in others if _what(each) not in replaced), *ours]
+        others = [each for each in data.eval_results or [] if not _is_ours(each)]
+        data.eval_results = [*others, *ours]
 
 
 def _names(value: object) -> list[str]:
@@ -116,10 +115,8 @@ def _license_of(base_models: Sequence[str]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _what(result: EvalResult) -> tuple[object, ...]:
-    """Task, dataset and metric. The Trainer's own card has the accuracy before calibration, of a split "None"."""
-    split = None if result.dataset_split == "None" else result.dataset_split
-    return result.task_type, result.dataset_type, split, result.metric_type
+def _is_ours(result: EvalResult) -> bool:
+    return isinstance(result.metric_args, dict) and result.metric_args.get("source") == _OURS
 
 
 def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None) -> list[EvalResult]:

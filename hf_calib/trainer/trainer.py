@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import gather_object
+from huggingface_hub import ModelCard
 from sklearn.base import clone
 from torch import Tensor
 from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, TrainerCallback
@@ -1036,7 +1037,8 @@ class CalibrationTrainer(Trainer):
             self.state.log_history = history
         folder = Path(self._output_dir)
         if self.is_world_process_zero():
-            _without_local_names(folder / CARD_NAME, getattr(self._config, "_name_or_path", None))
+            base_model = getattr(self._config, "_name_or_path", None)
+            _mend_stock_card(folder / CARD_NAME, base_model, is_calibrated=self.calibration_map is not None)
             if self.calibration_map is not None:
                 write_results(self, folder)
                 write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)
@@ -1046,16 +1048,21 @@ class CalibrationTrainer(Trainer):
 _BESIDE_THE_CONFIG = ("base_model", "data", "fingerprint", "metrics")
 
 
-def _without_local_names(card: Path, base_model: str | None) -> None:
-    """Take out of a stock card what it says of a base model that is on this machine only, and of no dataset."""
-    text = card.read_text(encoding="utf-8")
+def _mend_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
+    """Take out of the Trainer's card what is not so: a base model that is on this machine only, a dataset "None".
+
+    Where there is a map, its results go too: they are those before the map, under the name of any dataset.
+    """
+    card = ModelCard.load(path)
     if base_model is not None and not is_hub_name(base_model):
         link = (
             f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
         )
-        text = text.replace(link, "This model was trained on ")
-    text = text.replace(" on the None dataset.", " on an unknown dataset.")
-    card.write_text(text, encoding="utf-8")
+        card.text = card.text.replace(link, "This model was trained on ")
+    card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
+    if is_calibrated:
+        card.data.eval_results = []
+    card.save(path)
 
 
 def _loss_first(values: dict[str, Any]) -> dict[str, Any]:

@@ -544,7 +544,7 @@ def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="focal")
     trainer.train()
     trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card(license="mit", dataset="words")
+    trainer.create_model_card(license="mit", dataset="words", dataset_tags="me/words")
     card, last = card_of(tmp_path), trainer.last_evaluation.metrics()
     rows = table(card.text)
     for title, key in (("ECE", "ece"), ("NLL (nats)", "nll"), ("Accuracy", "accuracy")):
@@ -563,7 +563,11 @@ def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
     assert "- learning_rate: 0.001" in card.text  # the stock card
     assert "lin2017focal" in card.text
     assert card.data.license == "mit"
-    assert "None dataset" not in card.text
+    found = [each for each in card.data.eval_results if each.metric_type == "accuracy"]
+    assert [(each.dataset_type, each.metric_value) for each in found] == [
+        ("me/words", pytest.approx(last["eval_accuracy_calibrated"]))
+    ]
+    assert "on the words dataset." in card.text
     assert str(tmp_path) not in (tmp_path / "README.md").read_text()
     assert "metrics" not in trainer.model.config.calibration
     assert "data" not in trainer.model.config.calibration
@@ -703,7 +707,9 @@ def test_a_base_model_on_this_machine_is_not_named(tmp_path: Path) -> None:
     trainer.model.config._name_or_path = "/home/somebody/secret/bert"
     trainer.train()
     trainer.create_model_card(license="mit")
-    assert "somebody" not in (tmp_path / "out" / "README.md").read_text()
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "somebody" not in text
+    assert "This model was trained on an unknown dataset." in text
     trainer.model.config._name_or_path = "me/base"
     trainer.fit_calibration_map()
     trainer.create_model_card(license="mit")
