@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import CommitInfo, ModelCard
+from huggingface_hub import CommitInfo
 from safetensors import SafetensorError
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
-from hf_calib._hub import CARD, check_destination
+from hf_calib._hub import check_destination
 from hf_calib.commands.evaluate import Stages, in_silence
 from hf_calib.export.hub import (
     CONFIG,
@@ -28,6 +28,7 @@ from hf_calib.export.hub import (
     log_changes,
     push_folder,
 )
+from hf_calib.export.model_card import write_card
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title
@@ -148,7 +149,7 @@ def push(
             _write_folded(folder, source, config, saved)
             folded = True
         if folded or record:
-            _write_card(source, repo_id)
+            write_card(source, repo_id=repo_id)
         _note_other_rule(source, notes)
         announced: list[Changes] = []
 
@@ -211,15 +212,6 @@ def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: Sav
             if not new.exists() and not is_weights(name):
                 new.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, new)
-
-
-def _write_card(folder: Path, repo_id: str) -> None:
-    from hf_calib.export.model_card import add_calibration_section
-
-    if not (folder / CARD).is_file():
-        ModelCard(f"# {repo_id.split('/')[-1]}\n").save(folder / CARD)
-    record = _read_json(folder / CONFIG).get("calibration") or _read_json(folder / MAP_NAME)
-    add_calibration_section(folder, record, None)
 
 
 def _note_other_rule(folder: Path, notes: list[str]) -> None:

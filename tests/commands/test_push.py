@@ -239,6 +239,7 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
     np.testing.assert_allclose([each[0]["score"] for each in scores], best, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The model card says nothing of decisions.json")
 def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None:
     record = json.loads((folded / "calibration.json").read_text())
     (folded / "calibration.json").write_text(json.dumps({**record, "fingerprint": "a" * 64}))
