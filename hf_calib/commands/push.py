@@ -5,42 +5,35 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from huggingface_hub import CommitInfo
-from safetensors import SafetensorError
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
 from hf_calib._hub import check_destination
 from hf_calib.commands.evaluate import Stages, in_silence
-from hf_calib.export.hub import (
-    CONFIG,
-    Changes,
-    files_to_push,
-    is_weights,
-    log_changes,
-    push_folder,
-)
+from hf_calib.export.card_facts import REPORT_FOLDER, task_of
+from hf_calib.export.card_text import usage_lines
+from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.model_card import write_card
 from hf_calib.export.saving import standalone_copy, write_folded
+from hf_calib.predictions.texts import load_trained
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title
 
-_DECISIONS = "decisions.json"
-# What transformers loads a model with, and serves it as, by the end of its class's name.
-_TASKS = {
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-    "ForTokenClassification": "token-classification",
+# What a map is folded into here, by the pipeline's task.
+_LOADERS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "token-classification": "AutoModelForTokenClassification",
 }
-_EXAMPLES = {"image-classification": "picture.png"}
 
 
 @dataclass(frozen=True)
@@ -149,8 +142,10 @@ def push(
             _write_folded(folder, source, config, saved)
             folded = True
         if folded or record:
-            write_card(source, repo_id=repo_id)
-        _note_other_rule(source, notes)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                write_card(source, repo_id=repo_id)
+            notes += [str(warning.message) for warning in caught]
         announced: list[Changes] = []
 
         def remember(changes: Changes) -> None:
@@ -181,28 +176,19 @@ def push(
         changes.left_out,
         folded,
         tuple(notes),
-        _usage(changes.repo_id, revision, _task(config), uses_ours),
+        tuple(usage_lines(changes.repo_id, task_of(config), by_hf_calib=uses_ours, revision=revision)),
     )
 
 
 def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: SavedMap) -> None:
     """A new folder with the model of the first one, its map folded in, and all else that is pushed of it."""
-    task = _task(config)
-    if task is None or "auto_map" in config:
+    loader = _LOADERS.get(task_of(config) or "")
+    if loader is None or "auto_map" in config:
         got = "code of its own" if "auto_map" in config else few(config.get("architectures") or ["none"])
         way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
-        known = few([f"...{end}" for end in _TASKS])
-        raise InputValueError(expected(str(folder), f"hold a classifier ({known})", got, way_out))
-    loader = getattr(transformers, f"AutoModel{next(end for end, name in _TASKS.items() if name == task)}")
-    try:
-        model, report = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        got = f"one that cannot be loaded ({' '.join(str(error).split())})"
-        way_out = "save it again, or name another folder"
-        raise InputValueError(expected(str(folder), "hold a whole model", got, way_out)) from error
-    if report["missing_keys"]:
-        got = f"no {few(sorted(report['missing_keys']))}"
-        raise InputValueError(expected(str(folder), "hold a fine-tuned classifier", got, "train it first"))
+        requirement = "hold a classifier of sequences, tokens or images"
+        raise InputValueError(expected(str(folder), requirement, got, way_out))
+    model = load_trained(folder, getattr(transformers, loader))
     with whole_folder(target) as made:
         write_folded(
             standalone_copy(model), saved.scaler, made, batch=None, processing_class=None, about=saved.about
@@ -212,28 +198,13 @@ def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: Sav
             if not new.exists() and not is_weights(name):
                 new.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, new)
-
-
-def _note_other_rule(folder: Path, notes: list[str]) -> None:
-    """Say it where decisions.json is about other weights than those that are pushed."""
-    of_rule, of_weights = (_read_json(folder / name).get("fingerprint") for name in (_DECISIONS, MAP_NAME))
-    if of_rule and of_weights and of_rule != of_weights:
-        notes.append(
-            f"{_DECISIONS} was fitted on the probabilities of other weights. Its promise does not hold for these. "
-            "Fit it again with hf-calib decide."
-        )
-
-
-def _task(config: dict[str, Any]) -> str | None:
-    names = config.get("architectures") or [""]
-    return next((task for end, task in _TASKS.items() if str(names[0]).endswith(end)), None)
-
-
-def _usage(repo_id: str, revision: str | None, task: str | None, uses_ours: bool) -> tuple[str, ...]:
-    options = f', revision="{revision}"' if revision else ""
-    first = f"from {'hf_calib' if uses_ours else 'transformers'} import pipeline"
-    call = f'pipeline("{task or "text-classification"}", model="{repo_id}"{options})'
-    return first, f"classify = {call}", f'print(classify("{_EXAMPLES.get(task or "", "some text")}"))'
+        # A report on the model with its map beside it is one on the model with it folded in.
+        path = made / REPORT_FOLDER / "report.json"
+        report, before, after = map(_read_json, (path, folder / MAP_NAME, made / MAP_NAME))
+        about = report.get("about")
+        if isinstance(about, dict) and about.get("fingerprint") == before.get("fingerprint"):
+            about["fingerprint"] = after["fingerprint"]
+            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -122,13 +122,11 @@ def read_facts(folder: Path) -> Facts:
     config = _json(folder / CONFIG_NAME)
     record = _json(folder / MAP_NAME) or _mapping(config.get("calibration"))
     names = _mapping(config.get("id2label"))
-    architectures = config.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     known = [text(names, number) for number in sorted(filter(str.isdecimal, names), key=int)]
     splits = {role: _split(found) for role, found in _mapping(record.get("data")).items()}
     made_with = _mapping(record.get("versions")) or {"hf_calib": record.get("hf_calib")}
     return Facts(
-        task=next((task for end, task in _TASKS.items() if architecture.endswith(f"For{end}")), None),
+        task=task_of(config),
         class_names=tuple(name for name in known if name is not None),
         multi_label=config.get("problem_type") == "multi_label_classification",
         record=record if record.get("method") or record.get("temperature") is not None else None,
@@ -137,6 +135,17 @@ def read_facts(folder: Path) -> Facts:
         results=_reported(folder, record) or _streamed(folder, record),
         versions={name: text(made_with, name) or "" for name in made_with},
     )
+
+
+def task_of(config: Mapping[str, Any]) -> str | None:
+    """The pipeline's task for a model with this config.json; None if it is none of ours.
+
+    >>> task_of({"architectures": ["BertForSequenceClassification"]})
+    'text-classification'
+    """
+    architectures = config.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    return next((task for end, task in _TASKS.items() if architecture.endswith(f"For{end}")), None)
 
 
 def text(record: Mapping[str, Any], key: str) -> str | None:

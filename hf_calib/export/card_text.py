@@ -179,19 +179,36 @@ def _test(column: str, test: Consistency, level: float, after: str) -> str:
 # ---- Use ----
 
 
-def _usage(facts: Facts, name: str) -> list[str]:
-    task = facts.task or "text-classification"
-    example = _EXAMPLES.get(task, "an input")
-    applied = facts.record is None or facts.folded
-    source = "transformers" if applied else "hf_calib"
-    options = ", top_k=None" if task in ("text-classification", "image-classification") else ""
-    lines = [
-        "```python",
-        f"from {source} import pipeline",
+def usage_lines(
+    name: str, task: str | None, *, by_hf_calib: bool = False, revision: str | None = None
+) -> list[str]:
+    """Three lines of Python that call a model.
+
+    Args:
+        name: of the repository or the folder.
+        task: the pipeline's; None is that of texts.
+        by_hf_calib: whether hf_calib's pipeline is needed, for a map that is not in the weights.
+        revision: a branch.
+
+    >>> print(*usage_lines("me/x", "image-classification", revision="v2"), sep="\\n")
+    from transformers import pipeline
+    classify = pipeline("image-classification", model="me/x", revision="v2", top_k=None)
+    print(classify("an_image.png"))
+    """
+    task = task or "text-classification"
+    options = "" if revision is None else f", revision={json.dumps(revision)}"
+    if task in ("text-classification", "image-classification"):
+        options += ", top_k=None"
+    return [
+        f"from {'hf_calib' if by_hf_calib else 'transformers'} import pipeline",
         f"classify = pipeline({json.dumps(task)}, model={json.dumps(name)}{options})",
-        f"print(classify({json.dumps(example)}))",
-        "```",
+        f"print(classify({json.dumps(_EXAMPLES.get(task, 'an input'))}))",
     ]
+
+
+def _usage(facts: Facts, name: str) -> list[str]:
+    beside = facts.record is not None and not facts.folded
+    lines = ["```python", *usage_lines(name, facts.task, by_hf_calib=beside), "```"]
     if facts.record is None:
         return lines
     kind = "sigmoid" if facts.multi_label else "softmax"

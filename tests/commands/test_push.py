@@ -86,12 +86,14 @@ def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(
         (tags, "tags", "token-classification"),
     ):
         trainer.save_model()
+        if name == "words":
+            trainer.create_model_card()  # whose report is on the folded model, too
         folder = Path(trainer.args.output_dir)
         before = contents(folder)
         pushed = called_for_json(folder, f"me/{name}")
         assert contents(folder) == before
         assert pushed["folded"] is True
-        assert pushed["usage"][1] == f'classify = pipeline("{task}", model="me/{name}")'
+        assert f'classify = pipeline("{task}", model="me/{name}"' in pushed["usage"][1]
         snapshot_download(f"me/{name}", local_dir=down / name, token=TOKEN)
         trainer.save_calibrated_model(tmp_path / f"local {name}")
         assert (down / name / "model.safetensors").read_bytes() == (
@@ -101,6 +103,9 @@ def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(
             paths if name == "images" else [text_of(ids) for ids in trainer.calibration_dataset["input_ids"]]
         )
         requests[name] = [task, inputs]
+    assert (
+        "Below each number its 95% bootstrap interval" in hub.files["me/words"]["main"]["README.md"].decode()
+    )
     called_for_json(tmp_path / "calibrated", "calibrated")
     snapshot_download("me/calibrated", local_dir=down / "calibrated", token=TOKEN)
     answers = served(down, requests)
@@ -174,8 +179,8 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     )
     assert f"Pushed: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
     assert result.stdout.endswith(
-        'from transformers import pipeline\nclassify = pipeline("text-classification", model="me/model")\n'
-        'print(classify("some text"))\n'
+        'from transformers import pipeline\nclassify = pipeline("text-classification", model="me/model", '
+        'top_k=None)\nprint(classify("a text"))\n'
     )
     assert (
         "warning: pytorch_model.bin in me/model would be loaded in place of the pushed weights"
@@ -191,12 +196,12 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
 def test_branches_pull_requests_and_private_repositories(folded: Path, hub: Hub) -> None:
     pushed = called_for_json(folded, "model", "--private", "--revision", "v2")
     assert pushed["repo_id"] == "me/model"
-    assert pushed["usage"][1].endswith('model="me/model", revision="v2")')
+    assert pushed["usage"][1].endswith('model="me/model", revision="v2", top_k=None)')
     assert hub.created[0]["visibility"] == "private"
     (folded / "notes.txt").write_text("new")
     pushed = called_for_json(folded, "me/model", "--create-pr")
     assert pushed["pr_url"] == f"{hub.address}/me/model/discussions/1"
-    assert pushed["usage"][1].endswith('revision="refs/pr/1")')
+    assert pushed["usage"][1].endswith('revision="refs/pr/1", top_k=None)')
     assert hub.files["me/model"].keys() == {"main", "v2", "refs/pr/1"}
 
 
@@ -239,16 +244,14 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
     np.testing.assert_allclose([each[0]["score"] for each in scores], best, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The model card says nothing of decisions.json")
 def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None:
     record = json.loads((folded / "calibration.json").read_text())
     (folded / "calibration.json").write_text(json.dumps({**record, "fingerprint": "a" * 64}))
     Decisions(CostRule(1 - np.eye(4)), tuple(f"LABEL_{i}" for i in range(4))).save(folded)
     rule = json.loads((folded / "decisions.json").read_text())
     (folded / "decisions.json").write_text(json.dumps({**rule, "fingerprint": "b" * 64}))
-    assert (
-        "Its promise does not hold for these" in called_for_json(folded, "me/model", "--no-fold")["notes"][0]
-    )
+    (note,) = called_for_json(folded, "me/model", "--no-fold")["notes"]
+    assert "fitted on the probabilities of other weights than those of this folder" in note
 
 
 def no_map(folder: Path) -> None:
@@ -291,7 +294,7 @@ REFUSED = {
     adapters: r"hold a whole model, got adapters; merge them \(save_calibrated_model",
     another_task: "hold a classifier .*got BertForQuestionAnswering; save it with fold",
     code_of_its_own: "hold a classifier .*got code of its own; save it with fold",
-    no_head: "hold a fine-tuned classifier, got no classifier.bias",
+    no_head: "be a fine-tuned classifier, got no classifier.bias",
 }
 
 
