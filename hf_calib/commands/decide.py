@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.calibrate import (
+from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of, report_on
+from hf_calib.commands.fitting import (
     FOLDED,
     METHODS,
     fit,
@@ -23,7 +24,6 @@ from hf_calib.commands.calibrate import (
     split_roles,
     texts_in_both,
 )
-from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of, report_on
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import PromiseCurve

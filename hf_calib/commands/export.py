@@ -23,8 +23,8 @@ from transformers import (
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.calibrate import FOLDED, fit, make_scaler, split_roles, texts_in_both
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
+from hf_calib.commands.fitting import FOLDED, fit, make_scaler, split_roles, texts_in_both
 from hf_calib.commands.report import Comparison
 from hf_calib.export.fold import fold
 from hf_calib.export.heads import synthetic_batch

@@ -26,7 +26,7 @@ from hf_calib import fold
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console, evaluate
-from hf_calib.commands.calibrate import METHODS
+from hf_calib.commands.fitting import METHODS
 from hf_calib.export import saving
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood

@@ -1,0 +1,236 @@
+"""Scalers of the commands: chosen by name, fitted on some rows, measured on others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from sklearn.model_selection import train_test_split
+
+from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib.commands.evaluate import LabelledTexts, Stages, report_on
+from hf_calib.predictions.files import Predictions
+from hf_calib.report import CalibrationReport
+from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
+from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Those that a model's head can hold.
+FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
+
+_BEFORE_CORRECTION = "before the correction of the class frequencies, as these rows have the source's"
+_BEYOND_CHANCE = 2  # times as many rows in both files as coincide within them, for these to be the same
+_SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: scores were rounded
+
+
+class Measured(NamedTuple):
+    """What `fit_and_measure` returns.
+
+    Args:
+        served: the fitted scaler, or its correction to other class frequencies.
+        prior: those frequencies; None without target data.
+        fitted_on: the rows that the scaler was fitted on.
+        reported: the rows that the report is on.
+        held_out: which these are, in words.
+        report: before and after the scaler.
+        is_served: whether "after" is as served; not so of rows that have the source's class frequencies.
+        warned: warnings of the fit and of the correction.
+    """
+
+    served: Any
+    prior: PriorEstimate | None
+    fitted_on: Predictions
+    reported: Predictions
+    held_out: str
+    report: CalibrationReport
+    is_served: bool
+    warned: tuple[str, ...]
+
+
+def fit_and_measure(
+    scaler: Any,
+    found: Predictions,
+    tested: Predictions | None,
+    target_logits: NDArray[Any] | None,
+    *,
+    n_seen: int,
+    source: str,
+    n_bins: int,
+    seed: int,
+    stages: Stages,
+) -> Measured:
+    """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen.
+
+    Args:
+        scaler: unfitted.
+        found: rows to fit on; half of them without test rows.
+        tested: rows to report on; None takes the other half.
+        target_logits: (N, C) of unlabelled rows as they come where the model is used; or None.
+        n_seen: how many of the tested rows are also among those to fit on.
+        source: the model's or the file's name.
+        n_bins: M.
+        seed: of the draw of the half, and of the estimate of the frequencies.
+        stages: called with the name of the stage.
+    """
+    fitted_on, reported, held_out = split_roles(found, tested, seed)
+    stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+    warned = fit(scaler, fitted_on)
+    served, prior = scaler, None
+    if target_logits is not None:
+        source_rows = reported if tested is None else fitted_on
+        served, prior, not_corrected = corrected(scaler, source_rows, target_logits, seed)
+        warned += not_corrected
+    is_served = tested is not None or served is scaler
+    if not is_served:
+        held_out = f"{held_out}, {_BEFORE_CORRECTION}"
+    report = report_on(reported, source, n_bins, served if is_served else scaler)
+    report = replace(report, notes=_note_in_sample(n_seen, len(reported)))
+    return Measured(served, prior, fitted_on, reported, held_out, report, is_served, warned)
+
+
+def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, ScalerEntry]) -> Any:
+    """The unfitted scaler; an option that does not go with it is refused."""
+    if method not in known:
+        requirement = f"be one of {', '.join(known)}"
+        way_out = did_you_mean(method, known)
+        if method in METHODS:
+            way_out = (
+                f"{method} cannot be folded into a model's head: calibrate a file of predictions with it, "
+                "without target data"
+            )
+        raise InputValueError(expected("method", requirement, repr(method), way_out))
+    scaler = known[method].load()
+    if method == "temperature":
+        return scaler(criterion, n_bins=n_bins)
+    if criterion != "nll":
+        way_out = f"leave it out: {method} minimises a criterion of its own"
+        raise InputValueError(
+            expected("criterion", "be given for a temperature only", repr(criterion), way_out)
+        )
+    return scaler()
+
+
+def split_roles(
+    found: Predictions, tested: Predictions | None, seed: int
+) -> tuple[Predictions, Predictions, str]:
+    """The rows to fit on, the rows to report on, and which the latter are, in words."""
+    if tested is not None:
+        check_same_classes("the test data", found, tested.n_classes, tested.class_names)
+        return found, tested, f"all {len(tested):,} rows of the test data"
+    if len(found) < 2:
+        way_out = "pass more rows, or test data"
+        raise InputValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
+    chosen = half_of(found.labels, seed)
+    rest = np.setdiff1d(np.arange(len(found)), chosen)
+    held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
+    return found.select(chosen), found.select(rest), held_out
+
+
+def check_same_classes(
+    argument: str, found: Predictions, n_classes: int, class_names: Sequence[str] | None
+) -> None:
+    """Raise where other rows have other classes than those to fit on, or the same by other names."""
+    if n_classes != found.n_classes or (
+        None not in (class_names, found.class_names) and class_names != found.class_names
+    ):
+        got = f"{n_classes} classes and {found.n_classes}, or other names"
+        raise InputValueError(
+            expected(argument, "have the same classes", got, "use predictions of one model")
+        )
+
+
+def corrected(
+    scaler: Any, source_rows: Predictions, target_logits: NDArray[Any], seed: int
+) -> tuple[Any, PriorEstimate, tuple[str, ...]]:
+    """The fitted scaler with a correction to the target's class frequencies, their estimate, and its warnings.
+
+    Where the frequencies cannot be told from the source's, it is the scaler itself that is returned.
+    """
+    found = estimate_prior(
+        scaler.predict_proba(target_logits),
+        source_probs=scaler.predict_proba(source_rows.as_logits()),
+        seed=seed,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        correction = found.correction(scaler)
+    return correction if found.shifted else scaler, found, tuple(str(each.message) for each in caught)
+
+
+def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
+    """Row numbers (N // 2,) of a random half; stratified by class where each class has enough rows.
+
+    >>> labels = np.array([0, 0, 1, 1, 1, 1])
+    >>> np.bincount(labels[half_of(labels, seed=0)])
+    array([1, 2])
+    """
+    n_rows = len(labels) // 2
+    counts = np.unique(labels, return_counts=True)[1]
+    enough = counts.min() >= 2 and len(counts) <= n_rows
+    chosen, _ = train_test_split(
+        np.arange(len(labels)), train_size=n_rows, stratify=labels if enough else None, random_state=seed
+    )
+    return np.sort(chosen)
+
+
+def fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
+    """Fit in place; return its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler.fit(predictions.as_logits(), predictions.labels)
+    return tuple(str(warning.message) for warning in caught)
+
+
+def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
+    """The warning that the report is on rows that the scaler was fitted on."""
+    if n_seen == 0:
+        return ()
+    way_out = "Report on other test data, or leave them out: half of the rows is then held out."
+    if n_seen == n_reported:
+        consequence = "The errors after calibration are in-sample, and lower than on new rows."
+        return (f"The scaler was fitted on all {n_reported:,} rows of this report. {consequence} {way_out}",)
+    consequence = "The errors after calibration are in part in-sample, and lower than on new rows."
+    return (
+        f"The scaler was fitted on {n_seen:,} of the {n_reported:,} rows of this report. {consequence} {way_out}",
+    )
+
+
+def rows_in_both(found: Predictions, tested: Predictions) -> int:
+    """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
+
+    Where scores were rounded, different examples coincide. Of 16-bit logits some do: no more in both files than
+    within them. Where it is many, only the very same rows count.
+    """
+    keys = [_row_keys(predictions) for predictions in (found, tested)]
+    (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
+    _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
+    shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
+    if shared == len(found) == len(tested):
+        return shared
+    distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
+    twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
+    by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
+    return shared if distinct and shared > _BEYOND_CHANCE * by_chance else 0
+
+
+def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
+    """(N,) a hash of each row's label and log-probabilities, to four decimals: logits and probabilities agree."""
+    log_probs = log_softmax(predictions.as_logits().astype(np.float64), axis=1)
+    # Below, a probability read from float32 is not that of the logits.
+    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64).view(np.uint64)
+    rng = np.random.default_rng(0)
+    factors = rng.integers(2**63, size=digits.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
+    return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
+
+
+def texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: LabelledTexts) -> int:
+    """How many of the test texts are also among those to fit on."""
+    fitted = set(data[rows.text_column])
+    return sum(text in fitted for text in test_data[test.text_column])
