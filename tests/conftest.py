@@ -42,6 +42,7 @@ def shared_data() -> Path:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub of this test's own, where huggingface_hub goes with a token."""
     import huggingface_hub.constants
+    import transformers.utils.hub
 
     with running_hub() as server:
         settings: dict[str, object] = {
@@ -54,6 +55,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         )
         for name, value in settings.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
+        # transformers keeps a client of the endpoint that there was first.
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server

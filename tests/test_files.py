@@ -153,6 +153,7 @@ for whole in (whole_file, whole_folder):
         assert names_below(tmp_path) == {"whole_file", "whole_folder/a"}
         assert {(tmp_path / name).read_text() for name in names_below(tmp_path)} == {"old"}
 
+    @pytest.mark.slow
     def test_a_full_disk_under_a_figure(self, tmp_path: Path) -> None:
         """Each writer of matplotlib fails in its own way; a file in a folder is reported as the folder."""
         code = """

@@ -88,6 +88,8 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
         report: of one set of predictions, before and, if there is a map, after.
         calibration_map: in words.
 
+    >>> import numpy as np
+    >>> from hf_calib.report import calibration_report
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
     >>> print(results_table(report, None).splitlines()[1])

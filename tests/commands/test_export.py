@@ -175,6 +175,7 @@ class TestOnnx:
             found = programs.OnnxModel(tmp_path / "mapped.onnx", None)(**ids).logits.numpy()
             np.testing.assert_allclose(found, mapping(logits), rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.slow
     def test_a_map_of_its_own_in_8_bits(self, workplace: Path, graph: Path, tmp_path: Path) -> None:
         output, rows = tmp_path / "out", workplace / "rows.csv"
         done = called_for_json("export", workplace / "folded", output, "--quantize", "--data", rows)

@@ -67,6 +67,7 @@ def served(folder: Path, requests: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     assert adapters.data.library_name == "transformers"
 
 
+@pytest.mark.slow
 def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub) -> None:
     trainer = trained(tmp_path / "model", loss="adafocal")
     future = trainer.push_to_hub(blocking=False, private=True, revision="tried", commit_message="Tried")

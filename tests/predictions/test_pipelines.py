@@ -316,6 +316,7 @@ def on_hub(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], An
     return json.loads((folder / "found.json").read_text()), hub
 
 
+@pytest.mark.slow
 def test_scalers_are_pushed_and_found_on_the_hub(on_hub: tuple[dict[str, Any], Any]) -> None:
     found, _ = on_hub
     assert not [claim for claim, is_true in found.items() if not is_true]

@@ -248,6 +248,7 @@ class TestLittleData:
         assert scaler.results_ == known.results_
         np.testing.assert_array_equal(scaler.transform(logits), known.transform(logits))
 
+    @pytest.mark.slow
     def test_100_rows_of_151_classes(self) -> None:
         """Fewer rows than classes: better than the logits, and nearly as good as a temperature."""
         logits = some_logits(1100, 151)

@@ -76,6 +76,7 @@ class TestTemperature:
         ours = EnsembleTemperatureScaling("nll").fit(logits, labels).temperature_
         assert ours == TemperatureScaling().fit(logits, labels).temperature_
 
+    @pytest.mark.slow
     def test_a_large_problem_that_starts_from_a_sample(self) -> None:
         logits, labels = sampled(45_000, 100, 2.0)
         temperature = EnsembleTemperatureScaling().fit(logits.astype(np.float32), labels).temperature_

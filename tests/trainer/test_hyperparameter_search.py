@@ -69,6 +69,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return dict(sorted(asked.items(), reverse=True))
 
 
+@pytest.mark.slow
 def test_each_trial_is_a_training_of_its_own(tmp_path: Path) -> None:
     base = {"loss": "focal", "loss_kwargs": {"gamma": 2.5}}
     trainer, seen = searching(tmp_path, **base)

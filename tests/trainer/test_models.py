@@ -110,6 +110,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint-4" / "calibration_loss.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path: Path) -> None:
     ours = trained(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
     plain = trained(tmp_path)
