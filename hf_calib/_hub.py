@@ -79,6 +79,7 @@ def push_files(
         says. Those that upload files are repeated by huggingface_hub.
     """
     secret = check_destination(repo_id, revision, token)
+    repo_id = with_owner(repo_id, token)
     api = HfApi(token=secret)
 
     def push() -> CommitInfo:
@@ -132,6 +133,25 @@ def check_destination(repo_id: str, revision: str | None, token: str | None = No
     return found
 
 
+def with_owner(repo_id: str, token: str | None = None) -> str:
+    """The repository's name with its owner, who is that of the token where none is named.
+
+    Raises:
+        ValueError: if the name or the token are wrong.
+        OSError: if the Hub cannot be reached.
+    """
+    secret = check_destination(repo_id, None, token)
+    if "/" in repo_id:
+        return repo_id
+    failed: Exception
+    try:
+        return f"{_again(HfApi(token=secret).whoami)['name']}/{repo_id}"
+    except Exception as error:
+        failed = error
+    # Outside of the except block, as in `push_files`.
+    raise _explained(failed, repo_id, secret, [])
+
+
 def _push(
     api: HfApi,
     files: Mapping[str, Path],
@@ -150,8 +170,6 @@ def _push(
     Args:
         remains: takes what has been made and is left, for the message of a failure.
     """
-    if "/" not in repo_id:
-        repo_id = f"{_again(api.whoami)['name']}/{repo_id}"
     there = _find(api, repo_id, None)
     has_branch = there is not None and (revision is None or _find(api, repo_id, revision) is not None)
     if create_pr and not has_branch:

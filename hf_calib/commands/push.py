@@ -17,7 +17,7 @@ from huggingface_hub import CommitInfo
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
-from hf_calib._hub import check_destination
+from hf_calib._hub import check_destination, with_owner
 from hf_calib.commands.evaluate import Stages, in_silence
 from hf_calib.export.card_facts import REPORT_FOLDER, task_of
 from hf_calib.export.card_text import usage_lines
@@ -144,7 +144,7 @@ def push(
         if folded or record:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
-                write_card(source, repo_id=repo_id)
+                write_card(source, repo_id=with_owner(repo_id))
             notes += [str(warning.message) for warning in caught]
         announced: list[Changes] = []
 

@@ -23,6 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._hub import with_owner
 from hf_calib.export.card_facts import is_hub_name
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
@@ -978,6 +979,9 @@ class CalibrationTrainer(Trainer):
         self._save_calibrated_model(self._output_dir)
 
         def push() -> Any:
+            # With its owner, without whom the card's lines would not find it.
+            full_name = with_owner(repo_id, token or self.args.hub_token)
+            self.hub_model_id = full_name  # type: ignore[assignment]  # transformers declares None only
             if isinstance(self.calibration_loss, AdaptiveLoss):
                 save_loss_state(self.calibration_loss, self._output_dir)
             kwargs.setdefault("model_name", repo_id.split("/")[-1])
@@ -989,7 +993,7 @@ class CalibrationTrainer(Trainer):
             self.create_model_card(**kwargs)
             return push_folder(
                 self._output_dir,
-                repo_id,
+                full_name,
                 token=token or self.args.hub_token,
                 private=self.args.hub_private_repo if private is None else private,
                 revision=revision or self.args.hub_revision,

@@ -340,3 +340,8 @@ def test_what_the_hub_refuses_is_one_line(folded: Path, hub: Hub) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "hf-calib: expected me/data to be a model repository, got a dataset" in result.stderr
+
+
+def test_the_lines_of_the_card_name_the_owner_too(folded: Path, hub: Hub) -> None:
+    assert called_for_json(folded, "bare")["repo_id"] == "me/bare"
+    assert 'model="me/bare"' in hub.files["me/bare"]["main"]["README.md"].decode()

@@ -187,3 +187,9 @@ def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
     )
     assert card.endswith("\n")
     assert not card.endswith("\n\n")
+
+
+def test_the_lines_of_the_card_name_the_owner_too(tmp_path: Path, hub: Hub) -> None:
+    trained(tmp_path / "model").push_to_hub()
+    card = hub.files["me/model"]["main"]["README.md"].decode()
+    assert 'pipeline("text-classification", model="me/model", top_k=None)' in card
