@@ -64,11 +64,12 @@ def update_metadata(
             "The model card has no license: that of the base model is not known. Add a line such as `license: mit` to "
             "the first lines of README.md, or pass license to create_model_card or push_to_hub."
         )
+    others = [each for each in data.eval_results or [] if not _is_ours(each)]
     if facts.results is not None:
         data.model_name = data.model_name or model_name
-        ours = _eval_results(facts, facts.results, data.datasets)
-        others = [each for each in data.eval_results or [] if not _is_ours(each)]
-        data.eval_results = [*others, *ours]
+        data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets)]
+    elif facts.record is not None:  # ours were of other weights, which the section does not show either
+        data.eval_results = others or None
 
 
 def _names(value: object) -> list[str]:

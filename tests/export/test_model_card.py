@@ -402,6 +402,19 @@ def test_a_report_on_other_weights_is_not_shown(calibrated: Path, tmp_path: Path
     assert card.data.eval_results is None
 
 
+def test_results_of_other_weights_leave_the_metadata_too(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    write_card(folder, license="mit")
+    card = card_of(folder)
+    theirs = EvalResult("text-classification", "glue", "GLUE", "f1", 0.5)
+    card.data.eval_results.append(theirs)
+    card.save(folder / "README.md")
+    change(folder / "calibration.json", fingerprint="0" * 64)
+    with pytest.warns(UserWarning, match="which is about other weights"):
+        write_card(folder)
+    assert [each.metric_type for each in card_of(folder).data.eval_results] == ["f1"]
+
+
 def test_decisions_for_other_weights_are_not_shown(calibrated: Path, tmp_path: Path) -> None:
     folder = copied(calibrated, tmp_path)
     known = json.loads((folder / "calibration.json").read_text())["fingerprint"]
