@@ -19,10 +19,13 @@ from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.report.writing import write_to
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:
     from hf_calib.trainer.evaluation_pass import EvaluationPass
+
+REPORT = f"{REPORT_FOLDER}/report.json"
 
 
 def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
@@ -123,9 +126,9 @@ def write_results(trainer: Any, folder: Path) -> CalibrationReport | None:
         metrics then, and a diagram.
     """
     path = folder / MAP_NAME
-    if not _is_of(trainer, path):
+    if not is_map_of(trainer.calibration_map, path):
         save_map(trainer.calibration_map, path, trainer._about_map)
-    (folder / REPORT_FOLDER / "report.json").unlink(missing_ok=True)  # of an earlier evaluation
+    (folder / REPORT).unlink(missing_ok=True)  # of an earlier evaluation
     about = {key: value for key, value in trainer._about_map.items() if key != "folded"}
     record = (
         {key: value for key, value in _read(path).items() if key != "metrics"} | about | measured(trainer)
@@ -167,13 +170,16 @@ def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
     return rows
 
 
-def _is_of(trainer: Any, path: Path) -> bool:
-    """Whether a calibration.json holds the trainer's map."""
+def is_map_of(scaler: Any, path: Path) -> bool:
+    """Whether a calibration.json holds this fitted scaler's map."""
     try:
-        theirs = load_map(path).scaler.affine_map()
+        found = load_map(path).scaler
     except ValueError:
         return False
-    ours = trainer.calibration_map.affine_map()
+    if method_of(found) not in FOLDABLE_SCALERS:
+        return False
+    theirs = found.affine_map()
+    ours = scaler.affine_map()
     return all(
         np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None or b is not None
     )

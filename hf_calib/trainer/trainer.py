@@ -75,7 +75,7 @@ from hf_calib.trainer.labels import (
     read_labels,
 )
 from hf_calib.trainer.random_state import random_state_left_as_found
-from hf_calib.trainer.report import about_data, measured, write_results
+from hf_calib.trainer.report import REPORT, about_data, is_map_of, measured, write_results
 
 logger = logging.getLogger(__name__)
 
@@ -880,6 +880,8 @@ class CalibrationTrainer(Trainer):
             folder = Path(output_dir or self._output_dir)
             if isinstance(self.calibration_loss, AdaptiveLoss):
                 save_loss_state(self.calibration_loss, folder)
+            if self.calibration_map is None or not is_map_of(self.calibration_map, folder / MAP_NAME):
+                (folder / REPORT).unlink(missing_ok=True)  # of an earlier training
             if self.calibration_map is not None:
                 save_map(self.calibration_map, folder, self._about_map)
             else:  # that of an earlier training is not this model's

@@ -30,6 +30,7 @@ from hf_calib.export.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
 from hf_calib.export.model_card import write_card
 from hf_calib.losses import LOSSES
 from hf_calib.report import CalibrationReport
+from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.commands.test_cli import call
@@ -656,6 +657,26 @@ def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
     assert "| Metric |" in card_of(tmp_path).text
     trainer.fit_calibration_map()
     trainer.create_model_card(license="mit")
+    assert "No results are shown" in card_of(tmp_path).text
+
+
+def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card(license="mit")
+    trainer.save_model()  # the same model
+    report = tmp_path / "calibration" / "report.json"
+    assert report.is_file()
+    logits = np.random.default_rng(0).normal(size=(40, 4))
+    SplineScaling().fit(logits, logits.argmax(1)).save_pretrained(
+        tmp_path
+    )  # a map that does not fold in its place
+    other = tiny_trainer(tmp_path, learning_rate=0.1)
+    other.train()
+    other.save_model()
+    assert not report.exists()
+    write_card(tmp_path)
     assert "No results are shown" in card_of(tmp_path).text
 
 
