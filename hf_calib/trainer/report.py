@@ -152,8 +152,10 @@ def write_results(trainer: Any, folder: Path) -> CalibrationReport | None:
 
 def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
     """Which rows an evaluation was on, and how many of them the map was fitted on."""
-    split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
     dataset = trainer.evaluated_dataset
+    split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
+    if dataset is not None and dataset is trainer.train_dataset:
+        split = "train"
     rows: dict[str, Any] = {"split": split}
     name = _dataset_name(dataset)
     if name is not None:

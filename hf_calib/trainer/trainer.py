@@ -602,7 +602,12 @@ class CalibrationTrainer(Trainer):
         callback = self._callback(CalibrationMapCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
-        self.evaluated_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        known = self.eval_dataset
+        if eval_dataset is None:
+            self.evaluated_dataset = known
+        else:  # by its name, where there are several
+            named = isinstance(known, dict) and isinstance(eval_dataset, str)
+            self.evaluated_dataset = known[eval_dataset] if named else eval_dataset  # type: ignore[index]
         self._keep_logits, outer = keep_logits or self._keep_logits, self._keep_logits
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)

@@ -650,6 +650,31 @@ def test_rows_that_the_map_was_fitted_on_are_called_optimistic(tmp_path: Path) -
     assert "optimistic" not in card_of(tmp_path).text
 
 
+def test_rows_that_the_model_was_trained_on_are_called_so(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.evaluate(trainer.train_dataset)
+    trainer.create_model_card(license="mit")
+    assert "on 16 rows of the train split." in card_of(tmp_path).text
+
+
+def test_the_last_of_several_evaluation_sets_is_known_by_its_rows(tmp_path: Path) -> None:
+    model = tiny_bert(problem_type="multi_label_classification")
+    seen = sequences(model, 40, seed=2)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path),
+        train_dataset=sequences(model, 8),
+        calibration_dataset=seen,
+        eval_dataset={"new": sequences(model, 20, seed=3), "seen": seen},
+    )
+    with pytest.warns(UserWarning, match="The evaluation split is also the calibration split"):
+        trainer.train()
+    trainer.create_model_card(license="mit")
+    text = card_of(tmp_path).text
+    assert "on 40 rows of the eval\\_seen split. **The map was fitted on these same rows" in text
+
+
 def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.train()
