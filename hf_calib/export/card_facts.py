@@ -113,6 +113,11 @@ class Facts:
     results: Results | None
     versions: Mapping[str, str]
 
+    @property
+    def is_read_by_commands(self) -> bool:
+        """Whether `hf-calib evaluate` and `calibrate` take the model itself, not only a file of predictions."""
+        return self.task in (None, "text-classification") and not self.multi_label
+
 
 def read_facts(folder: Path) -> Facts:
     """Read config.json, calibration.json and calibration/report.json.

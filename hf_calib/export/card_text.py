@@ -63,7 +63,7 @@ def calibration_section(facts: Facts, name: str, decisions: Sequence[str] = ()) 
     if facts.record is not None:
         lines += ["### How it was calibrated", "", *_history(facts, facts.record), ""]
         lines += ["### What it is calibrated for, and what breaks it", "", *_limits(facts), ""]
-    lines += ["### Measure again, calibrate again", "", *_again(facts, name), ""]
+    lines += _again(facts, name)
     lines += _citations(facts)
     return "\n".join(lines).rstrip()
 
@@ -96,7 +96,7 @@ def _results(facts: Facts, results: Results) -> list[str]:
         shown = f"Reliability diagram{' before and' + escape(after) if 'after' in results.metrics else ''}"
         lines += [f"![{shown}]({results.figures[0]})", ""]
     lines += [_headline(results, after), ""]
-    lines += [*_table(results), "", *_how_to_read(results), ""]
+    lines += [*_table(results), "", *_how_to_read(results, facts.multi_label), ""]
     if results.tests:
         lines += [*_tests(results, after), ""]
     if len(results.figures) > 1:
@@ -144,12 +144,12 @@ def _cell(value: Value | None) -> str:
     return f"{value.value:.4f}{interval}"
 
 
-def _how_to_read(results: Results) -> list[str]:
+def _how_to_read(results: Results, multi_label: bool) -> list[str]:
     bins = "" if results.n_bins is None else f" {results.n_bins} bins."
     if not results.has_report:
         return [
             f"All but accuracy: lower is better.{bins} No logits were kept in this evaluation, so there are no "
-            "confidence intervals and no consistency test. `hf-calib evaluate` gives both."
+            f"confidence intervals and no consistency test.{'' if multi_label else ' `hf-calib evaluate` gives both.'}"
         ]
     level = f"{100 * (results.level or 0):g}%"
     return [
@@ -317,12 +317,15 @@ def _numbers(value: object) -> np.ndarray[Any, Any] | None:
 
 
 def _limits(facts: Facts) -> list[str]:
+    corrects = ""
+    if facts.is_read_by_commands:
+        corrects = ": `hf-calib calibrate --target-data` corrects for them from unlabelled inputs"
     lines = [
         "A probability of 0.8 from this model is meant to be right 8 times in 10 **on inputs drawn as the calibration "
         "split was**. It is no promise for:",
         "",
         "- other inputs (another domain, language or time), on which probabilities are mostly too high;",
-        "- other class frequencies: `hf-calib calibrate --target-data` corrects for them from unlabelled inputs;",
+        f"- other class frequencies{corrects};",
         "- single classes or groups of inputs: the numbers above are averages;",
         "- weights in 8 or 4 bits: measure the quantised model, and calibrate it again if need be;",
     ]
@@ -342,21 +345,29 @@ def _limits(facts: Facts) -> list[str]:
 
 def _again(facts: Facts, name: str) -> list[str]:
     results = facts.results
-    command = f"hf-calib evaluate {name} --data test.csv"
-    said = ["`evaluate` measures the model on labelled rows of yours."]
-    if results is not None and results.options:
+    commands = []
+    said = []
+    if facts.is_read_by_commands and results is not None and results.options:
         bins = [] if results.n_bins in (None, 15) else ["--n-bins", str(results.n_bins)]
-        command = " ".join(["hf-calib evaluate", name, *results.options, *bins])
+        commands.append(" ".join(["hf-calib evaluate", name, *results.options, *bins]))
         served = "before" if facts.record is not None and not facts.folded else list(results.metrics)[-1]
-        said = [f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.']
-    commands = [command]
-    if facts.task in (None, "text-classification") and not facts.multi_label:
+        said.append(f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.')
+    elif facts.is_read_by_commands:
+        commands.append(f"hf-calib evaluate {name} --data test.csv")
+        said.append("`evaluate` measures the model on labelled rows of yours.")
+    elif not facts.multi_label:
+        commands.append("hf-calib evaluate predictions.npz")
+        said.append("`evaluate` measures a file with the model's `logits` and the `labels` of rows of yours.")
+    if facts.is_read_by_commands:
         commands.append(f"hf-calib calibrate {name} --data yours.csv --output recalibrated")
         said.append("`calibrate` fits a new map on rows of yours.")
     if facts.folded:
         commands.append(f"hf-calib unfold {name} unfolded")
         said.append("`unfold` takes the map out again.")
-    return ["Where hf_calib is installed:", "", "```bash", *commands, "```", "", " ".join(said)]
+    if not commands:
+        return []
+    lines = ["### Measure again, calibrate again", "", "Where hf_calib is installed:", ""]
+    return [*lines, "```bash", *commands, "```", "", " ".join(said), ""]
 
 
 def _citations(facts: Facts) -> list[str]:

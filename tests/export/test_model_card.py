@@ -484,6 +484,8 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
 def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     folder = copied(calibrated, tmp_path)
     change(folder / "calibration.json", method="spline", folded=False)
+    write_card(folder, repo_id="me/x", license="mit")
+    assert '`evaluate` gives the column "Before" above' in card_of(folder).text
     change(folder / "config.json", problem_type="multi_label_classification")
     write_card(folder, repo_id="me/x", license="mit")
     card = card_of(folder)
@@ -497,7 +499,7 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     found = {each.metric_type for each in card.data.eval_results}
     assert card.data.eval_results[0].metric_type == "accuracy"
     assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
-    assert '`evaluate` gives the column "Before" above' in card.text
+    assert "hf-calib evaluate" not in card.text  # nor unfold: no commands at all
 
 
 def test_a_model_without_a_map_gets_a_plain_card_and_its_own_measurements(
@@ -737,6 +739,9 @@ def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> 
     assert "<sub>" not in text
     assert "the sigmoid that the pipeline applies" in text
     assert "apply a sigmoid" in text
+    assert "hf-calib evaluate" not in text  # which refuses several labels
+    assert "hf-calib calibrate" not in text
+    assert "hf-calib unfold" in text
 
 
 def test_an_image_model(tmp_path: Path) -> None:
@@ -750,7 +755,8 @@ def test_an_image_model(tmp_path: Path) -> None:
         'pipeline("image-classification", model="out", top_k=None)\nprint(classify("an_image.png"))'
         in card.text
     )
-    assert "hf-calib calibrate out" not in card.text  # which reads texts
+    assert "hf-calib calibrate" not in card.text  # which reads texts
+    assert "hf-calib evaluate predictions.npz" in card.text
 
 
 def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:
