@@ -254,6 +254,12 @@ def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
     lines += ["| Split | Rows | Used for |", "| --- | ---: | --- |"]
     lines += [_row_of_splits(found[role], role, use) for role, use in uses.items() if role in found]
     lines.append("")
+    if facts.task in ("token-classification", "text-generation"):
+        lines += [
+            "Rows of the training are texts, all others are tokens. The intervals take tokens for independent of each "
+            "other, and are too narrow for that.",
+            "",
+        ]
     versions = [
         f"{package} {escape(facts.versions[package])}" for package in _PACKAGES if facts.versions.get(package)
     ]

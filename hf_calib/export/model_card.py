@@ -82,7 +82,7 @@ def _card(path: Path, facts: Facts, name: str) -> ModelCard:
     if not path.is_file():
         return ModelCard(f"---\nlibrary_name: transformers\n---\n\n{_introduction(facts, name)}\n")
     try:
-        card = ModelCard(path.read_text(encoding="utf-8"))
+        card = ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad begins files with a mark
     except Exception as error:  # of YAML, of the metadata's checks, of the encoding
         got = f"{path} ({' '.join(str(error).split())[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"

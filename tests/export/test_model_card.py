@@ -621,7 +621,7 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     assert kept == [0, 0, 24]
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     assert kept[-1] == 16
-    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 16 * 4 - 1)
+    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 16 * EvaluationPass.VALUES_OF_A_ROW - 1)
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     assert kept[-1] == 0
     assert trainer.last_evaluation.keep_logits is False

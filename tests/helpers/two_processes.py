@@ -30,7 +30,7 @@ from tests.helpers.runs import (
     resume,
     run,
 )
-from tests.helpers.tiny import N_LABELS, tiny_trainer
+from tests.helpers.tiny import tiny_trainer
 
 torch.set_num_threads(1)
 
@@ -104,7 +104,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     found["kept"] = []
     for few in (
         EvaluationPass.FEW_VALUES,
-        2 * 6 * N_LABELS,
+        2 * 6 * EvaluationPass.VALUES_OF_A_ROW,
     ):  # 6 rows on each: one process sees 8, the other 5
         EvaluationPass.FEW_VALUES = few
         reported.evaluate()
