@@ -87,8 +87,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
                 stacklevel=2,
             )
         return plain
-    folds = method_of(saved.scaler) in FOLDABLE_SCALERS
-    if folds and saved.about.get("folded", recorded.get("folded", False)):
+    # The config goes with the weights; calibration.json may be from before they were folded, or unfolded.
+    if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
         return plain
     _check_goes_with(saved.scaler, config, place)
     if type(plain) not in _CALIBRATED:

@@ -154,6 +154,23 @@ def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(tmp_path: P
     assert type(hf_calib.pipeline("text-classification", tmp_path / "plain")) is type(theirs)
 
 
+def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_them(tmp_path: Path) -> None:
+    model = tiny_bert().eval()
+    scaler = fitted(scaling.TemperatureScaling(), model)
+    wanted = scaler.predict_proba(logits_of_texts(model))
+    folder = saved(tmp_path, model)
+    save_map(scaler, tmp_path, {"folded": False})
+    loaded = fold(type(model).from_pretrained(folder), scaler)  # in memory, then saved to the same folder
+    of_folded = [hf_calib.pipeline("text-classification", loaded, tokenizer=tokenizer(), top_k=None)(TEXTS)]
+    loaded.save_pretrained(folder)
+    of_folded.append(hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS))
+    save_map(scaler, tmp_path, {"folded": True})
+    hf_calib.unfold(loaded).model.save_pretrained(folder)
+    of_unfolded = hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS)
+    for found in (*of_folded, of_unfolded):
+        np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
+
+
 def test_another_task_is_left_alone(tmp_path: Path) -> None:
     model = tiny_bert(label2id={"entailment": 0, "b": 1, "c": 2, "contradiction": 3})
     folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
