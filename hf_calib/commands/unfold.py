@@ -35,7 +35,7 @@ class UnfoldedModel:
 
     Args:
         exact: whether the weights are those from before the fold, bit for bit.
-        largest_difference: of a weight of the head from those, at most.
+        largest_difference: what rounding has changed in a weight of the head, at most.
         map_kept: whether calibration.json lies beside it, with the map that is no longer in the weights.
         said: how exact it is, in words.
     """

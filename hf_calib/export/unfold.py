@@ -38,7 +38,8 @@ class Unfolded(Generic[_Model]):
     Args:
         model: the model that was passed, as it was before the fold.
         exact: whether its weights are those from before the fold, bit for bit.
-        largest_difference: what a weight or bias of the head may differ from them at most; 0 if exact.
+        largest_difference: the rounding of the fold and of its inverse in a weight or bias of the head, at most; 0
+            if exact. What else has changed the weights since the fold is not in it.
     """
 
     model: _Model
@@ -50,8 +51,9 @@ class Unfolded(Generic[_Model]):
         if self.exact:
             return "Its weights are those from before the fold, bit for bit."
         return (
-            "The head from before the fold was not kept for these weights, so the map was inverted: no weight "
-            f"differs from those before the fold by more than {self.largest_difference:.1g}."
+            "The head from before the fold was not kept for these weights, so the map was inverted: rounding changes "
+            f"no weight by more than {self.largest_difference:.1g}. What else has changed them since the fold "
+            "(training, 16 bits) stays."
         )
 
 
@@ -76,7 +78,7 @@ def unfold(
         revision: of a model on the Hub that was not loaded from the main branch.
 
     Returns:
-        The same model, whether it is exact, and else the largest difference that its head may have.
+        The same model, whether it is exact, and else what rounding may have changed in its head.
         `model.config.calibration` keeps what is not about the map, such as the loss; "unfolded_within" is that
         difference, if there is any.
 

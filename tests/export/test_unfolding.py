@@ -98,6 +98,12 @@ def loaded(folder: Path) -> Any:
     return BertForSequenceClassification.from_pretrained(folder)
 
 
+def test_what_else_has_changed_the_weights_is_not_promised_away(folder: Path) -> None:
+    found = unfold(loaded(folder).bfloat16().float())
+    assert difference(found.model, weights_of(bert())) > 100 * found.largest_difference > 0
+    assert found.sentence().endswith("What else has changed them since the fold (training, 16 bits) stays.")
+
+
 class TestByTheInverse:
     @pytest.mark.parametrize("name", SCALERS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
