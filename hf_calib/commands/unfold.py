@@ -56,7 +56,7 @@ def unfold_model(
 
     Args:
         source: a classifier of texts, tokens or images on the Hub or in a folder.
-        output: a folder; in an existing one, files are replaced and other weights removed.
+        output: a folder; in an existing one, files are replaced, and other weights and another map removed.
         trust_remote_code: whether code that comes with the model may run.
         stages: called with the name of each stage as it begins.
 

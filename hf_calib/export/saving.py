@@ -17,7 +17,7 @@ from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.export.kept_head import FILE as KEPT_HEAD
 from hf_calib.export.kept_head import keep_head
-from hf_calib.scaling.saved_map import save_map
+from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME, save_map
 
 # Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
 # old model, nothing, or the new model: a file that makes others loadable comes after them.
@@ -142,7 +142,7 @@ def write_folded(
 
 
 def replace_model(made: Path, target: Path) -> None:
-    """Move a finished model into a folder, and remove what another one left there of its weights.
+    """Move a finished model into a folder, and remove what another one left there of its weights and of its map.
 
     The old weights go before anything else changes, and the new ones come last. A process that is killed in
     between leaves a folder that cannot be loaded, not folded weights beside a config that denies it.
@@ -150,8 +150,9 @@ def replace_model(made: Path, target: Path) -> None:
     for path in sorted(target.iterdir(), key=_turn):
         if _turn(path) > 0:
             path.unlink()
-    if not (made / KEPT_HEAD).exists():  # that of the old model
-        (target / KEPT_HEAD).unlink(missing_ok=True)
+    for name in (KEPT_HEAD, MAP_NAME, ARRAYS_NAME):
+        if not (made / name).exists():  # that of the old model
+            (target / name).unlink(missing_ok=True)
     move_files(made, target, order=_turn)
 
 

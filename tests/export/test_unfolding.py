@@ -36,6 +36,7 @@ from hf_calib.scaling import (
     VectorScaling,
     save_map,
 )
+from hf_calib.scaling.saved_map import ARRAYS_NAME
 from tests.helpers.architectures import (
     IMAGE,
     assert_same_weights,
@@ -460,6 +461,14 @@ class TestOtherModels:
         assert difference(loaded(tmp_path / "out"), weights_of(bert())) <= done.largest_difference < 1e-5
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["calibration"] == {"unfolded_within": done.largest_difference}
+
+    def test_the_map_of_another_model_does_not_stay_in_the_output(self, tmp_path: Path) -> None:
+        save_folded(bert(), VECTOR, tmp_path / "out", batch=None, processing_class=None)
+        (tmp_path / "out" / ARRAYS_NAME).write_bytes(b"of an isotonic map before that")
+        fold(bert(), VECTOR).save_pretrained(tmp_path / "m")
+        unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        files = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+        assert files == {"config.json", "model.safetensors"}
 
     def test_what_is_copied(self, folder: Path, tmp_path: Path) -> None:
         left_out = ["README.md", "decisions.json", "training_args.bin", "model.onnx", ".hidden", "_scratch"]
