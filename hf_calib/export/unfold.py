@@ -153,7 +153,7 @@ def _saved_beside(model: Any, file: str, revision: str | None) -> str | None:
 
 def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, nn.Linear]:
     modules = dict(model.named_modules())
-    heads = {name: modules.get(name) for name in recorded.get("head", ())}
+    heads = {name: modules.get(name) for name in recorded.get("head") or ()}
     if not heads or not all(isinstance(head, nn.Linear) for head in heads.values()):
         got = f"{sorted(heads) or 'none'}, which are not all linear layers of the model"
         way_out = "load the model again; if its head was replaced, set model.config.calibration = None"
@@ -180,7 +180,30 @@ def _in_short(parameters: Mapping[str, Any]) -> str:
 
 
 def _recorded_map(recorded: Mapping[str, Any]) -> LinearMap | None:
-    """The map that the config's numbers give; None of one that mixes the classes, which is not among them."""
+    """The map that the config's numbers give; None of one that mixes the classes, which is not among them.
+
+    Raises:
+        ValueError: if they are damaged.
+    """
+    try:
+        with np.errstate(all="ignore"):  # what is not finite then is refused
+            known = _affine_map_of(recorded)
+        if known is None:
+            return None
+        if not all(np.isfinite(part).all() for part in known if part is not None):
+            raise ValueError("numbers that are not finite")
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        way_out = "pass the scaler that was folded: unfold(model, scaler)"
+        got = f"a damaged record ({error!r})"
+        raise InputValueError(
+            expected("config.calibration", "hold the folded map's numbers", got, way_out)
+        ) from error
+    return LinearMap(
+        torch.from_numpy(known.weight), None if known.bias is None else torch.from_numpy(known.bias)
+    )
+
+
+def _affine_map_of(recorded: Mapping[str, Any]) -> AffineMap | None:
     known: AffineMap | None = None
     if "temperature" in recorded:
         known = AffineMap(np.array(1 / float(recorded["temperature"])))
@@ -197,11 +220,7 @@ def _recorded_map(recorded: Mapping[str, Any]) -> LinearMap | None:
         if "scaler" not in recorded:
             known = AffineMap(np.ones(len(shift)))
         known = None if known is None else known.then(AffineMap(np.ones(len(shift)), shift))
-    if known is None:
-        return None
-    return LinearMap(
-        torch.from_numpy(known.weight), None if known.bias is None else torch.from_numpy(known.bias)
-    )
+    return known
 
 
 def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -> LinearMap:

@@ -99,6 +99,28 @@ def loaded(folder: Path) -> Any:
     return BertForSequenceClassification.from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"weight": "abc"},
+        {"weight": [1.0, float("nan"), 1.0, 1.0, 1.0]},
+        {"bias": [0.0, float("inf"), 0.0, 0.0, 0.0]},
+        {"temperature": 0},
+        {"method": "prior_correction"},
+        {"method": "prior_correction", **SHARES, "train_prior": [0.0, 1.0, 0.0, 0.0, 0.0]},
+        {"head": None},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_is_refused_and_the_model_stays(damage: dict[str, Any]) -> None:
+    model = fold(bert(), VECTOR)
+    folded = weights_of(model)
+    model.config.calibration |= damage
+    with pytest.raises(ValueError, match=r"expected (config\.calibration|model) to h.*; (pass|load) the"):
+        unfold(model)
+    assert_same_weights(model, folded)
+
+
 def test_what_else_has_changed_the_weights_is_not_promised_away(folder: Path) -> None:
     found = unfold(loaded(folder).bfloat16().float())
     assert difference(found.model, weights_of(bert())) > 100 * found.largest_difference > 0
