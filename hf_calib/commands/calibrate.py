@@ -28,7 +28,7 @@ from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
-from hf_calib.scaling.saved_map import map_title
+from hf_calib.scaling.saved_map import map_title, recorded_in, save_map
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
@@ -131,7 +131,6 @@ def calibrate_model(
     from hf_calib.export.unfold import unfold
     from hf_calib.predictions.pipelines import pipeline
     from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
-    from hf_calib.scaling.saved_map import save_map
 
     scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
     folds = method is None or method in FOLDED
@@ -145,7 +144,7 @@ def calibrate_model(
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     refolded: tuple[str, ...] = ()
-    record = getattr(classifier.model.config, "calibration", None) or {}
+    record = recorded_in(classifier.model.config)
     if record.get("folded"):
         how = unfold(classifier.model).sentence()
         title = map_title(str(record.get("method", "temperature")))

@@ -31,6 +31,7 @@ from hf_calib.metrics.bootstrap import Interval
 from hf_calib.predictions.files import Predictions, load_predictions
 from hf_calib.report import DecisionSection
 from hf_calib.report.writing import write_report
+from hf_calib.scaling.saved_map import recorded_in
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
 _CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
@@ -169,7 +170,7 @@ def decide_model(
     test_data: Any = None if test is None else test.load()
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
-    recorded = getattr(classifier.model.config, "calibration", None) or {}
+    recorded = recorded_in(classifier.model.config)
     rule = make_rule(classifier.class_names)
     _check_rows(rule, len(data), is_split=test is None, is_calibrated=bool(recorded.get("folded")))
     stages(f"tokenizing {len(data):,} texts")

@@ -51,7 +51,15 @@ from hf_calib.predictions.texts import (
 )
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
-from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME, few_parameters, load_map, save_map, title_of
+from hf_calib.scaling.saved_map import (
+    ARRAYS_NAME,
+    MAP_NAME,
+    few_parameters,
+    load_map,
+    recorded_in,
+    save_map,
+    title_of,
+)
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
@@ -197,7 +205,7 @@ def export_quantized(
     stages(f"tokenizing {len(data):,} texts")
     encoded = rows.encode(model.classifier, data)
     test_encoded = None if test is None else test.encode(model.classifier, test_data)
-    recorded = (getattr(model.plain.config, "calibration", None) or {}).get("method")
+    recorded = recorded_in(model.plain.config).get("method")
     scaler = make_scaler(recorded if recorded in FOLDED else "auto", "nll", n_bins, FOLDED)
     with whole_folder(output) as folder:
         in_float, in_int8 = folder.parent / "float.onnx", folder.parent / "int8.onnx"
@@ -376,7 +384,7 @@ def _load(
         classifier = replace(classifier, model=plain)
         batches = _text_batches(classifier, rows)
     logits = logits_of(plain, batches)
-    folded = bool((getattr(plain.config, "calibration", None) or {}).get("folded"))
+    folded = bool(recorded_in(plain.config).get("folded"))
     saved = None
     calibration: str | None = None
     notes: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from hf_calib.export.model_card import write_card
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.texts import load_trained
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title, recorded_in
 
 # What a map is folded into here, by the pipeline's task.
 _LOADERS = {
@@ -105,7 +105,7 @@ def push(
     check_destination(repo_id, revision)
     config = _read_json(folder / CONFIG)
     record = _read_json(folder / MAP_NAME)
-    folded = bool((config.get("calibration") or {}).get("folded"))
+    folded = bool(recorded_in(config).get("folded"))
     method = record.get("method")
     notes = []
     if (folder / "adapter_config.json").is_file():

@@ -18,7 +18,7 @@ from hf_calib._errors import InputError
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.measures import MEASURES
 from hf_calib.report.saved import read_report
-from hf_calib.scaling.saved_map import MAP_NAME
+from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
 
 REPORT_FOLDER = "calibration"
 STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
@@ -125,7 +125,7 @@ def read_facts(folder: Path) -> Facts:
     A file that is no such file, or about other weights, is left out with a warning.
     """
     config = _json(folder / CONFIG_NAME)
-    record = _json(folder / MAP_NAME) or _mapping(config.get("calibration"))
+    record = _json(folder / MAP_NAME) or recorded_in(config)
     names = _mapping(config.get("id2label"))
     known = [text(names, number) for number in sorted(filter(str.isdecimal, names), key=int)]
     splits = {role: _split(found) for role, found in _mapping(record.get("data")).items()}

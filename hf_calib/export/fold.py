@@ -26,7 +26,7 @@ from hf_calib.export.heads import (
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
-from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title
+from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -37,7 +37,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _FIT_AGAIN = "fit it again, on finite logits"
 # Those that a record may hold.
 PARAMETERS = (
-    *("temperature", "temperatures", "weight", "bias", "choice"),
+    *("temperature", "temperatures", "weight", "bias", "sha256", "choice"),
     *("scaler", "train_prior", "target_prior"),
 )
 # All that a record says of a map, where it is and what it was fitted on; the rest is about the training.
@@ -97,7 +97,7 @@ def fold(
     Returns:
         The same model. `model.config.calibration`, a dict that is saved with it, records this: "method"
         ("temperature", "per_label_temperature", "vector", "matrix" or "prior_correction"), "folded", "head"
-        (names of the layers) and the scaler's parameters, except for a matrix; of a prior correction both
+        (names of the layers) and the scaler's parameters, of a matrix its SHA-256; of a prior correction both
         priors, the method of the "scaler" before it, and its parameters. Other entries are kept.
 
     Raises:
@@ -201,7 +201,7 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
     """
     check_is_plain(model)
     classifier = classifier_of(model)
-    recorded = dict(getattr(classifier.config, "calibration", None) or {})
+    recorded = recorded_in(classifier.config)
     if recorded.get("folded"):
         method = recorded.get("method", "temperature")
         what = (

@@ -21,7 +21,7 @@ from transformers import (
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._hub import download
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, recorded_in
 from hf_calib.scaling.scaler import Scaler
 
 
@@ -77,7 +77,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     config = plain.model.config
     place = model if isinstance(model, str) else plain.model.name_or_path
     saved = _map_beside(place, kwargs.get("revision"), kwargs.get("token"))
-    recorded = getattr(config, "calibration", None) or {}
+    recorded = recorded_in(config)
     if saved is None:
         if recorded.get("folded") is False:
             warnings.warn(

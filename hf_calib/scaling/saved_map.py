@@ -257,6 +257,12 @@ def _check_setting(name: str, value: Any) -> None:
         raise InputValueError(expected(f"setting {name}", "be one", type(value).__name__, way_out))
 
 
+def recorded_in(config: Any) -> dict[str, Any]:
+    """What a model's config, an object or that of a config.json, says of its map; a copy, empty if nothing of ours."""
+    found = config.get("calibration") if isinstance(config, Mapping) else getattr(config, "calibration", None)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
 def check_finite(scaler: Any) -> None:
     """Raise if a fitted map has NaN or infinity in its weight or bias.
 
@@ -269,7 +275,7 @@ def check_finite(scaler: Any) -> None:
 
 
 def few_parameters(scaler: Any) -> dict[str, Any]:
-    """What a model's config records of a fitted map; not the C x C numbers of one that mixes the classes."""
+    """What a model's config records of a fitted map; of the C x C numbers of one that mixes the classes only a hash."""
     if foldable_method(scaler) == "prior_correction":
         first = scaler.scaler
         recorded = {} if first is None else {"scaler": foldable_method(first), **few_parameters(first)}
@@ -284,7 +290,10 @@ def few_parameters(scaler: Any) -> dict[str, Any]:
     if foldable_method(scaler) == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
     if weight.ndim == 2:
-        return chosen
+        return {
+            **chosen,
+            "sha256": sha256(weight.tobytes() + (b"" if bias is None else bias.tobytes())).hexdigest(),
+        }
     return {**chosen, "weight": weight.tolist(), **({} if bias is None else {"bias": bias.tolist()})}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,10 @@ def test_token_classification() -> None:
     assert_scaled(logits_of(model), before, scaler)
 
 
+def hash_of(scaler: Any) -> str:
+    return sha256(scaler.weight_.tobytes() + scaler.bias_.tobytes()).hexdigest()
+
+
 class TestPriorCorrection:
     PRIORS = ([0.2] * 5, [0.6, 0.1, 0.1, 0.1, 0.1])
 
@@ -233,6 +238,8 @@ class TestPriorCorrection:
             recorded["temperature"] = first.temperature_
         if kind == "vector":
             recorded |= {"weight": first.weight_.tolist(), "bias": first.bias_.tolist()}
+        if kind == "matrix":
+            recorded["sha256"] = hash_of(first)
         assert saved == {"method": "prior_correction", "folded": True, "head": ["classifier"], **recorded}
         with refused(model, ValueError, "folded only once, got a model with prior_correction"):
             fold(model, scaler)
@@ -312,7 +319,7 @@ class TestRecord:
             common = {"method": kind, "folded": True, "head": ["classifier"]}
             numbers = {
                 "vector": lambda s: {"weight": s.weight_.tolist(), "bias": s.bias_.tolist()},
-                "matrix": lambda s: {},
+                "matrix": lambda s: {"sha256": hash_of(s)},
                 "per_label_temperature": lambda s: {"temperatures": s.temperatures_.tolist()},
             }
             assert saved == {**common, **numbers[kind](scaler)}
@@ -322,7 +329,7 @@ class TestRecord:
         model.config.calibration = {"temperature": 1.7, "folded": False, "loss": "focal"}
         fold(model, made("matrix"))
         record = {"method": "matrix", "folded": True, "head": ["classifier"], "loss": "focal"}
-        assert model.config.calibration == record
+        assert model.config.calibration == {**record, "sha256": hash_of(made("matrix"))}
 
     def test_a_temperature_is_not_folded_onto_another_scaler(self) -> None:
         model = fold(bert(), made("vector"))
