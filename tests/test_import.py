@@ -23,7 +23,7 @@ LAYERS = [
     {"losses", "metrics"},
     {"decisions", "scaling", "plots", "evaluate_modules", "models", "data"},
     {"report", "predictions"},
-    {"export"},
+    {"cards", "export"},
     {"trainer"},
     {"experiments", "commands"},
     {"cli", "__init__"},

@@ -118,7 +118,7 @@ def calibrate_model(
     """
     import transformers
 
-    from hf_calib.export.card_facts import is_hub_name
+    from hf_calib.cards.facts import is_hub_name
     from hf_calib.export.fingerprint import fingerprint
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
     from hf_calib.export.heads import head_loses_bias

@@ -94,7 +94,7 @@ class LabelledTexts:
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
-        from hf_calib.export.card_facts import plain_name
+        from hf_calib.cards.facts import plain_name
 
         return {"name": plain_name(self.data), **({} if _is_file(self.data) else {"split": self.split})}
 

@@ -18,11 +18,11 @@ from huggingface_hub import CommitInfo
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
 from hf_calib._hub import check_destination, with_owner
+from hf_calib.cards import write_card
+from hf_calib.cards.facts import REPORT_FOLDER, task_of
+from hf_calib.cards.section import usage_lines
 from hf_calib.commands.evaluate import Stages, in_silence
-from hf_calib.export.card_facts import REPORT_FOLDER, task_of
-from hf_calib.export.card_text import usage_lines
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
-from hf_calib.export.model_card import write_card
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.texts import load_trained
 from hf_calib.scaling.methods import FOLDABLE_SCALERS

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._files import whole_file, whole_folder
-from hf_calib.export.card_facts import REPORT_FOLDER
+from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to

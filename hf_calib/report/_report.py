@@ -66,7 +66,7 @@ class CalibrationReport:
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
-            numbers, see `hf_calib.export.card_facts`.
+            numbers, see `hf_calib.cards.facts`.
     """
 
     name: str

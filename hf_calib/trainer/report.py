@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import softmax
 
 from hf_calib._files import whole_file
-from hf_calib.export.card_facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
-from hf_calib.export.card_metadata import is_dataset_name
+from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
+from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.report import CalibrationReport, calibration_report

@@ -24,10 +24,10 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._hub import with_owner
-from hf_calib.export.card_facts import is_hub_name
+from hf_calib.cards.card import CARD_NAME, write_card
+from hf_calib.cards.facts import is_hub_name
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
-from hf_calib.export.model_card import CARD_NAME, write_card
 from hf_calib.export.saving import (
     check_overwrites_no_original,
     loaded_from,

@@ -13,10 +13,10 @@ import torch
 from matplotlib.figure import Figure
 from scipy.special import softmax
 
+from hf_calib.cards.decisions import decision_lines
 from hf_calib.commands import evaluate
 from hf_calib.commands.fitting import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.export.decisions_card import decision_lines
 from hf_calib.predictions.files import Predictions, save_predictions
 from hf_calib.report import CalibrationReport
 from hf_calib.scaling import TemperatureScaling

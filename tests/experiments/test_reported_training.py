@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from hf_calib.cards.card import write_card
 from hf_calib.experiments import train_and_report
-from hf_calib.export.model_card import write_card
 from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
 
 

@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 import hf_calib.trainer.report as trainer_report
 from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
+from hf_calib.cards import write_card
+from hf_calib.cards.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
+from hf_calib.cards.facts import is_hub_name, plain_name
 from hf_calib.commands import evaluate as evaluate_command
 from hf_calib.decisions import CostRule, Decisions
-from hf_calib.export.card_facts import is_hub_name, plain_name
-from hf_calib.export.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
-from hf_calib.export.model_card import write_card
 from hf_calib.losses import LOSSES
 from hf_calib.report import CalibrationReport
 from hf_calib.scaling import SplineScaling
@@ -102,7 +102,7 @@ from huggingface_hub import HfApi
 from hf_calib.cli import app
 from hf_calib.commands import evaluate
 evaluate.calibration_report = functools.partial(evaluate.calibration_report, n_resamples=20)  # of intervals only
-from hf_calib.export.model_card import write_card
+from hf_calib.cards import write_card
 api = HfApi(token="hf_madeUpForThisTest")
 api.create_repo("me/base")
 card = b"---\\nlicense: openrail\\n---\\n"

@@ -12,10 +12,10 @@ from huggingface_hub import ModelCard
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib._markdown import escape
-from hf_calib.export.card_facts import Facts, read_facts
-from hf_calib.export.card_metadata import update_metadata
-from hf_calib.export.card_text import HEADING, calibration_section, title
-from hf_calib.export.decisions_card import decision_lines
+from hf_calib.cards.decisions import decision_lines
+from hf_calib.cards.facts import Facts, read_facts
+from hf_calib.cards.metadata import update_metadata
+from hf_calib.cards.section import HEADING, calibration_section, title
 
 CARD_NAME = "README.md"
 _START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"

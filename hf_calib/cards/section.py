@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from hf_calib._markdown import escape, markdown_table
-from hf_calib.export.card_facts import (
+from hf_calib.cards.citations import citations
+from hf_calib.cards.facts import (
     REPORT_FOLDER,
     Consistency,
     Facts,
@@ -20,7 +21,6 @@ from hf_calib.export.card_facts import (
     text,
     title_of_metric,
 )
-from hf_calib.export.citations import citations
 from hf_calib.losses import LOSSES
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, map_title

@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from hf_calib.export.card_facts import Facts, Results, Value, is_hub_name, text, title_of_metric
+from hf_calib.cards.facts import Facts, Results, Value, is_hub_name, text, title_of_metric
 
 logger = logging.getLogger(__name__)
 
