@@ -72,6 +72,7 @@ class Results:
         tests: the consistency tests, by the same names.
         figures: paths in the folder.
         options: of `hf-calib evaluate`, which measures the same rows; none where it cannot.
+        autocast: "bf16" or "fp16" where the model was measured in 16 bits; it is saved in 32.
     """
 
     rows: Split
@@ -82,6 +83,7 @@ class Results:
     tests: Mapping[str, Consistency]
     figures: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    autocast: str | None = None
 
     @property
     def has_report(self) -> bool:
@@ -239,6 +241,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         tests=tests,
         figures=tuple(path for path in figures if (folder / path).is_file()),
         options=_options(about.get("options")),
+        autocast=_autocast(about),
     )
 
 
@@ -270,7 +273,13 @@ def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
         metrics=metrics,
         tests={},
         figures=(STREAMED_FIGURE,) if has_figure else (),
+        autocast=_autocast(measured),
     )
+
+
+def _autocast(measured: Mapping[str, Any]) -> str | None:
+    found = text(measured, "autocast")
+    return found if found in ("bf16", "fp16") else None
 
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Value]:

@@ -50,12 +50,7 @@ def update_metadata(
     data.base_model = named[0] if len(named) == 1 else named or None
     if named and not data.get("base_model_relation"):
         data["base_model_relation"] = "finetune"
-    given = (
-        _names(datasets)
-        or _names(data.datasets)
-        or [split.name for split in facts.splits.values() if split.name]
-    )
-    data.datasets = list(dict.fromkeys(name for name in given if is_dataset_name(name))) or None
+    data.datasets = _datasets(_names(datasets) or _names(data.datasets), facts)
     if language is not None:
         data.language = _names(language)
     data.license = license or data.license or _license_of(named)
@@ -70,6 +65,14 @@ def update_metadata(
         data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets)]
     elif facts.record is not None:  # ours were of other weights, which the section does not show either
         data.eval_results = others or None
+
+
+def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
+    """Names of datasets; those of the splits have their owners, which the Trainer's own card leaves out."""
+    known = [split.name for split in facts.splits.values() if split.name and "/" in split.name]
+    owned = {name.split("/")[1]: name for name in known}
+    names = [owned.get(name, name) for name in given] or known
+    return list(dict.fromkeys(name for name in names if is_dataset_name(name))) or None
 
 
 def _names(value: object) -> list[str]:

@@ -146,15 +146,22 @@ def _cell(value: Value | None) -> str:
 
 def _how_to_read(results: Results, multi_label: bool) -> list[str]:
     bins = "" if results.n_bins is None else f" {results.n_bins} bins."
+    autocast = ""
+    if results.autocast is not None:
+        autocast = (
+            f" Measured under {results.autocast} autocast, as in the training; the saved model is in float32, whose "
+            "numbers differ a little."
+        )
     if not results.has_report:
+        again = "" if multi_label else " `hf-calib evaluate` gives both."
         return [
-            f"All but accuracy: lower is better.{bins} No logits were kept in this evaluation, so there are no "
-            f"confidence intervals and no consistency test.{'' if multi_label else ' `hf-calib evaluate` gives both.'}"
+            f"All but accuracy: lower is better.{bins}{autocast} No logits were kept in this evaluation, so there are "
+            f"no confidence intervals and no consistency test.{again}"
         ]
     level = f"{100 * (results.level or 0):g}%"
     return [
-        f"All but accuracy: lower is better. Below each number its {level} bootstrap interval over the rows.{bins} "
-        "Binned errors are biased upwards in small samples, and their intervals with them. "
+        f"All but accuracy: lower is better. Below each number its {level} bootstrap interval over the rows.{bins}"
+        f"{autocast} Binned errors are biased upwards in small samples, and their intervals with them. "
         f"All metrics, bins and classes: [report]({REPORT_FOLDER}/report.md)."
     ]
 

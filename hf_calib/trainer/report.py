@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,13 @@ def len_of(dataset: Any) -> int | None:
 
 
 def _dataset_name(dataset: Any) -> str | None:
-    name = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    """A dataset's name, with its owner where the files came from the Hub."""
+    info = getattr(dataset, "info", None)
+    for source in getattr(info, "download_checksums", None) or ():
+        from_hub = re.match(r"hf://datasets/([^/@]+/[^/@]+)[/@]", source)
+        if from_hub:
+            return from_hub[1]
+    name = getattr(info, "dataset_name", None)
     return name if is_dataset_name(name) else None
 
 
@@ -157,6 +164,8 @@ def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
     if dataset is not None and dataset is trainer.train_dataset:
         split = "train"
     rows: dict[str, Any] = {"split": split}
+    if trainer.accelerator.mixed_precision in ("bf16", "fp16"):
+        rows["autocast"] = trainer.accelerator.mixed_precision
     name = _dataset_name(dataset)
     if name is not None:
         rows["name"] = name

@@ -677,6 +677,27 @@ def test_the_last_of_several_evaluation_sets_is_known_by_its_rows(tmp_path: Path
     assert "on 40 rows of the eval\\_seen split. **The map was fitted on these same rows" in text
 
 
+def test_what_was_measured_in_16_bits_is_called_so(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, bf16=True)
+    trainer.train()
+    trainer.create_model_card(license="mit")
+    assert " 15 bins. Measured under bf16 autocast, as in the training; the saved model is in float32" in (
+        card_of(tmp_path).text
+    )
+
+
+def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    for split in (trainer.train_dataset, trainer.calibration_dataset, trainer.eval_dataset):
+        split.info.dataset_name = split.info.builder_name = "words"
+        split.info.download_checksums = {"hf://datasets/me/words@abc/data.parquet": {"num_bytes": 1}}
+    trainer.train()
+    trainer.create_model_card(license="mit")
+    card = card_of(tmp_path)
+    assert card.data.datasets == ["me/words"]
+    assert "of the evaluation split of me/words." in card.text
+
+
 def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.train()
