@@ -597,7 +597,7 @@ class CalibrationTrainer(Trainer):
             metric_key_prefix: of the log keys.
             keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`. Once a
                 calibration map is fitted and the training is over, they are kept in any case where they are few
-                (20 million values), for the intervals of the model card.
+                (50,000 rows, 20 million values), for the intervals of the model card.
         """
         callback = self._callback(CalibrationMapCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
