@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -26,10 +27,15 @@ def fingerprint(model: Any) -> str:
     >>> len(before), fingerprint(layer) == before
     (64, False)
     """
+    # The extra state of a module is no weight.
+    state = model.state_dict().items()
+    return hash_of({name: tensor for name, tensor in state if isinstance(tensor, torch.Tensor)})
+
+
+def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 of tensors by name, as `fingerprint` has it of a whole model."""
     found = sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if not isinstance(tensor, torch.Tensor):  # the extra state of a module, which is no weight
-            continue
+    for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         # NumPy has no bfloat16; its bytes are the same.
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from hf_calib.export.fingerprint import hash_of
 
 # Not in the model's own folder, where servers load every file of this form as weights.
 FILE = Path("calibration", "head.safetensors")
@@ -27,7 +27,7 @@ def keep_head(folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, T
     """
     (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
-    save_file(tensors, folder / FILE, metadata={_FOLDED: _hash(folded)})
+    save_file(tensors, folder / FILE, metadata={_FOLDED: hash_of(folded)})
 
 
 def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -39,7 +39,7 @@ def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -
     """
     try:
         with safe_open(file, "pt") as opened:
-            is_of_these = (opened.metadata() or {}).get(_FOLDED) == _hash(folded)
+            is_of_these = (opened.metadata() or {}).get(_FOLDED) == hash_of(folded)
             kept = {name: opened.get_tensor(name) for name in opened.keys()} if is_of_these else {}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
@@ -49,12 +49,3 @@ def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -
     )
     lost = {name.rpartition(".")[2] for name in set(folded) - set(kept)}
     return kept if kept and fits and lost <= {"bias"} else None
-
-
-def _hash(tensors: Mapping[str, Tensor]) -> str:
-    found = sha256()
-    for name, tensor in sorted(tensors.items()):
-        plain = tensor.detach().cpu().contiguous()
-        found.update(f"{name} {plain.dtype} {list(plain.shape)}\n".encode())
-        found.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
