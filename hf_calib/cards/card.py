@@ -11,13 +11,13 @@ from huggingface_hub import ModelCard
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
+from hf_calib._hub import CARD
 from hf_calib._markdown import escape
 from hf_calib.cards.decisions import decision_lines
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.cards.section import HEADING, calibration_section, title
 
-CARD_NAME = "README.md"
 _START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
 _END = "<!-- hf_calib: end -->"
 _CLASSES_NAMED = 20
@@ -60,7 +60,7 @@ def write_card(
     folder = Path(folder)
     facts = read_facts(folder)
     name = repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
-    card = _card(folder / CARD_NAME, facts, name)
+    card = _card(folder / CARD, facts, name)
     update_metadata(
         card.data,
         facts,
@@ -73,7 +73,7 @@ def write_card(
     if facts.record is not None or facts.results is not None:
         section = calibration_section(facts, name, decision_lines(folder))
         card.text = _with_section(card.text, f"{_START}\n{section}\n{_END}")
-    with whole_file(folder / CARD_NAME) as unfinished:
+    with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)
 
 
@@ -86,7 +86,7 @@ def _card(path: Path, facts: Facts, name: str) -> ModelCard:
     except Exception as error:  # of YAML, of the metadata's checks, of the encoding
         got = f"{path} ({' '.join(str(error).split())[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"
-        raise InputValueError(expected(CARD_NAME, "have metadata that can be read", got, way_out)) from error
+        raise InputValueError(expected(CARD, "have metadata that can be read", got, way_out)) from error
     return card
 
 

@@ -23,7 +23,7 @@ from hf_calib.cards.facts import (
 )
 from hf_calib.losses import LOSSES
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, map_title
+from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, map_title
 
 HEADING = "## Calibration"
 _FEW = 6  # numbers of a parameter that a reader can take in
@@ -41,7 +41,6 @@ _EXAMPLES = {
     "audio-classification": "a_recording.wav",
     "video-classification": "a_video.mp4",
 }
-_PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
 
 
 def calibration_section(facts: Facts, name: str, decisions: Sequence[str] = ()) -> str:
@@ -268,7 +267,7 @@ def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
             "",
         ]
     versions = [
-        f"{package} {escape(facts.versions[package])}" for package in _PACKAGES if facts.versions.get(package)
+        f"{package} {escape(facts.versions[package])}" for package in PACKAGES if facts.versions.get(package)
     ]
     when = text(record, "date")
     if versions or when:

@@ -30,7 +30,7 @@ ARRAYS_NAME = (
 )
 
 _LARGEST = 2**30  # bytes of a file; a matrix for 5,000 classes has half of it
-_PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
+PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map
 # What a file says by itself; "hf_calib" was the version, before there were "versions".
 _OWN = {"method", "settings", "parameters", "weight", "bias", "arrays", "date", "versions", "hf_calib"}
 
@@ -331,7 +331,7 @@ def title_of(scaler: Any) -> str:
 def _versions() -> dict[str, str]:
     """Of the packages that have a part in a map, as far as they are installed."""
     found = {}
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -23,8 +23,8 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib._hub import with_owner
-from hf_calib.cards.card import CARD_NAME, write_card
+from hf_calib._hub import CARD, with_owner
+from hf_calib.cards import write_card
 from hf_calib.cards.facts import is_hub_name
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
@@ -1049,7 +1049,7 @@ class CalibrationTrainer(Trainer):
         folder = Path(self._output_dir)
         if self.is_world_process_zero():
             base_model = getattr(self._config, "_name_or_path", None)
-            _mend_stock_card(folder / CARD_NAME, base_model, is_calibrated=self.calibration_map is not None)
+            _mend_stock_card(folder / CARD, base_model, is_calibrated=self.calibration_map is not None)
             if self.calibration_map is not None:
                 write_results(self, folder)
                 write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)
