@@ -33,6 +33,7 @@ _TASKS = {
     "CausalLM": "text-generation",
 }
 _LONGEST = 200  # characters of a text that a card shows
+_BY_COMMAND = f"with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/{REPORT_FOLDER}."
 
 
 class Value(NamedTuple):
@@ -213,11 +214,13 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
     try:
         report = read_report(path)
     except InputError as error:
-        _left_out(f"{REPORT_FOLDER}/report.json: {error}", "Write it again")
+        _left_out(f"{REPORT_FOLDER}/report.json: {error}", f"Write it again {_BY_COMMAND}")
         return None
     about = _mapping(report.get("about"))
     if record and about.get("fingerprint") != record.get("fingerprint"):
-        _left_out(f"{REPORT_FOLDER}/report.json, which is about other weights", "Measure these")
+        _left_out(
+            f"{REPORT_FOLDER}/report.json, which is about other weights", f"Measure these {_BY_COMMAND}"
+        )
         return None
     columns = ("before", "after") if report["after"] is not None else ("before",)
     level = number(report, "confidence_level")
@@ -329,17 +332,12 @@ def _json(path: Path) -> Mapping[str, Any]:
     try:
         return _mapping(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        _left_out(f"{path.name}, which is not readable as JSON ({error})", "Save the model again")
+        _left_out(f"{path.name}, which is not readable as JSON ({error})", "Save the model again.")
         return {}
 
 
 def _left_out(what: str, way_out: str) -> None:
-    warnings.warn(
-        f"The model card says nothing of {what}. {way_out} with hf-calib calibrate, or with hf-calib evaluate FOLDER "
-        f"--output FOLDER/{REPORT_FOLDER}.",
-        UserWarning,
-        stacklevel=4,
-    )
+    warnings.warn(f"The model card says nothing of {what}. {way_out}", UserWarning, stacklevel=4)
 
 
 def title_of_metric(key: str) -> str:

@@ -154,8 +154,8 @@ def _how_to_read(results: Results, multi_label: bool) -> list[str]:
     if not results.has_report:
         again = "" if multi_label else " `hf-calib evaluate` gives both."
         return [
-            f"All but accuracy: lower is better.{bins}{autocast} No logits were kept in this evaluation, so there are "
-            f"no confidence intervals and no consistency test.{again}"
+            f"All but accuracy: lower is better.{bins}{autocast} There is no report on this evaluation, and so no "
+            f"confidence intervals and no consistency test.{again}"
         ]
     level = f"{100 * (results.level or 0):g}%"
     return [

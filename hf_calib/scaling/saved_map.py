@@ -244,7 +244,7 @@ def _check_fitted(scaler: Any) -> None:
     if method_of(scaler) in FOLDABLE_SCALERS:
         check_finite(scaler)
     if not scaler._is_sound():
-        got = ", ".join(fitted.name for fitted in scaler._fitted)
+        got = f"others in {' or '.join(fitted.name for fitted in scaler._fitted)}"
         raise InputValueError(expected("scaler", "have numbers that a fit can find", got, "fit it again"))
 
 
@@ -252,9 +252,13 @@ def _check_setting(name: str, value: Any) -> None:
     """Raise for a constructor's argument that is no number, word, or sequence of numbers."""
     numbers = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
     fits = value is None or isinstance(value, str | int | float) or numbers
-    if not (isinstance(value, bool) if name == "multi_label" else fits):
-        way_out = "settings are numbers and words"
-        raise InputValueError(expected(f"setting {name}", "be one", type(value).__name__, way_out))
+    requirement = "be a number, a word or a list of numbers"
+    if name == "multi_label":
+        fits = isinstance(value, bool)
+        requirement = "be true or false"
+    if not fits:
+        way_out = "take the file as it was written"
+        raise InputValueError(expected(f"setting {name}", requirement, type(value).__name__, way_out))
 
 
 def recorded_in(config: Any) -> dict[str, Any]:

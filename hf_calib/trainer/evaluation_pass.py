@@ -31,7 +31,8 @@ class EvaluationPass:
         n_bins: bins of the calibration errors.
         calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
         keep_logits: keep logits and labels, for a fit or a report that needs them.
-        keep_at_most: drop them once they count as more values than this on all processes, or multi-label.
+        keep_at_most: drop them once all processes together have more values than this, or where labels are several
+            per row.
     """
 
     # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where

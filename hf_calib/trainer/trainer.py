@@ -1024,7 +1024,7 @@ class CalibrationTrainer(Trainer):
             raise failed
         for reason in reasons:
             if reason is not None:
-                raise RuntimeError(f"It failed on another process: {reason}")
+                raise RuntimeError(f"Saving or pushing failed on another process: {reason}")
         return done
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -630,7 +630,7 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     trainer.create_model_card(license="mit")
     text = card_of(tmp_path).text
-    assert "No logits were kept in this evaluation, so there are no confidence intervals" in text
+    assert "There is no report on this evaluation, and so no confidence intervals" in text
     metrics = trainer.last_evaluation.metrics()
     assert table(text)["ECE"] == [f"{metrics['test_ece']:.4f}", f"{metrics['test_ece_calibrated']:.4f}"]
     assert "](reliability.png)" in text

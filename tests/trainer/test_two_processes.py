@@ -164,7 +164,8 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
     )
     assert first[1].startswith("InputValueError: expected output to be a folder, got the file")
     for ours, theirs in zip(first, second, strict=True):
-        assert theirs == f"RuntimeError: It failed on another process: {ours.split(': ', 1)[1]}"
+        reason = ours.split(": ", 1)[1]
+        assert theirs == f"RuntimeError: Saving or pushing failed on another process: {reason}"
 
 
 def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
