@@ -288,10 +288,6 @@ class _Loaded:
     saved: tuple[Any, Mapping[str, Any]] | None
     notes: tuple[str, ...]
 
-    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As a pipeline makes them."""
-        return expit(logits) if self.sigmoid else softmax(logits, axis=-1)
-
     def write_beside(self, folder: Path) -> None:
         """Write the configuration, the tokenizer, and what lies beside the model and is true of its export."""
         self.plain.config.save_pretrained(folder)
@@ -346,13 +342,48 @@ def _load(
             if there.is_dir()
             else Path(snapshot_download(source, allow_patterns=[*_BESIDE, ARRAYS_NAME]))
         )
-    kind = " ".join(config.architectures or ())
+    classifier, trained = _load_model(
+        source, " ".join(config.architectures or ()), rows, trust_remote_code, to_quantize
+    )
+    plain = standalone_copy(trained)
+    batches: Sequence[Mapping[str, Tensor]]
+    if classifier is None:
+        pixels = synthetic_batch(plain)["pixel_values"]
+        batches = [{"pixel_values": part} for part in (pixels[:3], pixels[:1], pixels.repeat(2, 1, 1, 1))]
+    else:
+        classifier = replace(classifier, model=plain)
+        batches = _text_batches(classifier, rows)
+    sigmoid = plain.config.problem_type == "multi_label_classification"
+    logits = logits_of(plain, batches)
+    wanted = [_probabilities(z, sigmoid=sigmoid) for z in logits]
+    saved = None
+    calibration: str | None = None
+    notes: tuple[str, ...] = ()
+    if recorded_in(plain.config).get("folded"):
+        calibration = "The calibration map is in the model's head, and so in the program."
+    elif (beside / MAP_NAME).is_file():
+        saved = load_map(beside)
+        method = method_of(saved.scaler)
+        if method not in FOLDABLE_SCALERS:
+            way_out = "serve it with hf_calib.pipeline, or fit a map that folds with hf-calib calibrate"
+            raise InputValueError(expected("the model's map", "fold into its head", method, way_out))
+        wanted = [saved.scaler.predict_proba(z) for z in logits]
+        fold(plain, saved.scaler, batch=batches[0])
+        calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."
+    else:
+        notes = (_NOT_CALIBRATED,)
+    return _Loaded(plain, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
+
+
+def _load_model(
+    source: str, kind: str, rows: LabelledTexts | None, trust_remote_code: bool, to_quantize: bool
+) -> tuple[TextClassifier | None, Any]:
+    """A classifier of the kind that its architecture's name says, with its tokenizer if it reads texts."""
     if to_quantize and "ForSequenceClassification" not in kind:
         way_out = "leave quantize out: a map is fitted again on labelled texts only"
         got = kind or "no architecture"
         raise InputValueError(expected("the model", "classify sequences, to be quantised", got, way_out))
     classifier = None
-    batches: Sequence[Mapping[str, Tensor]]
     if "ForImageClassification" in kind:
         if rows is not None:
             way_out = "leave data out: a model of images is checked on synthetic ones"
@@ -375,35 +406,7 @@ def _load(
         got = f"problem_type={trained.config.problem_type!r} and {trained.config.num_labels} outputs"
         way_out = "only classifiers have probabilities; for one sigmoid set problem_type='multi_label_classification'"
         raise InputValueError(expected("the model", "be a classifier", got, way_out))
-
-    plain = standalone_copy(trained)
-    if classifier is None:
-        pixels = synthetic_batch(plain)["pixel_values"]
-        batches = [{"pixel_values": part} for part in (pixels[:3], pixels[:1], pixels.repeat(2, 1, 1, 1))]
-    else:
-        classifier = replace(classifier, model=plain)
-        batches = _text_batches(classifier, rows)
-    logits = logits_of(plain, batches)
-    folded = bool(recorded_in(plain.config).get("folded"))
-    saved = None
-    calibration: str | None = None
-    notes: tuple[str, ...] = ()
-    if folded:
-        wanted = [expit(z) if sigmoid else softmax(z, axis=-1) for z in logits]
-        calibration = "The calibration map is in the model's head, and so in the program."
-    elif (beside / MAP_NAME).is_file():
-        saved = load_map(beside)
-        method = method_of(saved.scaler)
-        if method not in FOLDABLE_SCALERS:
-            way_out = "serve it with hf_calib.pipeline, or fit a map that folds with hf-calib calibrate"
-            raise InputValueError(expected("the model's map", "fold into its head", method, way_out))
-        wanted = [saved.scaler.predict_proba(z) for z in logits]
-        fold(plain, saved.scaler, batch=batches[0])
-        calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."
-    else:
-        wanted = [expit(z) if sigmoid else softmax(z, axis=-1) for z in logits]
-        notes = (_NOT_CALIBRATED,)
-    return _Loaded(plain, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
+    return classifier, trained
 
 
 def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> list[dict[str, Tensor]]:
@@ -433,15 +436,18 @@ def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> lis
     return batches
 
 
+def _probabilities(logits: NDArray[np.float64], *, sigmoid: bool) -> NDArray[np.float64]:
+    """As a pipeline makes them."""
+    return expit(logits) if sigmoid else softmax(logits, axis=-1)
+
+
 def _check(path: Path, model: _Loaded, wanted: Sequence[NDArray[np.float64]]) -> float:
     """The largest difference of a probability; raise where it is beyond what rounding can explain."""
     try:
         program = load_program(path, model.plain.config)
-        found = [model.probabilities(logits) for logits in logits_of(program, model.batches)]
+        found = [_probabilities(z, sigmoid=model.sigmoid) for z in logits_of(program, model.batches)]
         difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
-    except (
-        Exception
-    ) as error:  # whatever a runtime raises for a program, or for a shape that it does not take
+    except Exception as error:  # whatever a runtime raises for a program, or a shape that it does not take
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
         way_out = "nothing was saved; try the other format, or serve the model with transformers"
         requirement = "load and run on batches of several sizes and lengths"
