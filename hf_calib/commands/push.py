@@ -106,38 +106,13 @@ def push(
     config = _read_json(folder / CONFIG)
     record = _read_json(folder / MAP_NAME)
     folded = bool(recorded_in(config).get("folded"))
-    method = record.get("method")
-    notes = []
-    if (folder / "adapter_config.json").is_file():
-        if not no_fold:
-            way_out = (
-                "merge them (save_calibrated_model, or merge_and_unload and hf-calib calibrate), or --no-fold"
-            )
-            raise InputValueError(expected(str(folder), "hold a whole model", "adapters", way_out))
-        notes.append(
-            f"{folder} holds adapters. They are pushed without their base model, and not calibrated."
-        )
-    elif not (folded or record):
-        if not no_fold and (folder / CONFIG).is_file():
-            way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
-            raise InputValueError(expected(str(folder), "hold a calibrated model", f"no {MAP_NAME}", way_out))
-        notes.append(f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated.")
+    notes = _notes(folder, record, folded=folded, no_fold=no_fold)
     saved = load_map(folder) if record and not folded else None
-    is_foldable = method in FOLDABLE_SCALERS
-    if saved is not None and not is_foldable:
-        notes.append(
-            f"{map_title(str(method))} does not fold into the head. A plain transformers pipeline is not "
-            "calibrated; hf_calib.pipeline is."
-        )
-    elif saved is not None and no_fold:
-        notes.append(
-            f"The map in {MAP_NAME} is not in the weights. A plain transformers pipeline is not calibrated; "
-            "hf_calib.pipeline is. Push without --no-fold to fold it in."
-        )
+    is_foldable = record.get("method") in FOLDABLE_SCALERS
     with ExitStack() as stack:
         source = folder
         if saved is not None and is_foldable and not no_fold:
-            stages(f"folding {map_title(str(method))} into the head")
+            stages(f"folding {map_title(record['method'])} into the head")
             source = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.resolve().name
             _write_folded(folder, source, config, saved)
             folded = True
@@ -178,6 +153,38 @@ def push(
         tuple(notes),
         tuple(usage_lines(changes.repo_id, task_of(config), by_hf_calib=uses_ours, revision=revision)),
     )
+
+
+def _notes(folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool) -> list[str]:
+    """Warnings that the pushed weights are not calibrated; without no_fold, a folder that holds no map is refused."""
+    notes = []
+    if (folder / "adapter_config.json").is_file():
+        if not no_fold:
+            way_out = (
+                "merge them (save_calibrated_model, or merge_and_unload and hf-calib calibrate), or --no-fold"
+            )
+            raise InputValueError(expected(str(folder), "hold a whole model", "adapters", way_out))
+        notes.append(
+            f"{folder} holds adapters. They are pushed without their base model, and not calibrated."
+        )
+    elif not (folded or record):
+        if not no_fold and (folder / CONFIG).is_file():
+            way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
+            raise InputValueError(expected(str(folder), "hold a calibrated model", f"no {MAP_NAME}", way_out))
+        notes.append(f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated.")
+    if record and not folded:
+        method = str(record.get("method"))
+        if method not in FOLDABLE_SCALERS:
+            notes.append(
+                f"{map_title(method)} does not fold into the head. A plain transformers pipeline is not calibrated; "
+                "hf_calib.pipeline is."
+            )
+        elif no_fold:
+            notes.append(
+                f"The map in {MAP_NAME} is not in the weights. A plain transformers pipeline is not calibrated; "
+                "hf_calib.pipeline is. Push without --no-fold to fold it in."
+            )
+    return notes
 
 
 def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: SavedMap) -> None:
