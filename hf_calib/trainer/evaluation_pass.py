@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from hf_calib._compat import full_float32
@@ -97,8 +98,13 @@ class EvaluationPass:
             if self.accelerator.reduce(kept, "sum") < self.accelerator.num_processes:
                 self.rows = []
         if self.rows:
+            sizes = [len(labels) for _, labels in self.rows]
             logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
             self.rows = [(self._gather(logits).cpu(), self._gather(labels).cpu())]
+            if self.accelerator.num_processes > 1:
+                # In the order of the dataset, as one process has them: cross-validation splits rows by their order.
+                order = _in_turns(gather_object([sizes]))
+                self.rows = [(logits[order], labels[order]) for logits, labels in self.rows]
 
     def metrics(self) -> dict[str, float]:
         """The calibration metrics of the pass, by log key; none where no batch had labels."""
@@ -167,6 +173,25 @@ class EvaluationPass:
         padded = self.accelerator.gather(self.accelerator.pad_across_processes(rows, dim=0))
         parts = padded.split(int(sizes.max()))
         return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _in_turns(sizes: list[list[int]]) -> Tensor:
+    """Row numbers, batch by batch, of rows that lie process by process: the batches are dealt out in turns.
+
+    Args:
+        sizes: of each process, the rows of its batches.
+
+    >>> _in_turns([[2, 1], [2]])
+    tensor([0, 1, 3, 4, 2])
+    """
+    starts = [sum(map(sum, sizes[:process])) for process in range(len(sizes))]
+    turns = []
+    for turn in range(max(map(len, sizes))):
+        for process, batches in enumerate(sizes):
+            if turn < len(batches):
+                turns.append(torch.arange(starts[process], starts[process] + batches[turn]))
+                starts[process] += batches[turn]
+    return torch.cat(turns)
 
 
 @torch.no_grad()

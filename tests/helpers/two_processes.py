@@ -101,6 +101,9 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
     trainer_report.calibration_report = partial(calibration_report, n_resamples=10)
     train_and_report(reported, reported.eval_dataset)
+    assert reported.last_evaluation is not None
+    wanted = reported.eval_dataset["label"]
+    found["in order"] = reported.last_evaluation.logits_and_labels()[1].tolist() == list(wanted)
     found["kept"] = []
     for few in (
         EvaluationPass.FEW_VALUES,

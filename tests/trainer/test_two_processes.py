@@ -57,6 +57,7 @@ def test_two_processes_train_as_one(name: str, results: dict[str, Any], tmp_path
 
 def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: list[dict[str, Any]]) -> None:
     assert [found["kept"] for found in evaluations] == [[[13], []]] * 2
+    assert [found["in order"] for found in evaluations] == [True] * 2
 
 
 @pytest.mark.parametrize("name", RAGGED)
