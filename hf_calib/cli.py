@@ -369,7 +369,10 @@ def push(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Push a calibrated model to the Hub, in one commit. The token is HF_TOKEN, or that of `hf auth login`."""
+    """Push a calibrated model to the Hub, in one commit, with its card, which is the folder's README.md.
+
+    The token is HF_TOKEN, or that of `hf auth login`.
+    """
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import push as command
 

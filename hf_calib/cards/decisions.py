@@ -41,7 +41,7 @@ def decision_lines(folder: str | os.PathLike[str]) -> list[str]:
     return [
         "",
         f"A decision rule comes with the model, in `{FILE}`. {sentence} To apply it: "
-        "`hf_calib.decisions.Decisions.from_pretrained(name)(pipe(texts, top_k=None))`.",
+        "`hf_calib.decisions.Decisions.from_pretrained(name)(classify(texts))`.",
     ]
 
 

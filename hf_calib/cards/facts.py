@@ -138,7 +138,7 @@ def read_facts(folder: Path) -> Facts:
         class_names=tuple(name for name in known if name is not None),
         multi_label=config.get("problem_type") == "multi_label_classification",
         record=record if record.get("method") or record.get("temperature") is not None else None,
-        folded=record.get("folded") is True,
+        folded=recorded_in(config).get("folded", record.get("folded")) is True,
         splits=splits,
         results=_reported(folder, record) or _streamed(folder, record),
         versions={name: text(made_with, name) or "" for name in made_with},
@@ -236,7 +236,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
             tests[named[column]] = Consistency(*found)  # type: ignore[arg-type]
     figures = (f"{REPORT_FOLDER}/figures/{name}" for name in _FIGURES)
     return Results(
-        rows=Split(text(about, "name"), text(about, "split"), report["n_examples"]),
+        rows=_split({**about, "n": report["n_examples"]}),
         seen=count(about, "seen") or 0,
         n_bins=report["n_bins"],
         level=level if level is not None and 0 < level < 1 else 0.95,

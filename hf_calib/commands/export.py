@@ -26,6 +26,7 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
 from hf_calib.commands.fitting import FOLDED, fit, make_scaler, split_roles, texts_in_both
 from hf_calib.commands.report import Comparison
+from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import (
@@ -66,7 +67,7 @@ TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 # What lies beside a model and is true of its export, too.
 _BESIDE = (
     *("preprocessor_config.json", "processor_config.json"),
-    *(MAP_NAME, "decisions.json", "decisions/*", "calibration/report.*", "calibration/figures/*"),
+    *(MAP_NAME, DECISIONS, "decisions/*", "calibration/report.*", "calibration/figures/*"),
 )
 _NOT_CALIBRATED = "The model has no calibration map: the export gives its probabilities as they are."
 
@@ -295,6 +296,8 @@ class _Loaded:
             self.classifier.tokenizer.save_pretrained(folder)
         for path in sorted(self.beside.rglob("*")):
             name = path.relative_to(self.beside)
+            if self.saved is not None and name.parts[0] in (DECISIONS, "decisions"):
+                continue  # of the probabilities from before the map
             if path.is_file() and any(fnmatch(name.as_posix(), form) for form in _BESIDE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
@@ -316,7 +319,7 @@ def _caveats(model: _Loaded, method: str | None, seen: int) -> Iterator[str]:
             f"{seen:,} of the test texts are among those that the map was fitted on. The errors after calibration "
             "are in part in-sample, and lower than on new rows. Compare on other test data."
         )
-    if (model.beside / "decisions.json").is_file():
+    if (model.beside / DECISIONS).is_file():
         yield "decisions.json is left out: its thresholds are for the float model's probabilities, not for these."
 
 
@@ -370,6 +373,11 @@ def _load(
         wanted = [saved.scaler.predict_proba(z) for z in logits]
         fold(plain, saved.scaler, batch=batches[0])
         calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."
+        if (beside / DECISIONS).is_file():
+            notes = (
+                f"{DECISIONS} is left out: its rule was fitted on the probabilities from before the map. Fit it again "
+                "with hf-calib decide, on a model that has the map in its head.",
+            )
     else:
         notes = (_NOT_CALIBRATED,)
     return _Loaded(plain, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)

@@ -22,6 +22,7 @@ from hf_calib.cards import write_card
 from hf_calib.cards.facts import REPORT_FOLDER, task_of
 from hf_calib.cards.section import usage_lines
 from hf_calib.commands.evaluate import Stages, in_silence
+from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.texts import load_trained
@@ -84,8 +85,9 @@ def push(
 ) -> Pushed:
     """Push a model's folder to the Hub in one commit, with its card.
 
-    A folded model is pushed as it is. One that is not, beside a calibration.json (the output folder of a training),
-    is folded first, in a temporary folder. A map that does not fold is pushed beside the model.
+    A folded model is pushed as it is, with a README.md that is written or updated in its folder. One that is not,
+    beside a calibration.json (the output folder of a training), is folded first, in a temporary folder. A map that
+    does not fold is pushed beside the model.
 
     Args:
         folder: of a classifier of texts, images or tokens.
@@ -116,6 +118,11 @@ def push(
             source = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.resolve().name
             _write_folded(folder, source, config, saved)
             folded = True
+            if (folder / DECISIONS).is_file():
+                notes.append(
+                    f"{DECISIONS} is not pushed: its rule was fitted on the probabilities from before the map. Fit it "
+                    "again with hf-calib decide, on the pushed model."
+                )
         if folded or record:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
@@ -202,7 +209,8 @@ def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: Sav
         )
         for name, path in files_to_push(folder).items():
             new = made / name
-            if not new.exists() and not is_weights(name):
+            is_rule = name.split("/")[0] in (DECISIONS, "decisions")
+            if not (new.exists() or is_weights(name) or is_rule):
                 new.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, new)
         # A report on the model with its map beside it is one on the model with it folded in.

@@ -64,6 +64,7 @@ def unfold_model(
         ValueError: if the model cannot be loaded, or `unfold` refuses it; if output is the model's folder.
         OSError: if output cannot be written; it is as it was then.
     """
+    from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
     from hf_calib.export.saving import check_overwrites_no_original, replace_model
     from hf_calib.export.unfold import unfold
 
@@ -80,6 +81,9 @@ def unfold_model(
             saved = load_map(folder)
             about = {key: value for key, value in saved.about.items() if key not in ("head", "fingerprint")}
             save_map(saved.scaler, made / MAP_NAME, {**about, "folded": False})
+        for name in (PUSHED_LOSS_STATE, LOSS_STATE_NAME):  # the gammas, to train on with
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, made / LOSS_STATE_NAME)
         for path in folder.iterdir():
             if path.is_file() and not (
                 path.name in _LEFT_OUT or path.name.startswith((".", "_")) or path.name.endswith(_WEIGHTS)

@@ -171,6 +171,8 @@ def _map_beside(place: str, revision: str | None, token: str | bool | None) -> S
     Raises:
         ValueError: if its file is not a whole map.
     """
+    if not place:  # a model that was made here, and not the working directory
+        return None
     if Path(place).is_dir():
         return load_map(place) if (Path(place) / MAP_NAME).exists() else None
     from huggingface_hub.errors import (

@@ -484,6 +484,7 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
 def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     folder = copied(calibrated, tmp_path)
     change(folder / "calibration.json", method="spline", folded=False)
+    change(folder / "config.json", calibration={"method": "spline", "folded": False})
     write_card(folder, repo_id="me/x", license="mit")
     assert '`evaluate` gives the column "Before" above' in card_of(folder).text
     change(folder / "config.json", problem_type="multi_label_classification")
@@ -500,6 +501,15 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     assert card.data.eval_results[0].metric_type == "accuracy"
     assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
     assert "hf-calib evaluate" not in card.text  # nor unfold: no commands at all
+
+
+def test_the_config_says_whether_the_map_is_in_the_weights(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(
+        folder / "calibration.json", folded=False
+    )  # as `save_pretrained` of a scaler that was folded before
+    write_card(folder, repo_id="me/x", license="mit")
+    assert "The map is folded into the classification head" in card_of(folder).text
 
 
 def test_a_model_without_a_map_gets_a_plain_card_and_its_own_measurements(

@@ -255,6 +255,14 @@ def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None
     assert "fitted on the probabilities of other weights than those of this folder" in note
 
 
+def test_a_rule_for_the_model_without_its_map_stays_here(unfolded: Path, hub: Hub) -> None:
+    Decisions(CostRule(1 - np.eye(4)), tuple(f"LABEL_{i}" for i in range(4))).save(unfolded)
+    pushed = called_for_json(unfolded, "me/model")
+    assert any(note.startswith("decisions.json is not pushed: its rule") for note in pushed["notes"])
+    assert "decisions.json" not in hub.files["me/model"]["main"]
+    assert (unfolded / "decisions.json").is_file()
+
+
 def no_map(folder: Path) -> None:
     (folder / "calibration.json").unlink()
 

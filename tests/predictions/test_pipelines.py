@@ -356,3 +356,15 @@ def test_a_push_is_one_commit_and_adds_to_a_model(on_hub: tuple[dict[str, Any], 
         each for branches in hub.files.values() for files in branches.values() for each in files.values()
     ]
     assert not [content for content in contents if b"hf_madeUp" in content]
+
+
+def test_a_model_that_was_made_here_has_no_map_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling.TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1]).save_pretrained(
+        tmp_path
+    )
+    monkeypatch.chdir(tmp_path)
+    assert type(hf_calib.pipeline("text-classification", tiny_bert(), tokenizer=tokenizer())) is (
+        transformers.TextClassificationPipeline
+    )
