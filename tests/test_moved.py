@@ -64,6 +64,7 @@ def test_other_names_are_not_invented() -> None:
         import_module("hf_calib.nothing")
 
 
+@pytest.mark.slow
 def test_files_of_predictions_need_no_torch_from_the_old_path_either() -> None:
     code = "import sys; from hf_calib.posthoc import calibrate_predictions; print('torch' in sys.modules)"
     done = subprocess.run(

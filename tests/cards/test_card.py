@@ -114,6 +114,7 @@ app(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: Path, tmp_path: Path) -> None:
     folder = copied(calibrated, tmp_path)
     write_card(folder, repo_id="me/x", base_model="me/base")

@@ -995,6 +995,7 @@ def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
     assert len(failed.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_commands_on_files_start_without_torch(workplace: Path, tmp_path: Path) -> None:
     file = str(workplace / "test.npz")
     commands = [["evaluate", file], ["calibrate", file, "--output", str(tmp_path / "out")], ["report", file]]

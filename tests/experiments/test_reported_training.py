@@ -36,6 +36,7 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = tiny_trainer(tmp_path, prediction_loss_only=True, calibration_method="matrix")
     train_and_report(trainer, sequences(tiny_bert(), 30, seed=5))

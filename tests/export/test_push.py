@@ -189,6 +189,7 @@ def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
     assert not card.endswith("\n\n")
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_card_name_the_owner_too(tmp_path: Path, hub: Hub) -> None:
     trained(tmp_path / "model").push_to_hub()
     card = hub.files["me/model"]["main"]["README.md"].decode()

@@ -321,6 +321,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(interrupted: Any) -> None:
     """Never folded weights under a config that says they are not, which would be folded twice."""
     tries = interrupted["killed"]
@@ -337,6 +338,7 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(interr
     assert {(each["told"], each["again"], each["leftovers"]) for each in tries} == {("", "new", 0)}
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(interrupted: Any) -> None:
     line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
     for each in interrupted["full"]:

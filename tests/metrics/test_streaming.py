@@ -483,6 +483,7 @@ def spread_batch(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, labels
 
 
+@pytest.mark.slow
 def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
     run_on_two(reduce_in_process, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))

@@ -340,6 +340,7 @@ def test_scalers_are_pushed_and_found_on_the_hub(on_hub: tuple[dict[str, Any], A
     assert len(found) == 15
 
 
+@pytest.mark.slow
 def test_a_push_is_one_commit_and_adds_to_a_model(on_hub: tuple[dict[str, Any], Any]) -> None:
     _, hub = on_hub
     commits = [path for method, path, _ in hub.requests if method == "POST" and "/commit/" in path]

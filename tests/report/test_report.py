@@ -567,6 +567,7 @@ def with_decisions() -> CalibrationReport:
     return replace(quick(probs, labels, calibrated=calibrated), decisions=section)
 
 
+@pytest.mark.slow
 def test_decisions_are_in_every_form_of_the_report() -> None:
     report = with_decisions()
     section = report.decisions

@@ -51,6 +51,7 @@ def ids(rows: Any) -> set[tuple[int, ...]]:
     return {tuple(row["input_ids"]) for row in rows}
 
 
+@pytest.mark.slow
 def test_each_row_is_predicted_by_the_training_that_did_not_see_it(tmp_path: Path) -> None:
     """Held to trainings of its own, fold by fold."""
     rows, seen = sequences(tiny_bert(), 26), []
@@ -174,6 +175,7 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
         assert whole["temperature"] == other["temperature"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_cross_calibration_is_refused(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 12)
 

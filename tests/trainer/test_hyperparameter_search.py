@@ -184,6 +184,7 @@ def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
+@pytest.mark.slow
 def test_the_best_trial_can_be_set_after_another_one(tmp_path: Path) -> None:
     trainer, _ = searching(tmp_path)
 

@@ -64,6 +64,7 @@ def make_trainer(minilm: str, news: DatasetDict, folder: Path, n: int, **setting
     )
 
 
+@pytest.mark.slow
 def test_from_training_to_serving(minilm: str, news: DatasetDict, tmp_path: Path) -> None:
     settings = {
         "loss": "adafocal",
