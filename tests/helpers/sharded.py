@@ -87,7 +87,8 @@ def main(folder: Path) -> None:
         dist.barrier()
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         AcceleratorState._reset_state()
-    dist.destroy_process_group()
+    # Not through the interpreter's own end: there, gloo's threads have aborted a finished process.
+    os._exit(0)
 
 
 if __name__ == "__main__":
