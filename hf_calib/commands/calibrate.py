@@ -204,14 +204,15 @@ def calibrate_model(
         first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
         batch = classifier.batch(first)
         if folds:
-            write_folded(
+            weights = write_folded(
                 plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=about
             )
         else:
             plain.config.calibration |= {"method": method, "folded": False}
             plain.save_pretrained(folder)
             classifier.tokenizer.save_pretrained(folder)
-            save_map(served, folder, {**about, "folded": False, "fingerprint": fingerprint(plain)})
+            weights = fingerprint(plain)
+            save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
             # On the very logits that are served: a step turns their last bit into another probability.
             logits = _served(transformers.pipeline, *serving, function_to_apply="none")
             calibrated = served.predict_proba(logits)
@@ -220,7 +221,7 @@ def calibrate_model(
         )
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options()}
-        about_rows = {**measured_on, "seen": n_seen, **again, "fingerprint": fingerprint(plain)}
+        about_rows = {**measured_on, "seen": n_seen, **again, "fingerprint": weights}
         write_report(replace(measured.report, about=about_rows), folder / "calibration")
     method = method or ("auto" if hasattr(scaler, "choice_") else "temperature")
     return _calibration(method, scaler, measured, refolded, difference)

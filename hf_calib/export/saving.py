@@ -117,7 +117,7 @@ def write_folded(
     batch: Any,
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
-) -> None:
+) -> str:
     """Fold a fitted scaler into a standalone copy, check it on the batch, and write it with its calibration.json.
 
     The head from before the fold is written beside it, for `unfold`.
@@ -129,16 +129,21 @@ def write_folded(
         batch: as for `fold`.
         processing_class: a tokenizer or image processor, which is saved too; or None.
         about: what calibration.json says of the map besides its numbers.
+
+    Returns:
+        The fingerprint of the folded weights.
     """
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
     state = plain.state_dict()
     names = [f"{head}.{part}" for head in plain.config.calibration["head"] for part in ("weight", "bias")]
     keep_head(folder, before, {name: state[name] for name in names if name in state})
-    folded = {"folded": True, "head": plain.config.calibration["head"], "fingerprint": fingerprint(plain)}
+    weights = fingerprint(plain)
+    folded = {"folded": True, "head": plain.config.calibration["head"], "fingerprint": weights}
     save_map(scaler, folder, {**(about or {}), **folded})
     if processing_class is not None:
         processing_class.save_pretrained(folder)
+    return weights
 
 
 def replace_model(made: Path, target: Path) -> None:
