@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import TrainerCallback
+
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
@@ -30,8 +33,9 @@ def train_and_report(
     """Train, report the test set before and after the calibration map, and save the calibrated model.
 
     In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no map was
-    fitted; `results.json`, the numbers; `report/`, the calibration report with its figures, which lies in
-    `calibrated/calibration/` too, for the model card; for a loss with gammas, `gammas.png`.
+    fitted; `report/`, the calibration report with its figures, which lies in `calibrated/calibration/` too, for
+    the model card; for a loss with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the
+    calibration and test rows; and last of all `results.json`, the numbers.
 
     Args:
         trainer: with its datasets; the test set should be none of them.
@@ -41,23 +45,63 @@ def train_and_report(
     Returns:
         The test metrics, keys `test_...`; on every process, once all is written.
     """
+    first_step = _FirstStep()
+    trainer.add_callback(first_step)
     with warnings.catch_warnings():
         # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
         warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
-        trainer.train(resume_from_checkpoint=resume)
+        trained = trainer.train(resume_from_checkpoint=resume)
+    trainer.remove_callback(first_step)
     folder = Path(str(trainer.args.output_dir))
     if trainer.calibration_map is None:
         trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
     else:
         trainer.save_calibrated_model(folder / "calibrated")
+    calibration = _calibration_rows(trainer)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     if trainer.is_world_process_zero():
-        _write_results(trainer, metrics, folder)
+        (folder / "results.json").unlink(missing_ok=True)  # of an earlier training
         _write_report(trainer, folder)
+        _write_figure(trainer, folder)
+        _predictions(trainer, calibration).save(folder / PREDICTIONS)
+        training = {
+            "seconds": trained.metrics["train_runtime"],
+            "steps": trainer.state.global_step - first_step.step,
+            "resumed": first_step.step > 0,
+        }
+        _write_results(trainer, metrics, training, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+class _FirstStep(TrainerCallback):
+    """Where a training began: after the steps of the checkpoint that it resumed from."""
+
+    step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step = state.global_step
+
+
+def _calibration_rows(trainer: CalibrationTrainer) -> LabelledLogits | None:
+    """Logits and labels of the calibration split; called by all processes."""
+    if trainer.calibration_split is None:
+        return None
+    last = trainer.last_evaluation
+    if last is not None and last.rows and trainer.evaluated_dataset is trainer.calibration_split:
+        return LabelledLogits(*last.logits_and_labels())
+    return LabelledLogits(*trainer.held_out_pass(keep_logits=True).logits_and_labels())
+
+
+def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None) -> TrainingPredictions:
+    assert trainer.last_evaluation is not None
+    test = LabelledLogits(*trainer.last_evaluation.logits_and_labels())
+    names = getattr(trainer._config, "id2label", None) or {}
+    return TrainingPredictions(
+        test, calibration, tuple(str(names.get(i, i)) for i in range(test.logits.shape[1]))
+    )
 
 
 def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
@@ -106,9 +150,16 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     return "\n".join(lines)
 
 
-def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], folder: Path) -> None:
+def _write_figure(trainer: CalibrationTrainer, folder: Path) -> None:
     from hf_calib.plots import gamma_dynamics, save_figure
 
+    if any("gamma_00" in entry for entry in trainer.state.log_history):
+        save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
+
+
+def _write_results(
+    trainer: CalibrationTrainer, metrics: Mapping[str, float], training: Mapping[str, Any], folder: Path
+) -> None:
     args, scaler = trainer.args, trainer.calibration_map
     results = {
         "loss": trainer.calibration_loss.name,
@@ -116,8 +167,7 @@ def _write_results(trainer: CalibrationTrainer, metrics: Mapping[str, float], fo
         "calibration_map": None if scaler is None else title_of(scaler),
         "seed": args.seed,
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+        "training": dict(training),
     }
     with whole_file(folder / "results.json") as unfinished:
         unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if any("gamma_00" in entry for entry in trainer.state.log_history):
-        save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")

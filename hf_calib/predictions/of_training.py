@@ -1,0 +1,94 @@
+"""predictions.safetensors: what a trained model says of its calibration and test rows, with their labels."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib._files import whole_file
+
+PREDICTIONS = "predictions.safetensors"
+_WAY_OUT = "train again, or remove the file"
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledLogits:
+    """Logits of N rows with their labels.
+
+    Args:
+        logits: (N, C) float32, as the network gives them.
+        labels: (N,) int64 in [0, C); multi-label (N, C) float32, -100 where a decision does not count.
+    """
+
+    logits: NDArray[np.float32]
+    labels: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPredictions:
+    """The predictions that a finished training leaves.
+
+    Args:
+        test: the rows that are reported.
+        calibration: the rows that a map may be fitted on; None where the training had none.
+        class_names: C of them.
+    """
+
+    test: LabelledLogits
+    calibration: LabelledLogits | None
+    class_names: tuple[str, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, all of it or nothing."""
+        arrays = {"test_logits": self.test.logits, "test_labels": self.test.labels}
+        if self.calibration is not None:
+            arrays |= {
+                "calibration_logits": self.calibration.logits,
+                "calibration_labels": self.calibration.labels,
+            }
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        with whole_file(Path(path)) as unfinished:
+            save_file(contiguous, unfinished, {"class_names": json.dumps(self.class_names)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TrainingPredictions:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: if the file is missing, unreadable, or its arrays do not go together.
+
+        >>> import tempfile
+        >>> rows = LabelledLogits(np.eye(2, dtype=np.float32), np.array([0, 1]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TrainingPredictions(rows, None, ("a", "b")).save(Path(folder, PREDICTIONS))
+        ...     TrainingPredictions.load(Path(folder, PREDICTIONS)).test.labels.tolist()
+        [0, 1]
+        """
+        requirement = "hold a training's predictions"
+        try:
+            with safe_open(path, "numpy") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = tuple(json.loads((file.metadata() or {})["class_names"]))
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            got = f"a file that cannot be read ({error})"
+            raise InputValueError(expected(str(path), requirement, got, _WAY_OUT)) from error
+
+        def rows(split: str) -> LabelledLogits:
+            logits, labels = (arrays.get(f"{split}_{kind}", np.empty(())) for kind in ("logits", "labels"))
+            fits = logits.ndim == 2 and labels.ndim in (1, 2) and len(labels) == len(logits)
+            if not fits or logits.shape[1] != len(names):
+                shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+                got = f"{shapes} for {len(names)} classes"
+                raise InputValueError(expected(str(path), requirement, got, _WAY_OUT))
+            return LabelledLogits(logits, labels)
+
+        return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None, names)
