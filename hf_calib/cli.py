@@ -496,6 +496,105 @@ def report(
 
 
 @app.command()
+def compare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT_OR_STUDY",
+            help="A recipe, or a script of yours that takes its arguments and ends with train_and_report; or the "
+            "folder of a study, which is measured again without training.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS]", help="Of the script, such as --train_file train.csv."),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(help="YAML file of the script, or the name of one in configs/ beside it; also several."),
+    ] = None,
+    losses: Annotated[
+        str,
+        typer.Option(
+            help="Losses, a,b,c: names, YAML files, or names of files in configs/losses beside the script."
+        ),
+    ] = "cross_entropy,focal,dual_focal,adafocal,bsce_gra",
+    seeds: Annotated[str, typer.Option(help="Seeds of the trainings, 0,1,2.")] = "0,1,2",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Values of a hyperparameter, gamma=1,2,3, for the losses that have it; also several."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Post-hoc maps to compare; they cost no training.", show_default="temperature,auto"
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=2**10, help="Trainings side by side; CPU threads and GPUs are shared out."),
+    ] = 1,
+    launcher: Annotated[
+        str | None, typer.Option(help="What starts a script, such as 'torchrun --nproc_per_node 2'.")
+    ] = None,
+    print_commands: Annotated[
+        bool,
+        typer.Option("--print-commands", help="Print a line for each training that is missing, and end."),
+    ] = False,
+    submitit: Annotated[
+        str | None,
+        typer.Option(
+            help='Train as jobs of Slurm, by submitit: its parameters, \'{"slurm_partition": "gpu"}\'.'
+        ),
+    ] = None,
+    keep_models: Annotated[
+        bool,
+        typer.Option(help="Keep the calibrated model of each training; checkpoints go when it is finished."),
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Train several losses over seeds, and report which is best for these data, with intervals.
+
+    Killed at any time, the same command goes on where it was.
+    """
+    with console.exit_codes(), console.stages() as stages:
+        from hf_calib.commands import compare as command
+
+        chosen = methods.split(",") if methods is not None else None
+        if Path(source).is_dir():
+            study = Path(source)
+            command.check_only_reports(arguments, config, output)
+        else:
+            study = command.check_study_folder(output)
+            launch, cells = command.plan_study(
+                source,
+                configs=config or [],
+                losses=losses.split(","),
+                seeds=command.parse_seeds(seeds),
+                grid=command.parse_grid(grid or []),
+                methods=chosen or command.METHODS,
+                arguments=arguments or [],
+                output=study,
+                launcher=launcher,
+                keep_models=keep_models,
+            )
+            if print_commands:
+                console.print_lines(command.command_lines(launch, cells))
+                return
+            with console.interruptible(f"The same command goes on where it was: {study}"):
+                command.train(launch, cells, jobs=jobs, submitit=submitit, say=console.print_progress)
+        results = command.report_study(study, methods=chosen, stages=stages)
+        if as_json:
+            console.print_json(results.to_dict())
+        else:
+            console.print_study(results)
+            console.print_written(study)
+
+
+@app.command()
 def demo(
     output_dir: Annotated[Path, typer.Option(help="Folder for the figure and the model.")] = Path(
         "demo_output"

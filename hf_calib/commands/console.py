@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,21 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         yield move
     finally:
         bars.stop()
+
+
+def print_progress(line: str) -> None:
+    """One line on stderr, with the time of day: a study takes hours, and its output often goes to a file."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interruptible(way_on: str) -> Iterator[None]:
+    """End with code 130 and one line on stderr where the user interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"hf-calib: interrupted. {way_on}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def print_json(record: Any) -> None:

@@ -58,6 +58,22 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
     return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + argv)
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """The lines of a YAML file as they would be typed on the command line: words, lists of them, and mappings.
+
+    Raises:
+        ValueError: if the file is missing, or no YAML mapping.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "c.yaml")
+    ...     _ = path.write_text("learning_rate: 2e-5\\nbf16: true\\nloss_kwargs: {gamma: 2}\\n")
+    ...     read_config(path)
+    {'learning_rate': '2e-5', 'bf16': 'true', 'loss_kwargs': {'gamma': 2}}
+    """
+    return {name: _as_words(value) for name, value in _read(path).items()}
+
+
 class _Argument(NamedTuple):
     """A dataclass field and the types that it takes."""
 
@@ -150,6 +166,14 @@ def _typed(value: Any, types: set[Any]) -> str:
     if isinstance(value, _Scalar):
         return str(value.value) if type(value.value) in types else value.word
     return str(value)
+
+
+def _as_words(value: Any) -> Any:
+    if isinstance(value, _Scalar):
+        return value.word
+    if isinstance(value, list):
+        return [_as_words(item) for item in value]
+    return value if isinstance(value, str) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -40,7 +40,8 @@ def train_and_report(
     Args:
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
-        resume: as for `Trainer.train`: a checkpoint, or True for the newest.
+        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
+            `args.resume_from_checkpoint` says.
 
     Returns:
         The test metrics, keys `test_...`; on every process, once all is written.
@@ -50,7 +51,7 @@ def train_and_report(
     with warnings.catch_warnings():
         # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
         warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
-        trained = trainer.train(resume_from_checkpoint=resume)
+        trained = trainer.train(resume_from_checkpoint=resume or trainer.args.resume_from_checkpoint)
     trainer.remove_callback(first_step)
     folder = Path(str(trainer.args.output_dir))
     if trainer.calibration_map is None:

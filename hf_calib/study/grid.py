@@ -1,0 +1,203 @@
+"""The grid of a study: losses with their hyperparameters, seeds, and the configuration of each training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib.experiments.config_file import read_config
+
+# What the study sets itself, for each training. The others do not change what is trained.
+OWN_ARGUMENTS = ("loss", "loss_kwargs", "seed")
+_NOT_OF_THE_TRAINING = (
+    "output_dir",
+    "resume",
+    "resume_from_checkpoint",
+    "run_name",
+    "logging_dir",
+    "report_to",
+)
+_KEY_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A loss as a study compares it.
+
+    Args:
+        label: its name in the report: that of the loss, or of its file, with what `--grid` changes.
+        loss: a name in `LOSSES`.
+        hyperparameters: of the loss; the others have their defaults.
+        config: a YAML file with further training arguments, such as `gamma_update_steps`; or None.
+    """
+
+    label: str
+    loss: str
+    hyperparameters: Mapping[str, Any]
+    config: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One training of a study.
+
+    Args:
+        variant: the loss.
+        seed: of the training.
+        arguments: the resolved configuration: name -> words, as on the command line; of files their contents' hash.
+    """
+
+    variant: Variant
+    seed: int
+    arguments: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The hash of the configuration: another one is another cell."""
+        text = json.dumps(self.arguments, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+
+    @property
+    def name(self) -> str:
+        """Of its folder in `cells/`: readable, and unique by the key."""
+        readable = re.sub(r"[^\w.=-]+", "_", self.variant.label)[:60]
+        return f"{readable}-seed{self.seed}-{self.key}"
+
+
+def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: Path | None) -> list[Variant]:
+    """The losses that words of the command line name, once for each combination of the grid that they take.
+
+    Args:
+        losses: each a name in `LOSSES`, a YAML file with `loss: ...`, or the name of such a file in
+            `configs/losses` beside the script.
+        grid: hyperparameter -> values. A loss is trained with all combinations of those that it has.
+        script: of the recipe, or None.
+
+    Raises:
+        ValueError: for an unknown loss, a hyperparameter that none of them has, a value out of range, or two
+            that would have the same label.
+    """
+    from hf_calib.losses import LOSSES, make_loss
+
+    if not losses:
+        way_out = "name some, such as cross_entropy,focal,adafocal"
+        raise InputValueError(expected("losses", "name at least one loss", "none", way_out))
+    bases = [_variant(word, script) for word in losses]
+    taken = {name for base in bases for name in LOSSES[base.loss].hyperparameters}
+    for name in grid:
+        if name not in taken:
+            got, way_out = repr(name), did_you_mean(name, taken)
+            raise InputValueError(
+                expected("grid", "name a hyperparameter of one of the losses", got, way_out)
+            )
+    found = []
+    for base in bases:
+        own = {name: values for name, values in grid.items() if name in LOSSES[base.loss].hyperparameters}
+        for values in product(*own.values()):
+            changed = dict(zip(own, values, strict=True))
+            label = " ".join([base.label, *(f"{name}={value}" for name, value in changed.items())])
+            found.append(Variant(label, base.loss, {**base.hyperparameters, **changed}, base.config))
+            make_loss(base.loss, **found[-1].hyperparameters)  # raises before any training does
+    labels = [variant.label for variant in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        way_out = "name each loss once, and give its files different names"
+        raise InputValueError(expected("losses", "differ", f"{twice!r} twice", way_out))
+    return found
+
+
+def _variant(word: str, script: Path | None) -> Variant:
+    from hf_calib.losses import LOSSES
+
+    beside = None if script is None else script.parent / "configs" / "losses" / f"{word}.yaml"
+    if word in LOSSES:
+        return Variant(word, word, {})
+    path = beside if beside is not None and beside.is_file() else Path(word)
+    if not path.is_file():
+        files = [] if beside is None else [file.stem for file in beside.parent.glob("*.yaml")]
+        requirement = "be names of losses, or YAML files"
+        raise InputValueError(
+            expected("losses", requirement, repr(word), did_you_mean(word, [*LOSSES, *files]))
+        )
+    config = read_config(path)
+    loss = config.get("loss")
+    if loss not in LOSSES:
+        requirement = "name its loss, as in `loss: focal`"
+        raise InputValueError(expected(str(path), requirement, repr(loss), did_you_mean(loss, LOSSES)))
+    return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path)
+
+
+def resolved(
+    script: str, configs: Sequence[Path], arguments: Sequence[str], variant: Variant | None = None
+) -> dict[str, Any]:
+    """What all trainings of a study depend on, or those of one loss: the script's arguments, from files and words.
+
+    Args:
+        script: its file's name.
+        configs: YAML files, of which later ones win.
+        arguments: words of the command line, which win over the files.
+        variant: the loss.
+    """
+    found: dict[str, Any] = {"script": script}
+    for path in [*configs, *([variant.config] if variant is not None and variant.config is not None else [])]:
+        found |= read_config(path)
+    found |= given(arguments)
+    ignored = (*_NOT_OF_THE_TRAINING, *OWN_ARGUMENTS)
+    found = {name: _content(value) for name, value in found.items() if name not in ignored}
+    if variant is not None:
+        found |= {"loss": variant.loss, "loss_kwargs": dict(variant.hyperparameters)}
+    return found
+
+
+def given(arguments: Sequence[str]) -> dict[str, Any]:
+    """Arguments of a command line by name.
+
+    Raises:
+        ValueError: for a word before the first name, or an argument that the study sets itself.
+
+    >>> given(["--train_file", "a.csv", "--bf16", "--max_length=64"])
+    {'train_file': 'a.csv', 'bf16': 'True', 'max_length': '64'}
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            found[name] = [value] if equals else []
+        elif name:
+            found[name].append(word)
+        else:
+            way_out = "write --name value after the --"
+            raise InputValueError(expected("the script's arguments", "have names", repr(word), way_out))
+    for name, way_out in (
+        ("loss", "list it in --losses"),
+        ("loss_kwargs", "use --grid, or list a YAML file in --losses"),
+        ("seed", "list it in --seeds"),
+        ("output_dir", "use --output"),
+        ("resume", "what is finished is skipped, and what was interrupted resumed, anyway"),
+    ):
+        if name in found:
+            raise InputValueError(
+                expected("the script's arguments", "leave this one to the study", f"--{name}", way_out)
+            )
+    single = {name: words[0] if len(words) == 1 else words for name, words in found.items()}
+    return {name: "True" if words == [] else words for name, words in single.items()}
+
+
+def _content(value: Any) -> Any:
+    """A value; of a file what is in it, so that a file may move, and a changed one is a changed configuration."""
+    if not isinstance(value, str) or not os.path.isfile(value):
+        return value
+    digest = hashlib.sha256()
+    with open(value, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
