@@ -1,0 +1,123 @@
+"""The grid of a study: which trainings there are, and when two are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_calib.commands.compare import parse_grid, parse_seeds
+from hf_calib.study.grid import Cell, given, resolved, variants
+from tests.helpers.places import ROOT
+
+RECIPE = ROOT / "recipes" / "text_classification.py"
+
+
+def key(
+    tmp_path: Path, *words: str, config: str = "learning_rate: 2e-5\nbf16: true\n", loss: str = "focal"
+) -> str:
+    (tmp_path / "c.yaml").write_text(config)
+    (variant,) = variants([loss], {}, None)
+    return Cell(variant, 0, resolved("recipe.py", [tmp_path / "c.yaml"], words, variant)).key
+
+
+def test_losses_by_name_by_file_and_by_the_name_of_a_recipes_file(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("loss: adafocal\nloss_kwargs: {n_bins: 5}\ngamma_update_steps: 7\n")
+    found = variants(["cross_entropy", str(own), "adafocal_every_10_steps"], {}, RECIPE)
+    assert [(v.label, v.loss) for v in found] == [
+        ("cross_entropy", "cross_entropy"),
+        ("mine", "adafocal"),
+        ("adafocal_every_10_steps", "adafocal"),
+    ]
+    assert found[1].hyperparameters == {"n_bins": 5}
+    assert resolved("r.py", [], [], found[1])["gamma_update_steps"] == "7"
+    assert resolved("r.py", [], ["--gamma_update_steps", "9"], found[1])["gamma_update_steps"] == "9"
+
+
+def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
+    grid = parse_grid(["gamma=1,2", "brier_weight=0.5,1.5"])
+    found = variants(["cross_entropy", "focal", "focal_calibration"], grid, None)
+    assert [v.label for v in found] == [
+        "cross_entropy",
+        "focal gamma=1",
+        "focal gamma=2",
+        "focal_calibration gamma=1 brier_weight=0.5",
+        "focal_calibration gamma=1 brier_weight=1.5",
+        "focal_calibration gamma=2 brier_weight=0.5",
+        "focal_calibration gamma=2 brier_weight=1.5",
+    ]
+    assert found[-1].hyperparameters == {"gamma": 2, "brier_weight": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("losses", "grid", "message"),
+    [
+        ([], {}, "expected losses to name at least one loss, got none"),
+        (
+            ["focl"],
+            {},
+            "expected losses to be names of losses, or YAML files, got 'focl'; did you mean 'focal'?",
+        ),
+        (
+            ["focal"],
+            {"gama": [1]},
+            "expected grid to name a hyperparameter .* got 'gama'; did you mean 'gamma'",
+        ),
+        (["focal"], {"gamma": [1, -1]}, "expected gamma of loss 'focal' to be a finite number"),
+        (["focal", "focal"], {}, "expected losses to differ, got 'focal' twice"),
+    ],
+)
+def test_a_grid_that_cannot_be_trained_is_refused(losses: list[str], grid: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        variants(losses, grid, RECIPE)
+
+
+def test_a_file_without_a_loss_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("gamma_update_steps: 3\n")
+    with pytest.raises(ValueError, match=r"x.yaml to name its loss, as in `loss: focal`, got None"):
+        variants([str(tmp_path / "x.yaml")], {}, None)
+
+
+def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
+    first = key(tmp_path)
+    assert first == key(tmp_path, "--report_to", "none")
+    assert first == key(tmp_path, "--learning_rate=2e-5", config="learning_rate: 1\nbf16: true\n")
+    assert first == key(tmp_path, "--bf16", "true", "--learning_rate", "2e-5", config="{}")
+    assert first != key(tmp_path, "--learning_rate", "3e-5")
+    assert first != key(tmp_path, loss="dual_focal")
+    assert first != key(tmp_path, "--seed_of_something", "1")
+
+
+def test_of_a_file_its_content_counts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx,0\n")
+    (tmp_path / "b.csv").write_text("text,label\nx,0\n")
+    first = key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
+    assert first == key(tmp_path, "--train_file", str(tmp_path / "b.csv"))
+    (tmp_path / "a.csv").write_text("text,label\ny,0\n")
+    assert first != key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.csv"], "expected the script's arguments to have names, got 'train.csv'"),
+        (["--loss", "focal"], "to leave this one to the study, got --loss; list it in --losses"),
+        (["--seed=3"], "got --seed; list it in --seeds"),
+        (["--output_dir", "x"], "got --output_dir; use --output"),
+    ],
+)
+def test_arguments_that_the_study_sets_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        given(words)
+
+
+@pytest.mark.parametrize("word", ["gamma", "=1", "gamma=", "gamma=[1"])
+def test_a_grid_is_a_name_and_values(word: str) -> None:
+    with pytest.raises(ValueError, match="expected --grid to be name=value,value"):
+        parse_grid([word])
+
+
+def test_seeds_are_whole_numbers() -> None:
+    with pytest.raises(ValueError, match="expected --seeds to be whole numbers, got '0,x'"):
+        parse_seeds("0,x")

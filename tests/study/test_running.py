@@ -1,0 +1,222 @@
+"""The trainings of a study as processes: side by side, killed, resumed, failed, and never trained twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hf_calib.commands.compare import command_lines, plan_study
+from hf_calib.study.folder import is_finished, problem, read_plan
+from hf_calib.study.grid import Cell
+from hf_calib.study.running import Launch, _environments, newest_checkpoint, submit_cells, train_cells
+from tests.helpers.places import ROOT
+
+SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
+# hf_calib from this checkout, in the processes of a study too.
+HERE = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def processes_find_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in HERE.items():
+        monkeypatch.setenv(name, value)
+
+
+def plan(
+    study: Path,
+    *arguments: str,
+    losses: str = "cross_entropy,focal",
+    seeds: tuple[int, ...] = (0,),
+    **options: object,
+) -> tuple[Launch, dict[Cell, Path]]:
+    settings: dict[str, object] = {"configs": [], "grid": {}, **options}
+    return plan_study(
+        str(SCRIPT), losses=losses.split(","), seeds=seeds, arguments=arguments, output=study, **settings
+    )
+
+
+def train(study: Path, *arguments: str, jobs: int = 1, **options: object) -> tuple[list[str], dict[str, str]]:
+    """What was said, and why what failed."""
+    said: list[str] = []
+    launch, cells = plan(study, *arguments, **options)
+    failed = train_cells(launch, cells, jobs=jobs, say=said.append)
+    return said, {cell.variant.label: reason for cell, reason in failed.items()}
+
+
+def starts(study: Path) -> dict[str, list[str]]:
+    """How often each cell was started, and from which checkpoint."""
+    files = sorted(study.glob("cells/*/starts.txt"))
+    return {path.parent.name.rpartition("-")[0]: path.read_text().split() for path in files}
+
+
+def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tmp_path: Path) -> None:
+    said, failed = train(tmp_path / "s", jobs=2)
+    assert not failed
+    assert said[0].startswith("1 of 2, about ")
+    assert said[1].startswith("2 of 2: ")
+    said, _ = train(tmp_path / "s", losses="focal,brier", seeds=(0, 1), jobs=3)
+    assert said[0] == "1 of 4 trainings are finished already"
+    names = ["brier-seed0", "brier-seed1", "cross_entropy-seed0", "focal-seed0", "focal-seed1"]
+    assert starts(tmp_path / "s") == {name: ["None"] for name in names}
+    recorded = read_plan(tmp_path / "s")
+    assert (recorded["losses"], recorded["seeds"]) == (["cross_entropy", "focal", "brier"], [0, 1])
+    assert len(recorded["cells"]) == 5
+
+
+def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Path) -> None:
+    train(tmp_path / "s", losses="focal")
+    train(tmp_path / "s", "--seconds", "0.01", losses="focal")
+    assert len(list((tmp_path / "s" / "cells").iterdir())) == 2
+    assert len(read_plan(tmp_path / "s")["cells"]) == 1
+
+
+def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_asked(tmp_path: Path) -> None:
+    train(tmp_path / "kept", losses="focal")
+    train(tmp_path / "not", losses="focal", keep_models=False)
+    (kept,), (not_kept,) = ((tmp_path / name / "cells").iterdir() for name in ("kept", "not"))
+    left = {"cell.json", "log.txt", "predictions.safetensors", "results.json", "starts.txt", ".lock"}
+    assert {path.name for path in kept.iterdir()} == left | {"calibrated"}
+    assert {path.name for path in not_kept.iterdir()} == left
+
+
+def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
+    arguments = ("--fails", "focal", "--silent", "brier")
+    said, failed = train(tmp_path, *arguments, losses="focal,brier,cross_entropy")
+    assert set(failed) == {"focal", "brier"}
+    assert failed["focal"] == "exit status 1; its last lines:\nstep 1\nstep 2\nno such column, threads 1"
+    assert "ended without results.json and predictions.safetensors. Let it end with" in failed["brier"]
+    assert said[-1].startswith("1 of 3, 2 failed: cross_entropy, seed 0 finished in ")
+    folders = {path.name.rpartition("-")[0]: path for path in (tmp_path / "cells").iterdir()}
+    assert problem(folders["focal-seed0"]) == failed["focal"]
+    assert problem(tmp_path) == "not finished"
+    _, failed = train(tmp_path, *arguments, losses="focal")  # tried again, from its checkpoint
+    assert starts(tmp_path)["focal-seed0"][1].endswith("checkpoint-2")
+
+
+def test_a_killed_training_says_so(tmp_path: Path) -> None:
+    launch, cells = plan(tmp_path, "--seconds", "60", losses="focal")
+    (folder,) = cells.values()
+    killer = (
+        "import os, signal, sys, time, pathlib\nwhile not (log := pathlib.Path(sys.argv[1])).exists() or not "
+    )
+    killer += "log.read_text(): time.sleep(0.05)\n"
+    killer += "os.system('pkill -KILL -f ' + sys.argv[2])"
+    with subprocess.Popen([sys.executable, "-c", killer, folder / "log.txt", f"[-]-output_dir.{folder}"]):
+        failed = train_cells(launch, cells, jobs=1, say=lambda line: None)
+    assert list(failed.values()) == ["killed by signal 9; its last lines:\nstep 1"]
+
+
+def study_process(study: Path, seconds: str) -> subprocess.Popen[bytes]:
+    """A study in a process of its own, as the command runs it."""
+    code = (
+        "import sys; from pathlib import Path; from tests.study.test_running import train; "
+        "train(Path(sys.argv[1]), '--seconds', sys.argv[2], jobs=2)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, study, seconds], cwd=ROOT, stderr=subprocess.PIPE)
+    while len(starts(study)) < 2:
+        assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
+        time.sleep(0.05)
+    return process
+
+
+def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+    process = study_process(tmp_path, "60")
+    process.send_signal(signal.SIGINT)
+    assert b"KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    _, cells = plan(tmp_path, "--seconds", "60")
+    assert [Path(newest_checkpoint(folder) or "").name for folder in cells.values()] == ["checkpoint-1"] * 2
+    assert not any(is_finished(folder) for folder in cells.values())
+    assert not subprocess.run(["pgrep", "-f", f"[-]-output_dir.{tmp_path}"], capture_output=True).stdout
+
+
+def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for_them(tmp_path: Path) -> None:
+    process = study_process(tmp_path, "3")
+    process.kill()  # the trainings live on
+    process.communicate()
+    said, failed = train(tmp_path, "--seconds", "3", jobs=2)
+    assert not failed
+    waits = "is being trained by another process; waiting for it"
+    assert said == [f"cross_entropy, seed 0 {waits}", f"focal, seed 0 {waits}"]
+    assert starts(tmp_path) == {"cross_entropy-seed0": ["None"], "focal-seed0": ["None"]}
+
+
+def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-5").mkdir()
+    assert newest_checkpoint(tmp_path) is None
+    assert not (tmp_path / "checkpoint-5").exists()
+    for name in ("checkpoint-5", "checkpoint-10"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    with pytest.warns(UserWarning, match="Training resumes from .*checkpoint-5"):
+        assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+
+
+def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
+    launch, cells = plan(tmp_path / "a study", launcher=f"{sys.executable} -X dev")
+    lines = command_lines(launch, cells)
+    assert all(line.startswith(f"{sys.executable} -X dev {SCRIPT} --loss ") for line in lines)
+    for line in lines:
+        subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
+    assert command_lines(launch, cells) == []
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(
+        ValueError, match=r"expected output to be new, or have a study.json, got .* name a new folder"
+    ):
+        plan(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"losses": [], "seeds": [], "methods": [], "base": {}, "cells": {"../x": {"loss": "a", "seed": 0}}}',
+    ],
+)
+def test_a_damaged_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(ValueError, match="expected the study to be"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("visible", "jobs", "own"),
+    [("0,1,2,3", 2, ["0,2", "1,3"]), ("4,5", 3, ["4", "5", "4"]), ("0,1", 1, [None]), ("", 2, [None, None])],
+)
+def test_gpus_are_shared_out(
+    visible: str, jobs: int, own: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    made: list[Mapping[str, str]] = [*_environments(jobs, Launch(SCRIPT))]
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in made] == own
+    n_cores = len(os.sched_getaffinity(0))
+    assert {environment["OMP_NUM_THREADS"] for environment in made} == {str(max(1, n_cores // jobs))}
+    assert not any("MASTER_PORT" in environment for environment in made)
+    launched = _environments(2, Launch(SCRIPT, launcher="torchrun --nproc_per_node 2"))
+    assert launched[0]["MASTER_PORT"] != launched[1]["MASTER_PORT"]
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit(tmp_path: Path) -> None:
+    said: list[str] = []
+    launch, cells = plan(tmp_path, "--fails", "focal")
+    failed = submit_cells(launch, cells, {"cluster": "local", "timeout_min": 2}, say=said.append)
+    assert [reason.splitlines()[-1] for reason in failed.values()] == ["no such column, threads 1"]
+    assert said[0].startswith("submitted 2 jobs: ")
+    assert said[-1].startswith("1 of 2, 1 failed")
+    assert submit_cells(launch, cells, {"cluster": "local"}, say=said.append)
+    with pytest.raises(ValueError, match="expected --submitit to hold parameters of submitit"):
+        submit_cells(launch, cells, {"cluster": "local", "gpus": 3}, say=said.append)
