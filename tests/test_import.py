@@ -25,7 +25,9 @@ LAYERS = [
     {"report", "predictions"},
     {"cards", "export"},
     {"trainer"},
-    {"experiments", "commands"},
+    {"experiments"},
+    {"study"},
+    {"commands"},
     {"cli", "__init__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

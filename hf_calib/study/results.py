@@ -1,0 +1,111 @@
+"""The results of a finished study: numbers, intervals and sentences; what its report renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hf_calib.metrics.binning import FloatArray
+
+CONFIDENCE_LEVEL = 0.95  # of every interval
+HIGHER_IS_BETTER = frozenset(
+    {"accuracy"}
+)  # of the metrics of a study; of the others the smaller value is better
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds.
+
+    Args:
+        value: the mean.
+        low: lower end of its 95% interval; None where there is none.
+        high: upper end.
+        n_seeds: trainings behind the mean. With one, the interval covers the test rows only.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n_seeds: int
+
+
+class Difference(NamedTuple):
+    """A paired difference to the baseline: a loss with its map, minus the baseline, over the seeds of both.
+
+    Args:
+        value: the mean over seeds.
+        low: lower end of its 95% interval, not corrected for the number of comparisons; None where there is none.
+        high: upper end.
+        p: two-sided; None where there is no interval.
+        p_corrected: by Holm, over all comparisons of the metric.
+        n_seeds: seeds that both have. With one, interval and p cover the test rows only.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_corrected: float | None
+    n_seeds: int
+
+
+class Panel(NamedTuple):
+    """The test predictions of all seeds of a loss with a map, for a reliability diagram.
+
+    Args:
+        confidences: (seeds x N,) of the predicted class.
+        correct: (seeds x N,) 1 where the prediction is right, else 0.
+    """
+
+    confidences: FloatArray
+    correct: FloatArray
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """What a study of losses x seeds shows; made by `measure_study`.
+
+    A "none" among the methods is the network as trained; the others are post-hoc maps. A metric that is undefined for a
+    cell has no entry in `values`, and one without any value none in the other tables.
+
+    Args:
+        losses: labels, in the study's order; those without a finished cell too.
+        seeds: in the study's order.
+        methods: "none" first, then the maps.
+        metrics: key -> title.
+        values: (loss, seed, method, metric) -> value of one training.
+        means: (loss, method, metric) -> mean over seeds.
+        baseline: (loss, method) that the differences are to; None where nothing is finished.
+        differences: (loss, method, metric) -> paired difference to the baseline; the baseline itself is not in it.
+        ranks: (loss, method, metric) -> mean over seeds of the rank among all pairs of a loss and a method, 1 the
+            best; of NLL and ECE, over the seeds that all losses have.
+        training_time: loss -> seconds per step, as a ratio to the baseline's loss.
+        missing: (loss, seed) -> why the cell has no numbers.
+        panels: (loss, method) -> pooled test predictions.
+        n_test: test rows N, shared by all cells; 0 where nothing is finished.
+        n_calibration: rows that the maps were fitted on.
+        n_classes: C.
+        n_resamples: of the bootstrap; a slow metric has fewer, which a note says.
+        advice: sentences that follow from the numbers.
+        notes: sentences on what the numbers cannot tell, and on what was left out.
+    """
+
+    losses: tuple[str, ...]
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    metrics: Mapping[str, str]
+    values: Mapping[tuple[str, int, str, str], float]
+    means: Mapping[tuple[str, str, str], Estimate]
+    baseline: tuple[str, str] | None
+    differences: Mapping[tuple[str, str, str], Difference]
+    ranks: Mapping[tuple[str, str, str], Estimate]
+    training_time: Mapping[str, Estimate]
+    missing: Mapping[tuple[str, int], str]
+    panels: Mapping[tuple[str, str], Panel] = field(repr=False, compare=False)
+    n_test: int
+    n_calibration: int
+    n_classes: int
+    n_resamples: int
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
