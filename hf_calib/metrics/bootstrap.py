@@ -154,10 +154,22 @@ def percentile_intervals(
     check_confidence_level(confidence_level)
     found = [(find_metric(name), options) for name, options in metrics]
     values = [finite_value(metric.function, probs, labels, options) for metric, options in found]
-    resampled = [_resampled(metric, probs, labels, options) for metric, options in found]
-    draws = _draw(resampled, len(probs), n_resamples, np.random.default_rng(check_seed(seed)))
+    draws = resampled_metrics(metrics, probs, labels, n_resamples=n_resamples, seed=seed)
     levels = _two_sided(confidence_level)
     return [_interval(value, drawn, levels) for value, drawn in zip(values, draws, strict=True)]
+
+
+def resampled_metrics(
+    metrics: Sequence[tuple[str, dict[str, Any]]],
+    probs: NDArray[Any],
+    labels: NDArray[Any],
+    *,
+    n_resamples: int,
+    seed: int,
+) -> list[FloatArray]:
+    """Each metric (B,) of B resamples of the rows: by the same seed, of the same rows of any other N probs."""
+    resampled = [_resampled(find_metric(name), probs, labels, options) for name, options in metrics]
+    return _draw(resampled, len(probs), n_resamples, np.random.default_rng(check_seed(seed)))
 
 
 def _resampled(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hf_calib.metrics.binning import FloatArray
 
 CONFIDENCE_LEVEL = 0.95  # of every interval
+UNSCALED = "none"  # the method of the network as trained
 HIGHER_IS_BETTER = frozenset(
     {"accuracy"}
 )  # of the metrics of a study; of the others the smaller value is better

@@ -1,0 +1,179 @@
+"""Advice and notes of a study in sentences: what its numbers say, and what they cannot."""
+
+from __future__ import annotations
+
+from hf_calib._errors import few
+from hf_calib.study.results import UNSCALED, Difference, StudyResults
+
+PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
+LEVEL = 0.05
+FEWEST_SEEDS_OF_A_RANK_TEST = 6
+_LARGE_ECE = 0.05
+_REPAIRED = 0.5  # of it, at most, is left after the map
+_HARMED = 0.005  # is added by it, at least
+
+Pair = tuple[str, str]
+
+
+def advise(results: StudyResults) -> tuple[str, ...]:
+    """Sentences that follow from the numbers of a study alone."""
+    if results.baseline is None:
+        return ("No training could be measured, so there is nothing to compare: see what is missing.",)
+    return (
+        *_on_the_primary_metric(results, results.baseline),
+        *_on_accuracy(results, results.baseline),
+        *_on_maps(results, results.baseline[1]),
+        _on_what_is_unknown(results),
+    )
+
+
+def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
+    means = {
+        (loss, method): mean for (loss, method, metric), mean in results.means.items() if metric == PRIMARY
+    }
+    best = min(means, key=lambda pair: means[pair].value)
+    its_own = f"{_name(baseline)} has {means[baseline].value:.4f}"
+    sentences = []
+    if len(means) == 1:
+        return [
+            f"Only {_name(best)} was measured (NLL {means[best].value:.4f}): there is nothing to compare it with."
+        ]
+    if best == baseline:
+        sentences.append(f"Lowest NLL: {_name(best)}, {means[best].value:.4f}, the baseline itself.")
+    else:
+        found = _comparison(results.differences[(*best, PRIMARY)])
+        sentences.append(f"Lowest NLL: {_name(best)}, {means[best].value:.4f}; {its_own} ({found}).")
+    better = sorted(_beyond_chance(results, PRIMARY, sign=-1), key=lambda pair: means[pair].value)
+    rows_only = " on these test rows" if _one_seed(results) else ""
+    if better:
+        names = few([_name(pair) for pair in better])
+        sentences.append(
+            f"Lower NLL than {_name(baseline)} beyond chance{rows_only}: {names}. Take the first of them."
+        )
+    else:
+        sentences.append(f"Take {_name(baseline)}: nothing here has a lower NLL beyond chance{rows_only}.")
+    worse = [_name(pair) for pair in _beyond_chance(results, PRIMARY, sign=1)]
+    if worse:
+        sentences.append(f"Higher NLL beyond chance{rows_only}: {few(worse)}.")
+    return sentences
+
+
+def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
+    sentences = []
+    for sign, word in ((1, "Higher"), (-1, "Lower")):
+        names = [_name(pair) for pair in _beyond_chance(results, "accuracy", sign=sign)]
+        if names:
+            sentences.append(f"{word} accuracy than {_name(baseline)} beyond chance: {few(names)}.")
+    if not sentences and len(results.losses) > 1:
+        sentences.append("No accuracy differs from that of the baseline beyond chance.")
+    return sentences
+
+
+def _on_maps(results: StudyResults, method: str) -> list[str]:
+    """Where the baseline's map is needed, and where it does harm, by the means of the ECE."""
+    if method == UNSCALED:
+        return []
+    repaired, harmed = [], []
+    for loss in results.losses:
+        before, after = (results.means.get((loss, each, "ece")) for each in (UNSCALED, method))
+        if before is None or after is None:
+            continue
+        change = f"{loss} {before.value:.3f} to {after.value:.3f}"
+        if before.value >= _LARGE_ECE and after.value <= _REPAIRED * before.value:
+            repaired.append(change)
+        elif after.value >= before.value + _HARMED:
+            harmed.append(change)
+    sentences = []
+    if repaired:
+        sentences.append(f"ECE that is large without a map, and that {method} repairs: {few(repaired)}.")
+    if harmed:
+        sentences.append(f"ECE that is larger after {method}, in the mean over seeds: {few(harmed)}.")
+    return sentences
+
+
+def _on_what_is_unknown(results: StudyResults) -> str:
+    if _one_seed(results):
+        first = "One seed: intervals cover the test rows only, and another training may change any of these orders."
+    else:
+        most = max(mean.n_seeds for mean in results.means.values())
+        first = f"{most} seeds: a difference between losses that is not beyond chance here may still exist."
+    return f"{first} This is one dataset, one model and one length of training; with others another loss may win."
+
+
+def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
+    """How intervals and p-values are to be read."""
+    if results.baseline is None:
+        return ()
+    n_seeds = [mean.n_seeds for mean in results.means.values()]
+    most, fewest = max(n_seeds), min(n_seeds)
+    notes = []
+    if results.baseline != ("cross_entropy", "temperature"):
+        why = (
+            f"The baseline is {_name(results.baseline)}, as cross_entropy with temperature was not measured."
+        )
+        notes.append(why)
+    if results.missing:
+        n_listed = len(results.missing) + len({(loss, seed) for loss, seed, _, _ in results.values})
+        notes.append(
+            f"{len(results.missing)} of {n_listed} trainings have no numbers; means are over the others."
+        )
+    if fewest < most:
+        notes.append(
+            f"Losses have from {fewest} to {most} seeds. Differences are over the seeds of both, so that they need not "
+            "be the differences of the means; ranks are over the seeds that all losses have."
+        )
+    if most == 1:
+        notes.append(
+            "With one seed, intervals and p-values cover the test rows only, and nothing about another training."
+        )
+    else:
+        notes.append(
+            f"Intervals (95%) cover test rows and seeds: resampled rows, the same for all trainings, and Student's t "
+            f"over {most} seeds."
+        )
+    if most < FEWEST_SEEDS_OF_A_RANK_TEST:
+        notes.append(
+            f"With {most} seed{'s' * (most > 1)} no rank test (sign, Wilcoxon) over the seeds can reach p < .05 "
+            f"two-sided: its smallest p is 2/2^{most} = {2 / 2**most:g}. Mean ranks are a description."
+        )
+    n_compared = len({(loss, method) for loss, method, _ in results.differences})
+    if n_compared > 1:
+        notes.append(
+            f"P-values are corrected by Holm within each metric, for {n_compared} comparisons with the baseline; not "
+            "over the metrics. Intervals are not corrected."
+        )
+    if len(results.training_time) > 1:
+        notes.append(
+            "Times are seconds per step; trainings side by side, or beside other work, blur them. Trainings that were "
+            "resumed are left out."
+        )
+    return tuple(notes)
+
+
+def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pair]:
+    """The pairs whose difference to the baseline has this sign and a corrected p below .05."""
+    return [
+        (loss, method)
+        for (loss, method, of), found in results.differences.items()
+        if of == metric
+        and found.value * sign > 0
+        and found.p_corrected is not None
+        and found.p_corrected < LEVEL
+    ]
+
+
+def _comparison(found: Difference) -> str:
+    words = f"difference {found.value:+.4f}"
+    if found.low is None or found.high is None or found.p_corrected is None:
+        return words
+    p = f"p = {found.p_corrected:.2g}" if found.p_corrected >= 0.001 else "p < .001"
+    return f"{words}, 95% interval {found.low:+.4f} to {found.high:+.4f}, corrected {p}"
+
+
+def _one_seed(results: StudyResults) -> bool:
+    return max(mean.n_seeds for mean in results.means.values()) == 1
+
+
+def _name(pair: Pair) -> str:
+    loss, method = pair
+    return f"{loss} without a map" if method == UNSCALED else f"{loss} with {method}"

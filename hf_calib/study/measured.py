@@ -1,0 +1,307 @@
+"""A finished study in numbers: means over seeds, paired differences to a baseline, ranks and times."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata, t
+
+from hf_calib._errors import InputValueError, did_you_mean, expected, few
+from hf_calib.metrics._inputs import check_n_resamples, check_seed
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.predictions.of_training import PREDICTIONS, TrainingPredictions
+from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+from hf_calib.study.advice import advise, notes_on_statistics
+from hf_calib.study.cell_metrics import (
+    STUDY_METRICS,
+    Resamples,
+    affordable_resamples,
+    measure_training,
+)
+from hf_calib.study.cells import Key, find_cells
+from hf_calib.study.folder import RESULTS, read_plan
+from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
+from hf_calib.study.results import CONFIDENCE_LEVEL, UNSCALED, Difference, Estimate, Panel, StudyResults
+
+BASELINE_LOSS = "cross_entropy"
+RANKED_METRICS = ("nll", "ece")
+_HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
+_FEWEST_RESAMPLES = 50
+_FEW_CALIBRATION_ROWS = 200
+
+Column = dict[int, tuple[float, FloatArray | None]]  # seed -> value, and the value on resampled rows
+
+
+class Numbers(NamedTuple):
+    """The study's numbers, by (loss, seed, method, metric)."""
+
+    losses: tuple[str, ...]
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    values: dict[tuple[str, int, str, str], float]
+    draws: dict[tuple[str, int, str, str], FloatArray]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(loss, method) with any value, in the study's order."""
+        measured = {(loss, method) for loss, _, method, _ in self.values}
+        return [pair for pair in product(self.losses, self.methods) if pair in measured]
+
+    def column(self, pair: tuple[str, str], metric: str) -> Column:
+        loss, method = pair
+        keys = {seed: (loss, seed, method, metric) for seed in self.seeds}
+        return {
+            seed: (self.values[key], self.draws.get(key)) for seed, key in keys.items() if key in self.values
+        }
+
+
+def measure_study(
+    folder: Path,
+    *,
+    methods: Sequence[str] = ("temperature", "auto"),
+    n_resamples: int = 1000,
+    seed: int = 0,
+    stages: Callable[[str], None] = lambda stage: None,
+) -> StudyResults:
+    """Measure the finished trainings of a study, before and after post-hoc maps, and compare them.
+
+    The maps are fitted on the calibration rows of each training, and cost no training. What cannot be compared is
+    named in `missing` and `notes`. How intervals and p-values are made: `hf_calib.study.paired.two_level`.
+
+    Args:
+        folder: of the study.
+        methods: post-hoc maps, keys of `SINGLE_LABEL_SCALERS`; the network as trained is measured in any case.
+        n_resamples: of the bootstrap over test rows, at least 50; a slow metric and a large study take fewer.
+        seed: of the bootstrap.
+        stages: called with the name of each stage.
+
+    Returns:
+        `StudyResults`; without any finished training its tables are empty.
+
+    Raises:
+        ValueError: if the folder is of no study, or an argument is out of range.
+    """
+    plan = read_plan(folder)
+    all_methods = _check_methods(methods)
+    check_seed(seed)
+    if check_n_resamples(n_resamples) < _FEWEST_RESAMPLES:
+        way_out = "leave it out, for 1000"
+        raise InputValueError(
+            expected("n_resamples", f"be at least {_FEWEST_RESAMPLES}", n_resamples, way_out)
+        )
+    stages("reading predictions")
+    folders, missing = find_cells(folder, plan)
+    numbers = Numbers(tuple(plan["losses"]), tuple(plan["seeds"]), all_methods, {}, {})
+    panels: dict[tuple[str, str], list[Panel]] = {}
+    remarks: dict[str, list[str]] = {}
+    n_calibration: list[int] = []
+    n_test, n_classes, resamples = 0, 0, Resamples(0, 0)
+    for i, ((loss, training_seed), cell) in enumerate(folders.items(), 1):
+        stages(f"measuring {loss}, seed {training_seed} ({i} of {len(folders)})")
+        predictions = TrainingPredictions.load(cell / PREDICTIONS)
+        n_test, n_classes = predictions.test.logits.shape
+        n_calibration.append(0 if predictions.calibration is None else len(predictions.calibration.labels))
+        resamples = affordable_resamples(n_test, n_classes, len(folders) * len(all_methods), n_resamples)
+        found = measure_training(predictions, all_methods, resamples, seed)
+        numbers.values.update({(loss, training_seed, *key): value for key, value in found.values.items()})
+        numbers.draws.update({(loss, training_seed, *key): drawn for key, drawn in found.draws.items()})
+        for method, panel in found.panels.items():
+            panels.setdefault((loss, method), []).append(panel)
+        for remark in found.remarks:
+            remarks.setdefault(remark, []).append(f"{loss} seed {training_seed}")
+    stages("comparing")
+    baseline = _baseline(numbers)
+    results = StudyResults(
+        losses=numbers.losses,
+        seeds=numbers.seeds,
+        methods=all_methods,
+        metrics={key: measure.title for key, measure in STUDY_METRICS.items()},
+        values=numbers.values,
+        means=_means(numbers),
+        baseline=baseline,
+        differences={} if baseline is None else differences_to(numbers, baseline),
+        ranks=_ranks(numbers),
+        training_time={} if baseline is None else _training_time(folders, numbers, baseline[0]),
+        missing=missing,
+        panels={key: Panel(*map(np.concatenate, zip(*each, strict=True))) for key, each in panels.items()},
+        n_test=n_test,
+        n_calibration=min(n_calibration, default=0),
+        n_classes=n_classes,
+        n_resamples=resamples.counted,
+        advice=(),
+        notes=(),
+    )
+    notes = (*_notes_on_rows(results, n_calibration, resamples), *_as_notes(remarks, len(folders)))
+    return replace(results, advice=advise(results), notes=(*notes_on_statistics(results), *notes))
+
+
+def _check_methods(methods: Sequence[str]) -> tuple[str, ...]:
+    """`UNSCALED` first, then the maps in the order given."""
+    for method in methods:
+        if method not in SINGLE_LABEL_SCALERS and method != UNSCALED:
+            requirement = f"be of {', '.join(SINGLE_LABEL_SCALERS)}"
+            way_out = did_you_mean(method, SINGLE_LABEL_SCALERS)
+            raise InputValueError(expected("methods", requirement, repr(method), way_out))
+    return tuple(dict.fromkeys([UNSCALED, *methods]))
+
+
+def _baseline(numbers: Numbers) -> tuple[str, str] | None:
+    """Cross entropy with a temperature, or what comes nearest to it among what was measured."""
+    methods = dict.fromkeys(["temperature", *numbers.methods[1:], UNSCALED])
+    measured = set(numbers.pairs)
+    return next(
+        (pair for pair in product([BASELINE_LOSS, *numbers.losses], methods) if pair in measured), None
+    )
+
+
+def _means(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
+    found = {}
+    for pair, metric in product(numbers.pairs, STUDY_METRICS):
+        column = numbers.column(pair, metric)
+        if column:
+            found[(*pair, metric)] = _estimate(column, 0.0, _HIGHEST.get(metric, 1.0))
+    return found
+
+
+def _estimate(column: Column, lowest: float, highest: float) -> Estimate:
+    spread = _spread(column)
+    low, high = (None, None) if spread is None else np.clip(spread.interval(), lowest, highest).tolist()
+    return Estimate(_mean(column), low, high, len(column))
+
+
+def differences_to(numbers: Numbers, baseline: tuple[str, str]) -> dict[tuple[str, str, str], Difference]:
+    """Paired differences to a (loss, method) by seed; p-values are corrected within each metric."""
+    found = {}
+    for metric in STUDY_METRICS:
+        its = numbers.column(baseline, metric)
+        columns: dict[tuple[str, str], Column] = {}
+        for pair in numbers.pairs:
+            own = numbers.column(pair, metric)
+            shared = [seed for seed in own if seed in its]
+            if shared and pair != baseline:
+                columns[pair] = {seed: _minus(own[seed], its[seed]) for seed in shared}
+        spreads = {
+            pair: spread for pair, column in columns.items() if (spread := _spread(column)) is not None
+        }
+        p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
+        corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+        for pair, column in columns.items():
+            low, high = spreads[pair].interval() if pair in spreads else (None, None)
+            p, p_corrected = p_values.get(pair), corrected.get(pair)
+            found[(*pair, metric)] = Difference(_mean(column), low, high, p, p_corrected, len(column))
+    return found
+
+
+def _minus(
+    own: tuple[float, FloatArray | None], its: tuple[float, FloatArray | None]
+) -> tuple[float, FloatArray | None]:
+    draws = None if own[1] is None or its[1] is None else own[1] - its[1]
+    return own[0] - its[0], draws
+
+
+def _spread(column: Column) -> TwoLevel | None:
+    """None without resamples."""
+    draws = [drawn for _, drawn in column.values() if drawn is not None]
+    if len(draws) < len(column):
+        return None
+    return two_level(np.array([value for value, _ in column.values()]), np.stack(draws, axis=1))
+
+
+def _mean(column: Column) -> float:
+    return float(np.mean([value for value, _ in column.values()]))
+
+
+def _ranks(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
+    """Mean ranks over the seeds that all losses have, of the pairs with a value for each of these."""
+    found: dict[tuple[str, str, str], Estimate] = {}
+    for metric in RANKED_METRICS:
+        columns = {pair: numbers.column(pair, metric) for pair in numbers.pairs}
+        seeds_of = {loss: {seed for own, seed, _, _ in numbers.values if own == loss} for loss, _ in columns}
+        seeds = [seed for seed in numbers.seeds if all(seed in own for own in seeds_of.values())]
+        pairs = [pair for pair, column in columns.items() if all(seed in column for seed in seeds)]
+        if not seeds or len(pairs) < 2:
+            continue
+        ranks: dict[tuple[str, str], Column] = {pair: {} for pair in pairs}
+        for seed in seeds:
+            cells = [columns[pair][seed] for pair in pairs]
+            own = _rank(np.array([value for value, _ in cells]))
+            drawn = [draws for _, draws in cells if draws is not None]
+            resampled = _rank(np.stack(drawn, axis=1)) if len(drawn) == len(cells) else None
+            for i, pair in enumerate(pairs):
+                ranks[pair][seed] = float(own[i]), None if resampled is None else resampled[:, i]
+        found |= {(*pair, metric): _estimate(column, 1.0, len(pairs)) for pair, column in ranks.items()}
+    return found
+
+
+def _rank(values: FloatArray) -> FloatArray:
+    """1 for the smallest of the last axis; what is the same up to a solver's precision shares a rank."""
+    return np.asarray(rankdata(np.round(values / SAME), axis=-1), dtype=np.float64)
+
+
+def _training_time(folders: Mapping[Key, Path], numbers: Numbers, baseline: str) -> dict[str, Estimate]:
+    """Seconds per step over those of the baseline's loss with the same seed, of trainings in one go."""
+    seconds = {}
+    for key, folder in folders.items():
+        try:
+            training = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["training"]
+            if not training["resumed"] and training["steps"] > 0 and training["seconds"] > 0:
+                seconds[key] = training["seconds"] / training["steps"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # written by another script, or by hand: no time to compare
+    found = {}
+    for loss in numbers.losses:
+        shared = [seed for seed in numbers.seeds if {(loss, seed), (baseline, seed)} <= seconds.keys()]
+        ratios = np.array([seconds[loss, seed] / seconds[baseline, seed] for seed in shared])
+        low = high = None
+        if len(ratios) > 1 and loss != baseline:
+            reach = (
+                t.isf((1 - CONFIDENCE_LEVEL) / 2, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios))
+            )
+            low, high = max(0.0, float(ratios.mean() - reach)), float(ratios.mean() + reach)
+        if len(ratios):
+            found[loss] = Estimate(float(ratios.mean()), low, high, len(ratios))
+    return found
+
+
+def _notes_on_rows(results: StudyResults, n_calibration: Sequence[int], resamples: Resamples) -> list[str]:
+    notes: list[str] = []
+    if not results.n_test:
+        return notes
+    if min(n_calibration) != max(n_calibration):
+        between = f"{min(n_calibration):,} to {max(n_calibration):,}"
+        notes.append(f"The trainings have different numbers of calibration rows, {between}.")
+    if 0 < min(n_calibration) < _FEW_CALIBRATION_ROWS and len(results.methods) > 1:
+        notes.append(
+            f"The maps were fitted on {min(n_calibration):,} calibration rows: other rows would give other maps, which "
+            "no interval here covers."
+        )
+    slow = [metric for metric in STUDY_METRICS if resamples.of(metric) < resamples.counted]
+    if slow and resamples.called:
+        names = ", ".join(results.metrics[metric] for metric in slow)
+        notes.append(
+            f"These take {resamples.called} resamples, not {resamples.counted:,}, as they are slow: {names}."
+        )
+    elif slow:
+        names = ", ".join(results.metrics[metric] for metric in slow)
+        notes.append(f"On {results.n_test:,} test rows these have no intervals, as they are slow: {names}.")
+    if results.n_test == 1:
+        notes.append("One test row has no intervals.")
+    return notes
+
+
+def _as_notes(remarks: Mapping[str, Sequence[str]], n_cells: int) -> list[str]:
+    """Remarks that differ by their numbers only are told once, with the trainings that they are of."""
+    cells: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for remark, of in remarks.items():
+        kind = re.sub(r"[\d.]+", "", remark)
+        first.setdefault(kind, remark)
+        cells.setdefault(kind, []).extend(of)
+    return [f"In {len(of)} of {n_cells} trainings ({few(of)}): {first[kind]}" for kind, of in cells.items()]

@@ -1,0 +1,86 @@
+"""Studies on disk as `hf-calib compare` leaves them, of simulated trainings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+
+
+class Task:
+    """Rows whose true class probabilities are known, and trainings that learn them more or less well.
+
+    Args:
+        n_test: test rows.
+        n_calibration: calibration rows.
+        n_classes: C.
+        seed: of the rows.
+    """
+
+    def __init__(self, n_test: int = 300, n_calibration: int = 200, n_classes: int = 3, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.n_test = n_test
+        self._true_logits = 1.5 * rng.normal(size=(n_test + n_calibration, n_classes))
+        self.labels = (self._true_logits + rng.gumbel(size=self._true_logits.shape)).argmax(axis=1)
+
+    def train(
+        self, seed: int, *, sharpness: float = 1.5, row_noise: float = 0.7, seed_effect: float = 0.05
+    ) -> TrainingPredictions:
+        """Predictions of a training.
+
+        Args:
+            seed: of the training.
+            sharpness: the factor of the true logits: above 1 is over-confident.
+            row_noise: standard deviation of what it gets wrong about each row.
+            seed_effect: standard deviation of the logarithm of its own factor.
+        """
+        rng = np.random.default_rng([seed, 1])
+        factor = sharpness * np.exp(seed_effect * rng.normal())
+        logits = factor * (self._true_logits + row_noise * rng.normal(size=self._true_logits.shape))
+        return self.predictions(logits)
+
+    def predictions(self, logits: NDArray[Any]) -> TrainingPredictions:
+        """Those of logits of all rows, the test rows first."""
+        rows = logits.astype(np.float32)
+        return TrainingPredictions(
+            LabelledLogits(rows[: self.n_test], self.labels[: self.n_test]),
+            LabelledLogits(rows[self.n_test :], self.labels[self.n_test :]),
+            tuple(f"class {c}" for c in range(logits.shape[1])),
+        )
+
+
+def write_study(
+    folder: Path,
+    trainings: Mapping[tuple[str, int], TrainingPredictions | None],
+    *,
+    methods: Sequence[str] = ("temperature",),
+    seconds_per_step: Mapping[str, float] | None = None,
+) -> Path:
+    """Write study.json and the cells; one that is None has not finished."""
+    cells = {}
+    for (loss, seed), predictions in trainings.items():
+        name = f"{loss.replace(' ', '_')}-seed{seed}-0123456789ab"
+        cells[name] = {"loss": loss, "seed": seed}
+        cell = folder / "cells" / name
+        cell.mkdir(parents=True)
+        if predictions is None:
+            continue
+        predictions.save(cell / "predictions.safetensors")
+        per_step = (seconds_per_step or {}).get(loss, 1.0)
+        training = {"seconds": 100 * per_step, "steps": 100, "resumed": False}
+        (cell / "results.json").write_text(json.dumps({"loss": loss, "seed": seed, "training": training}))
+    plan = {
+        "losses": list(dict.fromkeys(loss for loss, _ in trainings)),
+        "seeds": sorted({seed for _, seed in trainings}),
+        "methods": list(methods),
+        "base": {},
+        "cells": cells,
+    }
+    (folder / "study.json").write_text(json.dumps(plan))
+    return folder
