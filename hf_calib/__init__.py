@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_calib._errors import InputError
     from hf_calib.export import fold, fold_temperature, unfold
     from hf_calib.predictions.pipelines import pipeline
+    from hf_calib.study import compare
     from hf_calib.trainer import (
         AdaFocalCallback,
         CalibrationMapCallback,
@@ -32,6 +33,7 @@ __all__ = [
     "CalibrationTrainingArguments",
     "InputError",
     "TemperatureScalingCallback",
+    "compare",
     "cross_calibrate",
     "fold",
     "fold_temperature",
@@ -46,6 +48,7 @@ _HOMES = {
     "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
+    "compare": "hf_calib.study",
     "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.experiments.config_file import read_config
 
 # What the study sets itself, for each training. The others do not change what is trained.
 OWN_ARGUMENTS = ("loss", "loss_kwargs", "seed")
@@ -115,6 +114,7 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
 
 
 def _variant(word: str, script: Path | None) -> Variant:
+    from hf_calib.experiments.config_file import read_config
     from hf_calib.losses import LOSSES
 
     beside = None if script is None else script.parent / "configs" / "losses" / f"{word}.yaml"
@@ -146,6 +146,8 @@ def resolved(
         arguments: words of the command line, which win over the files.
         variant: the loss.
     """
+    from hf_calib.experiments.config_file import read_config
+
     found: dict[str, Any] = {"script": script}
     for path in [*configs, *([variant.config] if variant is not None and variant.config is not None else [])]:
         found |= read_config(path)
