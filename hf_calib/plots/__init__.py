@@ -10,15 +10,19 @@ from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
 from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
+from hf_calib.plots.study import difference_diagram, rank_diagram, reliability_panels
 
 __all__ = [
     "class_reliability_grid",
     "confidence_histogram",
+    "difference_diagram",
     "gamma_dynamics",
     "promise_diagram",
+    "rank_diagram",
     "reliability_comparison",
     "reliability_diagram",
     "reliability_grid",
+    "reliability_panels",
     "risk_coverage_diagram",
     "save_figure",
     "smooth_reliability_diagram",
