@@ -50,13 +50,14 @@ def metric_table(report: CalibrationReport) -> Table:
     return ["metric", *columns], rows
 
 
-def with_interval(value: float, low: float | None, high: float | None) -> str:
+def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
     """A metric as the tables show it.
 
     >>> with_interval(0.05, 0.04, 0.061), with_interval(0.05, None, None)
     ('0.0500 [0.0400, 0.0610]', '0.0500')
     """
-    return f"{value:.4f}" if low is None or high is None else f"{value:.4f} [{low:.4f}, {high:.4f}]"
+    shown = format(value, form)
+    return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
 
 def _cell(measurement: Measurement) -> str:

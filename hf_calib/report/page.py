@@ -1,0 +1,140 @@
+"""One HTML page that needs nothing else: styles inside, figures as embedded images, no script, nothing to load."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from hf_calib.plots._common import write_image
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DPI = 180
+# The colours follow the reader's light or dark mode; figures keep their white ground in both, and on paper.
+_STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --faint: #666; --line: #d5d5d5; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #16181b; --ink: #e6e6e6; --faint: #a3a3a3; --line: #3a3d42; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 66rem; background: var(--ground);
+  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.6rem; overflow-wrap: anywhere; }
+h2 { margin: 2.2rem 0 .6rem; font-size: 1.15rem; }
+p.summary, ul.notes, figcaption { color: var(--faint); font-size: .875rem; }
+ul { padding-left: 1.2rem; }
+li { margin: .3rem 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+.scroll:focus-visible { outline: 2px solid var(--faint); outline-offset: 2px; }
+caption { padding-bottom: .4rem; color: var(--faint); text-align: left; }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: pre; }
+thead th { border-bottom-width: 2px; }
+th[scope="row"] { font-weight: normal; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; white-space: normal;
+  min-width: 10.5rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--ground); }
+@media (max-width: 40rem) { th:first-child, td:first-child { min-width: 7rem; } }
+.figures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
+details { margin: .4rem 0 1.4rem; }
+details summary { cursor: pointer; color: var(--faint); font-size: .875rem; }
+figure { margin: 0; max-width: 100%; }
+figure img { display: block; max-width: 100%; height: auto; padding: .5rem; background: #fff;
+  border-radius: 4px; border: 1px solid var(--line); }
+figcaption { margin-top: .35rem; max-width: 34rem; }
+@media print {
+  :root { --ground: #fff; --ink: #000; --faint: #444; --line: #bbb; }
+  body { padding: 0; max-width: none; font-size: 10pt; }
+  h2 { break-after: avoid; }
+  .figures { display: block; }
+  figure { margin-bottom: 6mm; }
+  figure, tr { break-inside: avoid; }
+  thead { display: table-header-group; }
+  th:first-child, td:first-child { position: static; }
+  .scroll { overflow: visible; }
+  table { font-size: 8.5pt; }
+  th, td { padding: .15rem .45rem; }
+  thead th { white-space: normal; }
+}
+"""
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole page of parts that are HTML already; empty ones are left out."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join([f"<h1>{escape(title)}</h1>", *filter(None, parts)])
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def lead(text: str) -> str:
+    """What is said below the title."""
+    return f'<p class="summary">{escape(text)}</p>'
+
+
+def section(title: str, *parts: str) -> str:
+    """A title, and parts that are HTML already."""
+    return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", *parts, "</section>"])
+
+
+def folded(title: str, content: str) -> str:
+    """What is seen once its title is opened."""
+    return f"<details>\n<summary>{escape(title)}</summary>\n{content}\n</details>"
+
+
+def bullets(sentences: Iterable[str], style: str = "") -> str:
+    """A list; with the style "notes", a faint one."""
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="{style}">\n{items}\n</ul>' if style else f"<ul>\n{items}\n</ul>"
+
+
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls sideways where the page is narrow, with the keyboard too; "\n" breaks a cell."""
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "\n".join(map(_row, rows))
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table>\n'
+        f"<caption>{escape(caption)}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    name, *values = map(escape, cells)
+    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
+
+
+class Image(NamedTuple):
+    """A figure as drawn.
+
+    Args:
+        data: of a PNG file, the same on every run.
+        width: in CSS pixels, that of the figure on paper.
+    """
+
+    data: bytes
+    width: int
+
+
+def draw(figure: Figure) -> Image:
+    """Draw a figure, which takes longer than all the rest of a page."""
+    stream = io.BytesIO()
+    write_image(figure, stream, format="png", dpi=_DPI)
+    return Image(stream.getvalue(), round(figure.get_figwidth() * 96))
+
+
+def figures(images: Mapping[str, Image], captions: Mapping[str, str], alt_texts: Mapping[str, str]) -> str:
+    """Figures with their captions, side by side where there is room; alt texts are for readers who see none."""
+    parts = [
+        f'<figure><img style="width: {image.width}px" alt="{escape(alt_texts[name])}" '
+        f'src="data:image/png;base64,{base64.b64encode(image.data).decode("ascii")}">'
+        f"<figcaption>{escape(captions[name])}</figcaption></figure>"
+        for name, image in images.items()
+    ]
+    return f'<div class="figures">\n{chr(10).join(parts)}\n</div>'
