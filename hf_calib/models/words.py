@@ -28,7 +28,7 @@ def train_word_tokenizer(
     Args:
         texts: the training texts, and only these.
         vocab_size: int >= 3; `[PAD]` (id 0) and `[UNK]` (id 1) count.
-        max_length: int >= 1; `truncation=True` keeps this many words.
+        max_length: int >= 1; `truncation=True` keeps this many words, the last ones: as the papers' code does.
 
     Returns:
         A tokenizer that gives `input_ids` and `attention_mask`; `save_pretrained` works as usual.
@@ -63,6 +63,7 @@ def train_word_tokenizer(
         pad_token=_PAD,
         unk_token=_UNKNOWN,
         model_max_length=max_length,
+        truncation_side="left",
         model_input_names=["input_ids", "attention_mask"],
     )
 

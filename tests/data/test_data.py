@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
+from sklearn.datasets import load_files
 from transformers import (
     ConvNextImageProcessorPil,
     ResNetConfig,
@@ -28,13 +32,16 @@ from hf_calib.data import (
     choose_columns,
     collate_images,
     docstring_dataset,
+    draw_test,
     limit_samples,
     load_data,
     load_splits,
     split_calibration,
+    strip_headers,
     warn_shared_texts,
 )
 from hf_calib.data.splits import draw_rows
+from tests.helpers.places import ROOT
 
 # --- the built-in text set ---------------------------------------------------------------------------
 
@@ -553,6 +560,96 @@ def test_the_seed_of_the_splits_draws_their_subsets(tmp_path: Path) -> None:
     for name, kept in first.items():
         assert kept == sorted(kept, key=lambda text: int(text.split()[1]))
         assert kept != other[name]
+
+
+# --- the papers' 20 Newsgroups -------------------------------------------------------------------------
+
+
+def test_drawn_test_rows_come_from_train_and_test_and_leave_both() -> None:
+    rows = numbered([0, 1, 1, 2] * 20)["train"]
+    dataset = DatasetDict({"train": rows.select(range(50)), "test": rows.select(range(50, 80))})
+    drawn = draw_test(dataset, size=0.25, seed=3)
+    assert drawn["test"].num_rows == 20
+    assert Counter(drawn["test"]["label"][:]) == {0: 5, 1: 10, 2: 5}
+    assert sorted([*drawn["train"]["text"], *drawn["test"]["text"]]) == sorted(rows["text"])
+    assert {int(text) >= 50 for text in drawn["test"]["text"]} == {True, False}
+    assert draw_test(dataset, size=0.25, seed=3)["test"]["text"][:] == drawn["test"]["text"][:]
+    assert draw_test(dataset, size=0.25, seed=4)["test"]["text"][:] != drawn["test"]["text"][:]
+    without_test = DatasetDict({"train": dataset["train"]})
+    assert draw_test(without_test, size=10)["test"].num_rows == 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected_counts"),
+    [
+        ([1000] * 19 + [997], (15_098, 900, 3_999)),
+        ([799, *[973, 985, 982, 963, 988, 975, 990, 996, 994, 999, 991, 984, 990, 987, 997, 910, 940, 775, 628]],
+         (14_229, 848, 3_769)),
+    ],
+)  # fmt: skip
+def test_the_papers_counts(tmp_path: Path, sizes: list[int], expected_counts: tuple[int, ...]) -> None:
+    """With the sizes of the recipe's file; all posts are in one file, as the 19,997 are."""
+    labels = np.repeat(np.arange(20), sizes)
+    posts = [f"From: me\n\npost {i}" for i in range(len(labels))]
+    Dataset.from_dict({"text": posts, "label": labels}).to_parquet(tmp_path / "posts.parquet")
+    config = yaml.safe_load((ROOT / "recipes" / "configs" / "20newsgroups_cnn.yaml").read_text())
+    task = {name: config[name] for name in ("dataset", "strip_headers", "test_size", "calibration_size")}
+    dataset = load_data(DataArguments(**task, train_file=str(tmp_path / "posts.parquet")))
+    texts = [dataset[name]["text"][:] for name in ("train", "calibration", "test")]
+    assert tuple(map(len, texts)) == expected_counts
+    assert len({text for split in texts for text in split}) == len(labels)  # no row is in two of them
+    assert texts[2][0].startswith("post ")
+
+
+def test_headers_are_cut_as_scikit_learn_cuts_them(shared_data: Path) -> None:
+    from sklearn.datasets._twenty_newsgroups import strip_newsgroup_header
+
+    posts = load_splits(
+        train_file=shared_data / "20newsgroups" / "test.parquet",
+        test_split=None,
+    )
+    before = posts["train"]["text"][:]
+    after = strip_headers(posts)["train"]["text"][:]
+    assert after == [strip_newsgroup_header(text) for text in before]
+    assert posts["train"]["text"][:] == before
+
+
+def test_texts_without_a_header_stay_or_are_refused() -> None:
+    rows = Dataset.from_dict({"text": ["From: me\n\nfirst\n\nsecond", "no header\nat all"], "label": [0, 1]})
+    assert strip_headers(DatasetDict({"train": rows}))["train"]["text"][:] == [
+        "first\n\nsecond",
+        "no header\nat all",
+    ]
+    with pytest.raises(ValueError, match="expected texts of train to have a header"):
+        strip_headers(DatasetDict({"train": rows.select([1])}))
+
+
+def test_newsgroups_come_from_scikit_learns_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
+    for split, n_posts in (("train", 12), ("test", 8)):
+        for i in range(n_posts):
+            folder = tmp_path / f"20news-bydate-{split}" / ("sci.med" if i % 2 else "rec.autos")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / str(i)).write_text(f"From: me\nSubject: {split} {i}\n\nIt is caf\xe9 {i}.", "latin1")
+    # What scikit-learn makes of the archive once it is unpacked, as its own cache.
+    posts = {
+        split: load_files(str(tmp_path / f"20news-bydate-{split}"), encoding="latin1")
+        for split in ("train", "test")
+    }
+    cache = codecs.encode(pickle.dumps(posts), "zlib_codec")
+    (tmp_path / "20news-bydate_py3.pkz").write_bytes(cache)
+    dataset = load_data(DataArguments(dataset="sklearn/20newsgroups", strip_headers=True, calibration_size=4))
+    assert {name: len(split) for name, split in dataset.items()} == {"train": 8, "calibration": 4, "test": 8}
+    assert dataset["test"].features["label"].names == ["rec.autos", "sci.med"]
+    assert all(
+        row["text"].startswith("It is café") and row["label"] == int(row["text"][-2]) % 2
+        for row in dataset["test"]
+    )
+
+
+def test_test_size_is_checked() -> None:
+    with pytest.raises(ValueError, match="expected size to"):
+        draw_test(numbered([0, 1] * 4), size=1.5)
 
 
 def test_texts_of_train_in_other_splits_are_counted() -> None:

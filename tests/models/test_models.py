@@ -100,6 +100,59 @@ def test_an_empty_text_is_a_row_without_words() -> None:
     assert not torch.allclose(padded[1], empty[0])
 
 
+def test_weights_start_as_in_keras() -> None:
+    model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(num_labels=20))
+    for layer, fans in (
+        (model.convolutions[0], 5 * (100 + 128)),
+        (model.dense, 128 + 128),
+        (model.classifier, 128 + 20),
+    ):
+        limit = (6 / fans) ** 0.5
+        assert 0.99 * limit < layer.weight.abs().max() <= limit
+        assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
+        assert layer.bias.abs().sum() == 0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
+    """What a CPU does, against each text by itself: logits, and gradients of every weight, in float64."""
+    model = with_biases(make_model(initializer_range=1.0)).double()
+    lengths = torch.randint(0, 30, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    texts = [torch.randint(1, 40, (length,)) for length in [*lengths, 0, 30]]
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side=side)
+    labels = torch.arange(len(texts)) % 3
+
+    def gradients(logits: torch.Tensor) -> torch.Tensor:
+        grads = torch.autograd.grad(F.cross_entropy(logits, labels), list(model.parameters()))
+        return torch.cat([grad.flatten() for grad in grads])
+
+    together = model(input_ids=ids).logits
+    alone = torch.cat([model(input_ids=text.unsqueeze(0)).logits for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(together), gradients(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_exported_program_serves_any_batch() -> None:
+    model = with_biases(make_model(initializer_range=1.0))
+    ids = torch.randint(1, 40, (3, 12))
+    rows, words = torch.export.Dim("rows", min=2), torch.export.Dim("words", min=2)
+    program = torch.export.export(
+        model,
+        (),
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": False},
+        dynamic_shapes={
+            "input_ids": {0: rows, 1: words},
+            "attention_mask": {0: rows, 1: words},
+            "return_dict": None,
+        },
+    )
+    ids = torch.randint(1, 40, (40, 25))
+    mask = (torch.arange(25) < torch.randint(1, 26, (40, 1))).long()
+    with torch.no_grad():
+        (exported,) = program.module()(input_ids=ids, attention_mask=mask, return_dict=False)
+        torch.testing.assert_close(exported, model(input_ids=ids, attention_mask=mask).logits)
+
+
 def test_loss_is_the_mean_cross_entropy_and_reaches_every_weight() -> None:
     model = make_model(initializer_range=1.0).train()
     model.dropout.p = 0.0
@@ -166,7 +219,7 @@ def test_head_of_another_size_is_initialised_when_loaded(tmp_path: Path) -> None
         tmp_path, num_labels=5, ignore_mismatched_sizes=True
     )
     assert loaded.classifier.weight.shape == (5, 8)
-    assert 0.1 < loaded.classifier.weight.std() < 1.0  # He: sqrt(2 / 8) = 0.5
+    assert 0.2 < loaded.classifier.weight.std() < 0.6  # Glorot: sqrt(2 / (8 + 5)) = 0.39
     assert loaded.classifier.bias.abs().sum() == 0
     torch.testing.assert_close(loaded.dense.weight, make_model().dense.weight)
 
@@ -214,9 +267,12 @@ def test_tokenizer_is_the_same_for_the_same_texts() -> None:
     assert train_word_tokenizer(words[::-1], vocab_size=100).get_vocab() == first
 
 
-def test_tokenizer_truncates_at_max_length() -> None:
+def test_tokenizer_keeps_the_last_words(tmp_path: Path) -> None:
     tokenizer = train_word_tokenizer(TEXTS, max_length=3)
-    assert len(tokenizer(TEXTS[0], truncation=True)["input_ids"]) == 3
+    assert tokenizer.decode(tokenizer(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.decode(loaded(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
 
 
 @pytest.mark.parametrize(
