@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.study.compare import METHODS, check_methods, check_seeds, report_study
+from hf_calib.study.comparing import METHODS, check_methods, check_seeds, report_study
 from hf_calib.study.folder import is_finished, write_plan
 from hf_calib.study.grid import Cell, resolved, variants
 from hf_calib.study.record import to_dict

@@ -23,7 +23,9 @@ class Task:
         seed: of the rows.
     """
 
-    def __init__(self, n_test: int = 300, n_calibration: int = 200, n_classes: int = 3, seed: int = 0) -> None:
+    def __init__(
+        self, n_test: int = 300, n_calibration: int = 200, n_classes: int = 3, seed: int = 0
+    ) -> None:
         rng = np.random.default_rng(seed)
         self.n_test = n_test
         self._true_logits = 1.5 * rng.normal(size=(n_test + n_calibration, n_classes))

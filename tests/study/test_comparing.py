@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from hf_calib import CalibrationTrainer
 from hf_calib.predictions.of_training import TrainingPredictions
 from hf_calib.study import compare
-from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert
+from tests.helpers.tiny import arguments, sequences, tiny_bert
 
 SETS = {
     name: sequences(tiny_bert(), n, seed=i)
@@ -70,7 +70,10 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
     cell = next(Path("cut/cells").iterdir())
     assert (cell / "checkpoint-4").is_dir()
     resumed = compare(make_trainer, output="cut", **settings)
-    assert_same(predictions(Path("whole")), predictions(Path("cut")))
+    first, second = predictions(Path("whole")), predictions(Path("cut"))
+    assert {name: logits.tobytes() for name, logits in first.items()} == {
+        name: logits.tobytes() for name, logits in second.items()
+    }
     assert resumed.values == whole.values
     assert resumed.losses == ("cross_entropy", "adafocal")
     assert not resumed.missing
