@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hf_calib.export.hub import Changes
     from hf_calib.report import CalibrationReport
     from hf_calib.scaling import PriorEstimate
+    from hf_calib.study.results import StudyResults
 
 _PATIENCE = 1.0  # seconds before a stage is named
 _TITLE = 20  # the least width of a table's first column
@@ -174,6 +175,13 @@ def print_decided(decided: Decided) -> None:
     rule, *others = decided.section.sentences()
     print_lines([rule.removesuffix(" that this report leaves out.") + f"{calibrated}.", *others])
     print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
+
+
+def print_study(results: StudyResults) -> None:
+    """The main table, the advice, and what is missing; all else is in the report."""
+    from hf_calib.study.text import summary
+
+    print(summary(results))
 
 
 def print_changes(changes: Changes) -> None:

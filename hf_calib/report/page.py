@@ -36,7 +36,7 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align:
 thead th { border-bottom-width: 2px; }
 th[scope="row"] { font-weight: normal; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; white-space: normal;
-  min-width: 10.5rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--ground); }
+  min-width: 11.5rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--ground); }
 @media (max-width: 40rem) { th:first-child, td:first-child { min-width: 7rem; } }
 .figures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
 details { margin: .4rem 0 1.4rem; }

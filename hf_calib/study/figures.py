@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_calib.plots import difference_diagram, rank_diagram, reliability_grid, reliability_panels
-from hf_calib.study.results import StudyResults
-from hf_calib.study.text import LEVEL, MAIN_METRICS, best_first, map_name, pair_name
+from hf_calib.study.advice import LEVEL
+from hf_calib.study.results import UNSCALED, StudyResults
+from hf_calib.study.text import MAIN_METRICS, best_first, map_name, pair_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ def draw_figures(results: StudyResults) -> dict[str, Figure]:
         figures["differences"] = difference_diagram(
             differences, baseline=pair_name(*results.baseline), level=LEVEL
         )
-    states = {map_name(method): method for method in ("none", best_map(results)) if method is not None}
+    states = {map_name(method): method for method in (UNSCALED, best_map(results)) if method is not None}
     panels = {
         loss: {state: results.panels[loss, method] for state, method in states.items()}
         for loss in losses
@@ -84,7 +85,7 @@ def best_map(results: StudyResults) -> str | None:
             for (_, name, metric), mean in results.means.items()
             if (name, metric) == (method, "nll")
         ]
-        if method != "none" and found:
+        if method != UNSCALED and found:
             means[method] = sum(found) / len(found)
     return min(means, key=means.__getitem__) if means else None
 

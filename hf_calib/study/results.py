@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hf_calib.metrics.binning import FloatArray
 
@@ -110,3 +110,9 @@ class StudyResults:
     n_resamples: int
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types, as report.json holds it."""
+        from hf_calib.study.record import to_dict
+
+        return to_dict(self)

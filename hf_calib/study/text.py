@@ -7,12 +7,19 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from hf_calib.report.text import Table, with_interval
-from hf_calib.study.results import CONFIDENCE_LEVEL, HIGHER_IS_BETTER, Difference, Estimate, StudyResults
+from hf_calib.study.advice import LEVEL
+from hf_calib.study.results import (
+    CONFIDENCE_LEVEL,
+    HIGHER_IS_BETTER,
+    UNSCALED,
+    Difference,
+    Estimate,
+    StudyResults,
+)
 
 TITLE = "Which loss?"
 # By metric, short: for the headers of tables and the axes of figures.
 MAIN_METRICS = {"nll": "NLL", "ece": "ECE"}
-LEVEL = 0.05  # p below it counts as distinguishable
 
 _NONE = "-"
 _WIDTH = 110  # of the summary
@@ -23,7 +30,7 @@ _REASON = 400  # letters of why a training is missing
 
 def map_name(method: str) -> str:
     """A post-hoc map as tables and figures name it."""
-    return "no map" if method == "none" else method
+    return "no map" if method == UNSCALED else method
 
 
 def pair_name(loss: str, method: str) -> str:
@@ -32,7 +39,7 @@ def pair_name(loss: str, method: str) -> str:
     >>> pair_name("focal", "temperature"), pair_name("focal", "none")
     ('focal with temperature', 'focal without a map')
     """
-    return f"{loss} without a map" if method == "none" else f"{loss} with {method}"
+    return f"{loss} without a map" if method == UNSCALED else f"{loss} with {method}"
 
 
 def headline(results: StudyResults) -> str:
@@ -53,7 +60,7 @@ def _plural(word: str, count: int) -> str:
 
 def what_was_trained(results: StudyResults) -> list[str]:
     """Losses, seeds, maps, and which trainings are missing and why."""
-    maps = [method for method in results.methods if method != "none"]
+    maps = [method for method in results.methods if method != UNSCALED]
     lines = [
         f"Losses: {', '.join(results.losses)}.",
         f"Seeds: {', '.join(map(str, results.seeds))}.",
@@ -113,7 +120,7 @@ def how_to_read_the_main_table(results: StudyResults) -> list[str]:
         "are equal: the differences below are paired, and answer that."
     ]
     lines.append("; ".join(f"{short}: {results.metrics[key]}" for key, short in MAIN_METRICS.items()) + ".")
-    if any(method != "none" for method in results.methods):
+    if any(method != UNSCALED for method in results.methods):
         lines.append(
             "Accuracy is that without a map. A temperature does not change it; other maps may, see below."
         )
