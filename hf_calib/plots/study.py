@@ -213,7 +213,7 @@ def reliability_panels(
     columns = min(_COLUMNS, len(models))
     rows = -(-len(models) // columns)
     lines = max(len(textwrap.wrap(model, _LETTERS)) for model in models)
-    size = (max(3.4, 0.5 + 1.85 * columns), 0.7 + (1.9 + 0.14 * lines) * rows)
+    size = (max(3.4, 0.5 + 1.85 * columns), 0.6 + (2 + 0.16 * lines) * rows)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (model, states) in zip(grid.flat, checked.items(), strict=False):
@@ -225,7 +225,6 @@ def reliability_panels(
                 errors.append(top_label_calibration_error(*states[name], n_bins=n_bins))
         axes.set_title("ECE " + " → ".join(f"{error:.3f}" for error in errors), fontsize=7, loc="left", pad=4)
         write_name(axes, model, width=_LETTERS)
-        axes.set_aspect("equal")
         unit_ticks(axes)
         plain_axes(axes)
     for axes in grid.flat[len(models) :]:

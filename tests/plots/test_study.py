@@ -15,7 +15,7 @@ from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
 from hf_calib.metrics.calibration import top_label_calibration_error
 from tests.helpers.pictures import overlapping, written
 
-LONG = r"adafocal, update_every 10, gamma_max 20 <script> $\frac{$ and_a_word_that_does_not_end_where_the_line_does"
+LONG = r"adafocal, <script> $\frac{$ and a_word_longer_than_a_line"
 MAPS = ("no map", "temperature", "auto")
 
 
@@ -61,11 +61,16 @@ def panels(n_losses: int) -> Figure:
 ALL: dict[str, Callable[[int], Figure]] = {"ranks": ranks, "differences": differences, "panels": panels}
 
 
-@pytest.mark.parametrize("n_losses", [2, 15])
+@pytest.mark.parametrize("n_losses", [2, 5, 15])
 @pytest.mark.parametrize("kind", ALL)
-def test_no_text_covers_another_and_names_are_no_formulas(kind: str, n_losses: int) -> None:
+def test_no_text_covers_another_or_is_cut_and_names_are_no_formulas(kind: str, n_losses: int) -> None:
     figure = ALL[kind](n_losses)
     assert overlapping(figure) == []
+    names_drawn = [text for axes in figure.axes for text in (*axes.texts, *axes.get_yticklabels())]
+    for text in (*names_drawn, *figure.legends[0].get_texts()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1, text
+        assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1, text
     texts = [" ".join(text.split()) for text in written(figure)]
     assert all(any(name.split()[0] in text for text in texts) for name in names(n_losses))
 
