@@ -588,9 +588,9 @@ def compare(
                 command.train(launch, cells, jobs=jobs, submitit=submitit, say=console.print_progress)
         results = command.report_study(study, methods=chosen, stages=stages)
         if as_json:
-            console.print_json(command.to_dict(results))
+            console.print_json(results.to_dict())
         else:
-            print(command.summary(results))
+            console.print_study(results)
             console.print_written(study)
 
 

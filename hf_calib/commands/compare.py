@@ -14,11 +14,9 @@ from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.study.comparing import METHODS, check_methods, check_seeds, report_study
 from hf_calib.study.folder import is_finished, write_plan
 from hf_calib.study.grid import Cell, resolved, variants
-from hf_calib.study.record import to_dict
 from hf_calib.study.running import Launch, submit_cells, train_cells
-from hf_calib.study.text import summary
 
-__all__ = ["METHODS", "report_study", "summary", "to_dict"]
+__all__ = ["METHODS", "report_study"]
 
 
 def plan_study(
