@@ -1,0 +1,208 @@
+"""`hf-calib compare` as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_calib.predictions.of_training import TrainingPredictions
+from tests.helpers.places import ROOT
+
+SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+COMMAND = [sys.executable, "-c", "from hf_calib.cli import app; app()", "compare"]
+
+
+def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=900
+    )
+
+
+def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
+    words = (str(SCRIPT), "--losses", "cross_entropy,focal,brier", "--seeds", "0,1", "--grid", "gamma=1,2")
+    trained = compare(
+        tmp_path,
+        *words,
+        "--output",
+        "study",
+        "--jobs",
+        "2",
+        "--methods",
+        "temperature",
+        "--",
+        "--fails",
+        "brier",
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert "4 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
+    assert "focal gamma=2" in trained.stdout
+    assert trained.stderr.count("brier, seed 1 FAILED: exit status 1; its last lines:") == 1
+    assert "about" in trained.stderr
+    study = tmp_path / "study"
+    report = (study / "report.md").read_text()
+    assert "no such column" in report
+    with (study / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["loss"] for row in rows} == {"cross_entropy", "focal gamma=1", "focal gamma=2"}
+    assert {row["method"] for row in rows} == {"none", "temperature"}
+    # The same seeds give the same logits here, whatever the loss.
+    nll = {
+        (row["loss"], row["seed"]): row["value"]
+        for row in rows
+        if (row["method"], row["metric"]) == ("none", "nll")
+    }
+    assert nll["cross_entropy", "1"] == nll["focal gamma=2", "1"] != nll["cross_entropy", "0"]
+
+    again = compare(tmp_path, "study", "--methods", "temperature,vector", "--json")
+    assert again.returncode == 0, again.stderr
+    record = json.loads(again.stdout)
+    assert record["methods"] == ["none", "temperature", "vector"]
+    assert record["baseline"] == {"loss": "cross_entropy", "method": "temperature"}
+    assert [entry["loss"] for entry in record["missing"]] == ["brier", "brier"]
+    assert record == json.loads((study / "report.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["missing.py", "--output", "s"],
+            "expected SCRIPT_OR_STUDY to be a script, or the folder of a study",
+        ),
+        ([str(SCRIPT)], "expected --output to name the study's folder, got none"),
+        ([str(SCRIPT), "--output", "s", "--losses", "focl"], "did you mean 'focal'?"),
+        (
+            [str(SCRIPT), "--output", "s", "--config", "no.yaml"],
+            "expected --config to name an existing YAML file",
+        ),
+        ([str(SCRIPT), "--output", "s", "--methods", "temprature"], "did you mean 'temperature'?"),
+        ([str(SCRIPT), "--output", "s", "--submitit", "gpu"], "expected --submitit to be a JSON object"),
+        ([str(SCRIPT), "--output", "s", "--", "--seed", "1"], "got --seed; list it in --seeds"),
+        (
+            [str(SCRIPT), "--output", "s", "--losses", "focal", "--", "--fails", "focal"],
+            "got 3 failures of 3",
+        ),
+        ([".", "--output", "s"], "expected a script to be given with these arguments"),
+        (["."], "expected the study to be readable, got study.json"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    done = compare(tmp_path, *words)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    assert (
+        compare(tmp_path, str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", "s").returncode == 0
+    )
+    code = (
+        "from hf_calib.cli import app; import sys\ntry: app()\n"
+        "finally: print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "compare", "s"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_ctrl_c_says_how_it_goes_on(tmp_path: Path) -> None:
+    words = [str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", "s", "--", "--seconds", "60"]
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    while not list(tmp_path.glob("s/cells/*/checkpoint-1")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said.splitlines()[-1].startswith("hf-calib: interrupted. The same command goes on where it was: ")
+
+
+def logits(study: Path) -> dict[str, Any]:
+    return {
+        path.parent.name: TrainingPredictions.load(path).test.logits.tobytes()
+        for path in study.glob("cells/*/predictions.safetensors")
+    }
+
+
+@pytest.mark.slow
+def test_a_recipe_that_is_killed_twice_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(
+        "dataset: docstrings\nmodel: global_pooling_cnn\nvocab_size: 2000\nmax_length: 32\nmax_train_samples: 600\n"
+        "max_calibration_samples: 200\nmax_test_samples: 400\nper_device_train_batch_size: 16\nlearning_rate: 1e-3\n"
+        "num_train_epochs: 3\nsave_strategy: steps\nsave_steps: 10\nreport_to: none\nuse_cpu: true\nmax_grad_norm: 0\n"
+    )
+    words = [str(ROOT / "recipes" / "text_classification.py"), "--config", "task.yaml", "--seeds", "0"]
+    words += ["--losses", "cross_entropy,adafocal_every_10_steps"]
+    done = compare(tmp_path, *words, "--output", "whole", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    for _ in range(2):
+        process = subprocess.Popen([*COMMAND, *words, "--output", "cut"], cwd=tmp_path, env=ENVIRONMENT)
+        before = set(tmp_path.glob("cut/cells/*/checkpoint-*/trainer_state.json"))
+        while not set(tmp_path.glob("cut/cells/*/checkpoint-*/trainer_state.json")) - before:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        subprocess.run(["pkill", "-KILL", "-f", f"[-]-output_dir {tmp_path}/cut"], check=True)
+    done = compare(tmp_path, *words, "--output", "cut")
+    assert done.returncode == 0, done.stderr
+    assert logits(tmp_path / "cut") == logits(tmp_path / "whole")
+    resumed = [
+        json.loads(p.read_text())["training"]["resumed"] for p in tmp_path.glob("cut/cells/*/results.json")
+    ]
+    assert any(resumed)
+
+
+@pytest.mark.slow
+def test_each_training_on_two_processes(tmp_path: Path) -> None:
+    words = [
+        str(ROOT / "recipes" / "text_classification.py"),
+        "--losses",
+        "focal",
+        "--seeds",
+        "0,1",
+        "--jobs",
+        "2",
+    ]
+    words += [
+        "--launcher",
+        f"{sys.executable} -m torch.distributed.run --nproc_per_node 2",
+        "--output",
+        "s",
+        "--",
+    ]
+    sizes = {"max_train_samples": 64, "max_calibration_samples": 60, "max_test_samples": 60, "max_length": 16}
+    settings = {
+        "dataset": "docstrings",
+        "model": "global_pooling_cnn",
+        "num_train_epochs": 1,
+        "use_cpu": "true",
+    }
+    for name, value in {**sizes, **settings}.items():
+        words += [f"--{name}", str(value)]
+    done = compare(tmp_path, *words, "--report_to", "none")
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.glob("s/cells/*/log.txt"):
+        assert "FAILED" not in path.read_text()
+    (seconds,) = {
+        len(TrainingPredictions.load(p).test.labels)
+        for p in tmp_path.glob("s/cells/*/predictions.safetensors")
+    }
+    assert n_rows == 60
