@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
-from hf_calib.losses import AdaptiveLoss, make_loss
+from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 from hf_calib.metrics.logged import lower_is_better
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
@@ -64,7 +64,8 @@ class CalibrationTrainingArguments(TrainingArguments):
     With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
 
     The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, as a
-    trial of `Trainer.hyperparameter_search` does.
+    trial of `Trainer.hyperparameter_search` does, before or after `loss` itself; a training refuses those that
+    its loss does not have.
 
     Raises:
         ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
@@ -203,8 +204,9 @@ class CalibrationTrainingArguments(TrainingArguments):
         if key == name or name in type(self).__dataclass_fields__:
             super().__setattr__(name, value)
             return
-        known = self.make_loss().hyperparameters
-        if key not in known:
+        # Of any loss: `loss` may be set next, and make_loss holds the two together.
+        if not any(key in entry.hyperparameters for entry in LOSSES.values()):
+            known = self.make_loss().hyperparameters
             requirement = f"name a hyperparameter of loss {self.loss!r}"
             raise InputValueError(
                 expected("an argument loss_*", requirement, repr(name), did_you_mean(key, known))

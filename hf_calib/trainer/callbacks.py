@@ -188,7 +188,7 @@ class CalibrationMapCallback(_CalibrationCallback):
 
     def before_train_end(self, state: Any) -> None:
         trainer = self._attached()
-        if trainer.calibration_split is None:
+        if trainer.calibration_split is None or trainer.is_searching:
             return
         self._last_step = state.global_step
         self._fit()

@@ -7,13 +7,13 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import itemgetter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import ModelCard
 from sklearn.base import clone
 from torch import Tensor
@@ -76,6 +76,7 @@ from hf_calib.trainer.labels import (
 )
 from hf_calib.trainer.random_state import random_state_left_as_found
 from hf_calib.trainer.report import REPORT, about_data, is_map_of, measured, write_results
+from hf_calib.trainer.search import objective_named, out_of_fold_metrics, values_of_best_trial
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,8 @@ class CalibrationTrainer(Trainer):
         self._own_callbacks: list[_CalibrationCallback] = []
         self._removed: set[type[_CalibrationCallback]] = set()  # callbacks that the user does not want
         self._resume_from: str | None = None
-        self._searched_from: tuple[str, Any] = ("", {})
+        self._args_before_search: dict[str, Any] | None = None  # while there is one
+        self._search_is_by_map = False
         super().__init__(model, args, *positional, **kwargs)
         if self.compute_loss_func is not None:
             got, way_out = "compute_loss_func", "use transformers.Trainer for a loss of your own"
@@ -333,7 +335,9 @@ class CalibrationTrainer(Trainer):
             self._check_goes_with(fitting.scaler)
         if not self.is_world_process_zero():
             return
-        if split is None and fitting is not None:
+        if self.is_searching:  # which has said what it evaluates on
+            preflight.warn_of_double_roles(self.train_dataset, split, None, "The search")
+        elif split is None and fitting is not None:
             preflight.warn_of_no_map(fitting.title, self.eval_dataset)
         elif adafocal is not None or fitting is not None:
             names = [] if adafocal is None else ["the loss's gammas"]
@@ -387,7 +391,7 @@ class CalibrationTrainer(Trainer):
     # ---- Training ----
 
     def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
         """Train as `Trainer.train` does; data and checkpoint are checked first.
 
@@ -397,6 +401,7 @@ class CalibrationTrainer(Trainer):
         Args:
             resume_from_checkpoint: a checkpoint, or True for the newest complete one in `output_dir`. The table
                 of an adaptive loss and the calibration map are restored with it.
+            trial: of a hyperparameter search, which passes it; the others as for `Trainer`.
 
         Raises:
             ValueError: for labels out of range or missing, an adaptive loss without held-out data, a calibration
@@ -410,20 +415,20 @@ class CalibrationTrainer(Trainer):
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
+        if self.is_searching:
+            # The Trainer sets a trial's values when its model is there, which then has the seed of the trial before.
+            self._restore_arguments()
+            with self._values_of_a_trial():
+                super()._hp_search_setup(trial)
         try:
-            return super().train(self._resume_from, *args, **kwargs)
+            return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
             self.is_in_train = False  # also after an error
 
     def _hp_search_setup(self, trial: Any) -> None:
-        """Called in each training, once the new model and a trial's arguments are there."""
-        searched = self.hp_search_backend is not None and trial is not None
-        if searched:  # the hyperparameters of the trial before are not this one's
-            self.args.loss, self.args.loss_kwargs = self._searched_from[0], {}
-        super()._hp_search_setup(trial)
-        if searched and self.args.loss == self._searched_from[0]:
-            of_trial: Any = self.args.loss_kwargs
-            self.args.loss_kwargs = {**self._searched_from[1], **of_trial}
+        """Called in each training, once the new model is there."""
+        if not self.is_searching:
+            super()._hp_search_setup(trial)
         if self.model_init is not None:
             self._set_up_training()
 
@@ -451,35 +456,139 @@ class CalibrationTrainer(Trainer):
         self._summary_was_at = None
 
     def hyperparameter_search(
-        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **kwargs: Any
+        self,
+        hp_space: Any = None,
+        compute_objective: Callable[[dict[str, float]], float] | str | None = None,
+        n_trials: int = 20,
+        direction: Any = "minimize",
+        backend: Any = None,
+        hp_name: Any = None,
+        **kwargs: Any,
     ) -> Any:
-        """Search as `Trainer.hyperparameter_search` does; by default for the smallest `eval_nll`.
+        """Search as `Trainer.hyperparameter_search` does, on the calibration split; by default for the smallest NLL.
 
-        `eval_loss` does not compare losses or hyperparameters of a loss with each other, and the sum of all
-        metrics, which is the Trainer's own default, means nothing. A trial sets `loss`, and the hyperparameters
-        of the loss by the names `loss_gamma`, `loss_n_bins` and so on; the Trainer passes over those that the
-        trial's loss does not have, and says so in its log.
+        Each trial trains a model of its own (`model_init`), from the same seed unless it sets one, and is evaluated on
+        the calibration split: `eval_dataset` is not read before the search is over. Without a `calibration_dataset`
+        the search is on `eval_dataset`, with a warning. No map is fitted at the end of a trial.
+
+        A trial sets `loss`, and the hyperparameters of the loss by the names `loss_gamma`, `loss_n_bins` and so on;
+        the Trainer passes over those that the trial's loss does not have, and says so in its log. What a trial does
+        not set is as it was before the search, whatever other trials set; `loss_kwargs` go with the loss that they
+        stand beside.
+
+        After the search `args` hold the best trial's values, so `trainer.train()` trains it again, now with the map
+        and the evaluation set. Setting `best.hyperparameters` on them by name, as is usual, changes nothing. (They
+        are only what was drawn: a constant of the space, `{"loss": "focal", ...}`, is not among them.)
+
+        Args:
+            hp_space: a function of an optuna trial that returns the arguments to set.
+            compute_objective: a function of an evaluation's metrics, or the name of one, such as "eval_brier" or
+                "eval_nll_calibrated". None is "eval_nll": `eval_loss` does not compare losses with each other, and
+                the sum of all metrics, which is the Trainer's default, means nothing.
+            n_trials: how many trials this call begins.
+            direction: "minimize" or "maximize"; a list for several objectives, with a function that returns as many.
+            backend: "optuna", "ray" or "wandb"; None takes what is installed.
+            hp_name: a function of a trial that names its run.
+            **kwargs: of the backend. For optuna those of `create_study` (`storage`, `study_name`, `load_if_exists`,
+                `sampler`, `pruner`), and `timeout`, `gc_after_trial` and `catch` of its `optimize`.
+
+        Returns:
+            The `BestRun`, as `Trainer` does; a list of them for several objectives, which leave `args` as they were.
 
         Raises:
-            ValueError: if `compute_objective` is needed: to maximise, or with none or several evaluation sets.
+            ValueError: if there is no split to search on, or the objective's name or direction is wrong; before any
+                training.
+
+        Notes:
+            The objective is that of a trial's last evaluation (with `load_best_model_at_end` too), or of one after
+            the training where `eval_strategy` is "no". Pruners see each evaluation.
+
+            Metrics with the calibration map ("eval_nll_calibrated") are out of fold: in five parts of the
+            calibration split, each row is mapped by a map that was fitted on the other parts. They are there where
+            the objective's name asks for them, or `calibration_strategy="evaluate"` does.
+
+            An adaptive loss takes its gammas from the rows that it is then judged by, a few numbers from all of
+            them; the best value of a search is optimistic in any case. Report the evaluation set.
+
+            With `storage="sqlite:///search.db", study_name="search", load_if_exists=True` a search that was
+            interrupted goes on: finished trials are kept, and new ones are added. Optuna counts `n_trials` for each
+            call, so pass what is left. A trial that was killed stays in the study as RUNNING and is not resumed. A
+            sampler with a fixed seed would draw the same values again: give each call another one. Processes that
+            call this at once with the same storage share the study.
+
+            On several processes (torchrun) all take part in each trial. Pruners do not work there: only the first
+            process would stop. Only the first returns the `BestRun`; args are set on all.
+
+        Example:
+            best = trainer.hyperparameter_search(
+                lambda trial: {
+                    "loss": trial.suggest_categorical("loss", ["focal", "dual_focal"]),
+                    "loss_gamma": trial.suggest_float("loss_gamma", 0.5, 5.0),
+                },
+                "eval_nll_calibrated",
+                n_trials=10,
+            )
+            trainer.train()
         """
-        direction = args[1] if len(args) > 1 else kwargs.get("direction", "minimize")
-        if compute_objective is None:
-            way_out = "pass compute_objective, a function of the metrics"
-            if direction != "minimize":
-                got = f"direction={direction!r}"
-                raise InputValueError(expected("the search", "minimise eval_nll", got, way_out))
-            if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                got = "none" if self.eval_dataset is None else "several"
-                raise InputValueError(expected("eval_dataset", "be one dataset", got, way_out))
-        self._searched_from = (self.args.loss, self.args.loss_kwargs or {})
+        if self.calibration_split is None:
+            got = "several evaluation sets" if isinstance(self.eval_dataset, dict) else "none"
+            way_out = "pass calibration_dataset to the trainer"
+            raise InputValueError(expected("calibration_dataset", "be given to search on", got, way_out))
+        asked = "eval_nll" if compute_objective is None else compute_objective
+        self._search_is_by_map = isinstance(asked, str) and asked.endswith("_calibrated")
+        if isinstance(asked, str):
+            asked = objective_named(
+                asked,
+                direction,
+                own_metrics=self.compute_metrics is not None,
+                has_map=self._callback(CalibrationMapCallback) is not None,
+            )
+        if self.calibration_dataset is None and self.is_world_process_zero():
+            warnings.warn(
+                "There is no calibration_dataset, so the search is on the evaluation split. What is reported for it "
+                "afterwards is optimistic. Pass calibration_dataset, and keep the evaluation split out of the search.",
+                stacklevel=2,
+            )
         space = None if hp_space is None else lambda trial: _loss_first(hp_space(trial))
-        objective = compute_objective or itemgetter("eval_nll")
+        reported, self.eval_dataset = self.eval_dataset, self.calibration_split
+        self._args_before_search = {each.name: getattr(self.args, each.name) for each in fields(self.args)}
         try:
-            return super().hyperparameter_search(space, objective, *args, **kwargs)
+            best = super().hyperparameter_search(
+                space, asked, n_trials, direction, backend, hp_name, **kwargs
+            )
         finally:
-            # The best trial's values are set next, one by one, and those of the last trial may not go with them.
-            self.args.loss, self.args.loss_kwargs = self._searched_from
+            self._restore_arguments()
+            self._args_before_search = None
+            self.eval_dataset = reported
+        values = [values_of_best_trial(best, self.hp_space)]
+        broadcast_object_list(values)  # only the first process knows them
+        with self._values_of_a_trial():
+            for name, value in _loss_first(values[0]).items():
+                if hasattr(self.args, name):  # the rest as in a trial
+                    known = getattr(self.args, name)
+                    setattr(self.args, name, value if known is None else type(known)(value))
+        return best
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a hyperparameter search is under way: evaluations are then of the calibration split."""
+        return self._args_before_search is not None
+
+    def _restore_arguments(self) -> None:
+        """What the trial before has set is not the next one's."""
+        for name, value in (self._args_before_search or {}).items():
+            setattr(self.args, name, value)
+
+    @contextmanager
+    def _values_of_a_trial(self) -> Iterator[None]:
+        """Within it a trial's values are set on args; `loss_kwargs` stay only with the loss that they are of."""
+        loss = self.args.loss
+        own: Any = self.args.loss_kwargs
+        self.args.loss_kwargs = {}
+        yield
+        of_trial: Any = self.args.loss_kwargs
+        if self.args.loss == loss:
+            self.args.loss_kwargs = {**own, **of_trial} if own else of_trial or own
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self._load_whole(self.model if model is None else model, resume_from_checkpoint, True):
@@ -600,7 +709,8 @@ class CalibrationTrainer(Trainer):
                 (50,000 rows, 20 million values), for the intervals of the model card.
         """
         callback = self._callback(CalibrationMapCallback)
-        if callback is not None and self.is_in_train and self.calibration_split is not None:
+        fits = self.is_in_train and self.calibration_split is not None and not self.is_searching
+        if callback is not None and fits:
             callback.before_evaluate(self.state.global_step)
         known = self.eval_dataset
         if eval_dataset is None:
@@ -632,13 +742,14 @@ class CalibrationTrainer(Trainer):
     ) -> EvalLoopOutput:
         # During the training nobody asks for them, and each evaluation would gather them.
         for_card = self.calibration_map is not None and (not self.is_in_train or self._is_last_evaluation)
+        searched = self._map_to_search_by() if description == "Evaluation" else None
         current = EvaluationPass(
             self.accelerator,
             metric_key_prefix,
             n_bins=self.args.n_bins,
             calibration_map=self.calibration_map,
-            keep_logits=self._keep_logits or for_card,
-            keep_at_most=None if self._keep_logits else EvaluationPass.FEW_VALUES,
+            keep_logits=self._keep_logits or for_card or searched is not None,
+            keep_at_most=None if self._keep_logits or searched is not None else EvaluationPass.FEW_VALUES,
         )
         with self._recording(current):
             output = super().evaluation_loop(
@@ -647,9 +758,26 @@ class CalibrationTrainer(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
+        metrics = current.metrics()
+        if searched is not None and metrics:
+            rows = current.logits_and_labels()
+            metrics |= out_of_fold_metrics(
+                self.accelerator, searched, *rows, prefix=metric_key_prefix, n_bins=self.args.n_bins
+            )
         # A metric of that name from the user's compute_metrics takes precedence.
-        metrics = current.metrics() | (output.metrics or {})
-        return output._replace(metrics=metrics)
+        return output._replace(metrics=metrics | (output.metrics or {}))
+
+    def _map_to_search_by(self) -> Any:
+        """In a search, the scaler whose metrics its evaluations have; else None."""
+        callback, model = self._callback(CalibrationMapCallback), self._unwrapped
+        wanted = callback is not None and (self._search_is_by_map or callback.strategy == "evaluate")
+        if not (self.is_searching and wanted):
+            return None
+        assert callback is not None
+        gives_way = isinstance(callback.scaler, AutoScaling) and head_loses_bias(
+            model, number_of_classes(model)
+        )
+        return TemperatureScaling() if gives_way else callback.scaler
 
     @contextmanager
     def _recording(self, current: EvaluationPass) -> Iterator[None]:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 
@@ -121,6 +122,30 @@ def cross_calibrated(folder: Path, micro: int) -> dict[str, float]:
 
     found = cross_calibrate(trainer, sequences(tiny_bert(), 26), 2, output_dir=folder)
     return {**found.metrics, "temperature": float(found.scaler.temperature_)}
+
+
+def searched(folder: Path, micro: int) -> dict[str, Any]:
+    """What a search of two trials finds, what it leaves in args, and what a training with them gives."""
+    trainer = CalibrationTrainer(
+        model_init=lambda: tiny_bert(),
+        args=arguments(folder, per_device_train_batch_size=micro, per_device_eval_batch_size=4),
+        train_dataset=sequences(tiny_bert(), 3 * GLOBAL_BATCH),
+        calibration_dataset=sequences(tiny_bert(), 21, seed=2),
+        eval_dataset=sequences(tiny_bert(), 13, seed=3),
+    )
+    best = trainer.hyperparameter_search(
+        lambda trial: {"loss_gamma": trial.suggest_float("gamma", 0.5, 5.0), "loss": "focal"},
+        "eval_nll_calibrated",
+        n_trials=2,
+        backend="optuna",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+    )
+    trainer.train()
+    return {
+        "objective": None if best is None else best.objective,
+        "gamma": trainer.args.loss_gamma,
+        "nll": trainer.evaluate()["eval_nll_calibrated"],
+    }
 
 
 assert len(CLASS_WEIGHTS) == N_LABELS

@@ -24,6 +24,7 @@ from tests.helpers.runs import (
     cross_calibrated,
     evaluate,
     run,
+    searched,
 )
 from tests.helpers.tiny import N_LABELS, assert_same, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS
@@ -176,6 +177,14 @@ def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]],
     alone = cross_calibrated(tmp_path, GLOBAL_BATCH)
     assert first[0] == pytest.approx(alone, rel=1e-3)
     assert len(list(tmp_path.glob("fold_*/*"))) == 2
+
+
+def test_two_processes_search_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = (found["searched"] for found in evaluations)
+    alone = searched(tmp_path, GLOBAL_BATCH)
+    assert (first["gamma"], first["nll"]) == (second["gamma"], second["nll"])
+    assert second["objective"] is None  # the Trainer gives the best run to the first process alone
+    assert first == pytest.approx(alone, rel=1e-3)
 
 
 def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
