@@ -505,7 +505,8 @@ class CalibrationTrainer(Trainer):
 
             Metrics with the calibration map ("eval_nll_calibrated") are out of fold: in five parts of the
             calibration split, each row is mapped by a map that was fitted on the other parts. They are there where
-            the objective's name asks for them, or `calibration_strategy="evaluate"` does.
+            the objective's name asks for them, or `calibration_strategy="evaluate"` does. With `calibration_method`
+            "auto" this takes seconds at each evaluation from some twenty classes on; a temperature is quick.
 
             An adaptive loss takes its gammas from the rows that it is then judged by, a few numbers from all of
             them; the best value of a search is optimistic in any case. Report the evaluation set.
