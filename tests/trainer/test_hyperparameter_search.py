@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,9 @@ def test_pruned_trials_leave_the_next_ones_alone(tmp_path: Path) -> None:
             pruner=pruner,
         )
     assert [name for name, _ in seen.losses] == ["adafocal", "adafocal"]
+    assert len(seen.nll) == 2
+    # Of the last trial: stopped at its first evaluation, and not evaluated once more with a map.
+    assert len([entry for entry in trainer.state.log_history if "eval_nll" in entry]) == 1
     assert trainer.is_in_train is False
 
 
@@ -277,20 +280,23 @@ def test_the_arguments_hold_the_best_trial_with_the_constants_of_its_space(
 ) -> None:
     trainer, seen = searching(tmp_path, num_train_epochs=1, **base)
 
-    def constant_loss(trial: optuna.Trial) -> dict[str, Any]:
+    def space_with_constants(trial: optuna.Trial) -> dict[str, Any]:
         return {
             "loss_brier_weight": trial.suggest_float("weight", 0.1, 2.0),
-            "gradient_accumulation_steps": trial.suggest_categorical("gradient_accumulation_steps", [2, 1]),
+            "gradient_accumulation_steps": 2 if trial.number == 0 else 1,
             "loss": "focal_calibration",
         }
 
-    best = trainer.hyperparameter_search(constant_loss, n_trials=3, backend="optuna")
+    trials = count()  # the first trial is the best
+    best = trainer.hyperparameter_search(
+        space_with_constants, lambda _: float(next(trials)), n_trials=2, backend="optuna"
+    )
     args = trainer.args
     assert args.loss == "focal_calibration"
     assert args.loss_kwargs == {"brier_weight": best.hyperparameters["weight"]}
-    assert args.gradient_accumulation_steps == best.hyperparameters["gradient_accumulation_steps"]
+    assert args.gradient_accumulation_steps == 2
     trainer.train()
-    assert_same(seen.weights[-1], seen.weights[int(best.run_id)])
+    assert_same(seen.weights[2], seen.weights[0])
     assert trainer.temperature is not None
 
 
