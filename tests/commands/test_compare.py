@@ -201,7 +201,7 @@ def test_each_training_on_two_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for path in tmp_path.glob("s/cells/*/log.txt"):
         assert "FAILED" not in path.read_text()
-    (seconds,) = {
+    (n_rows,) = {
         len(TrainingPredictions.load(p).test.labels)
         for p in tmp_path.glob("s/cells/*/predictions.safetensors")
     }
