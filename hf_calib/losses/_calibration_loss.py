@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
-from hf_calib.losses._hyperparameters import ClassWeights
+from hf_calib.losses._hyperparameters import INFINITY, ClassWeights
 from hf_calib.losses.gammas import CONSTANT_0, Gamma, GammaSchedule
 from hf_calib.losses.penalties import BatchPenalty, Penalty
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
@@ -27,7 +28,7 @@ from hf_calib.losses.weights import Weight
 
 REDUCTIONS = ("mean", "sum", "none")
 PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
-# (N,) vectors of this process -> those of all processes, differentiable; and how many processes there are.
+# Rows, (N,) or (N, C), of this process -> those of all processes, differentiable; and how many processes there are.
 Gather = Callable[[list[Tensor]], tuple[list[Tensor], int]]
 
 
@@ -61,7 +62,7 @@ class CalibrationLoss(nn.Module):
 
     Attributes:
         name: the name in `LOSSES`.
-        hyperparameters: the values of all its hyperparameters.
+        hyperparameters: the values of all its hyperparameters, as JSON can hold them: infinity is "inf".
         couples_batch: whether it has a penalty on the batch as a whole.
     """
 
@@ -76,7 +77,7 @@ class CalibrationLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
-        self.hyperparameters = dict(hyperparameters)
+        self.hyperparameters = {k: INFINITY if v == math.inf else v for k, v in hyperparameters.items()}
         self.formula = formula
         self.multi_label = _is_multi_label(problem_type)
         self.gather: Gather | None = None
@@ -270,8 +271,8 @@ class CalibrationLoss(nn.Module):
         if self.gather is None:
             return penalty.value(stats, counts), rows
         own_rows = rows.expand_as(counts) / max(len(counts), 1)
-        vectors = [*(stats[statistic] for statistic in penalty.reads), counts, own_rows]
-        (*gathered, all_counts, all_rows), processes = self.gather(vectors)
+        own = [*(stats[statistic] for statistic in penalty.reads), counts, own_rows]
+        (*gathered, all_counts, all_rows), processes = self.gather(own)
         everyone = RowStatistics(dict(zip(penalty.reads, gathered, strict=True)))
         return penalty.value(everyone, all_counts), all_rows.sum() / processes
 

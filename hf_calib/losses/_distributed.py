@@ -1,4 +1,4 @@
-"""Vectors of all processes, with the gradient of a penalty that is computed on all of them."""
+"""Rows of all processes, with the gradient of a penalty that is computed on all of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def all_gather_rows(vectors: list[Tensor]) -> tuple[list[Tensor], int]:
-    """Concatenate (N,) vectors over the processes; shorter ones are filled up with zeros.
+def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
+    """Concatenate (N,) vectors and (N, C) matrices over the processes; shorter ones are filled up with zeros.
 
     Every process then computes the same value from them. Its gradient reaches each process's own slice
     summed over the processes, which is the full gradient once DDP has averaged it.
 
     Args:
-        vectors: of one length, which may differ between processes.
+        rows: of one length N, which may differ between processes.
 
     Returns:
-        The vectors, each (processes * longest N,), and the number of processes.
+        The same, each of length processes * longest N, and the number of processes.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        return vectors, 1
-    length = torch.tensor(len(vectors[0]), device=vectors[0].device)
+        return rows, 1
+    length = torch.tensor(len(rows[0]), device=rows[0].device)
     dist.all_reduce(length, dist.ReduceOp.MAX)
-    missing = int(length) - len(vectors[0])
-    stacked = torch.stack(vectors, dim=1)
-    gathered = _AllGather.apply(torch.nn.functional.pad(stacked, (0, 0, 0, missing)))
-    return list(gathered.unbind(1)), dist.get_world_size()
+    missing = int(length) - len(rows[0])
+    columns = [each if each.dim() == 2 else each[:, None] for each in rows]
+    gathered = _AllGather.apply(torch.nn.functional.pad(torch.cat(columns, dim=1), (0, 0, 0, missing)))
+    parts = gathered.split([each.shape[1] for each in columns], dim=1)
+    shaped = [part if own.dim() == 2 else part.squeeze(1) for part, own in zip(parts, rows, strict=True)]
+    return shaped, dist.get_world_size()
 
 
 class _AllGather(torch.autograd.Function):

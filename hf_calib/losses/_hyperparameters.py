@@ -23,6 +23,8 @@ from hf_calib._errors import InputValueError, expected
 
 ClassWeights = Sequence[float] | Tensor | None
 ProblemType = Literal["single_label_classification", "multi_label_classification"] | None
+INFINITY = "inf"
+INFINITY_TEXTS = (INFINITY, "Infinity")  # Python's and JSON's; YAML reads its .inf by itself
 # What every constructor takes beside the hyperparameters of its loss.
 SHARED_ARGUMENTS = ("class_weights", "problem_type")
 
@@ -50,20 +52,28 @@ class Hyperparameter:
     parse: Callable[[Any], Any]
 
 
-def number(*, at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf) -> Range:
-    """A finite number within these bounds."""
+def number(
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    infinite: bool = False,
+) -> Range:
+    """A finite number within these bounds; or infinity, also as the text "inf", which JSON can hold."""
     bounds = [f">= {at_least:g}"] * (at_least > -math.inf) + [f"> {above:g}"] * (above > -math.inf)
     bounds += [f"<= {at_most:g}"] * (at_most < math.inf)
 
     def parse(value: Any) -> float:
-        if isinstance(value, bool | str):
+        if isinstance(value, bool | str) and not (infinite and value in INFINITY_TEXTS):
             raise TypeError
         parsed = float(value)
-        if not (math.isfinite(parsed) and at_least <= parsed <= at_most and parsed > above):
+        within = at_least <= parsed <= at_most and parsed > above
+        if not (within and (infinite or math.isfinite(parsed))):
             raise ValueError
         return parsed
 
-    return Range(" and ".join(["be a finite number", *bounds]), parse)
+    requirement = " and ".join(["be a finite number", *bounds])
+    return Range(requirement + (", or infinity" if infinite else ""), parse)
 
 
 def whole_number(*, at_least: int) -> Range:

@@ -20,6 +20,7 @@ from hf_calib.losses.weights import DualFocalWeight, FocalWeight, HeldOutGapWeig
 
 Number = Annotated[float, number()]
 NonPositive = Annotated[float, number(at_most=0)]
+UpperLimit = Annotated[float, number(at_least=0, infinite=True)]
 
 
 def adafocal(
@@ -27,7 +28,7 @@ def adafocal(
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 1.0,
     gamma_init: Number = 1.0,
-    gamma_max: NonNegative = 20.0,
+    gamma_max: UpperLimit = 20.0,
     gamma_min: NonPositive = -2.0,
     switch: NonNegative = 0.2,
     class_weights: ClassWeights = None,
@@ -47,7 +48,8 @@ def adafocal(
         n_bins: number M of bins, >= 1.
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
-        gamma_max: upper limit of γ, >= switch.
+        gamma_max: upper limit of γ, >= switch; `math.inf` for none, as in appendix N.3 (in files "inf", in YAML
+            .inf). The paper's 20 varies less between seeds.
         gamma_min: lower limit of γ, <= -switch.
         switch: S_th >= 0: a bin with |γ| below it goes over to the other loss, at ∓S_th.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
@@ -70,7 +72,8 @@ def adafocal(
         gammas on resume; here they are saved.
 
     References:
-        Ghosh et al. 2022, "AdaFocal: calibration-aware adaptive focal loss", Algorithm 1 and appendix N.
+        Ghosh et al. 2022, "AdaFocal: calibration-aware adaptive focal loss", Algorithm 1; limits of gamma:
+        appendix N; updates more often than once an epoch: appendix I.
 
     Example:
         >>> loss = adafocal(n_bins=2)
@@ -103,7 +106,7 @@ def ada_dual_focal(
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 1.0,
     gamma_init: Number = 1.0,
-    gamma_max: NonNegative = 20.0,
+    gamma_max: UpperLimit = 20.0,
     gamma_min: NonPositive = -2.0,
     switch: NonNegative = 0.2,
     class_weights: ClassWeights = None,
@@ -120,7 +123,7 @@ def ada_dual_focal(
         n_bins: number M of bins, >= 1.
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
-        gamma_max: upper limit of γ, >= switch.
+        gamma_max: upper limit of γ, >= switch; `math.inf` for none.
         gamma_min: lower limit of γ, <= -switch.
         switch: S_th >= 0; see `adafocal`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
@@ -264,7 +267,8 @@ def ece_ce(
 
     Notes:
         Couples the batch through the rank, which is that of the authors' code: w is a constant to the gradient,
-        but depends on which examples stand together. The paper names the loss without a formula. The held-out
+        but depends on which examples stand together. The paper counts the loss among its own methods, but gives no
+        formula. The held-out
         bins are (low, high], those of training [low, high); p_y = 1 lies in none. Of a batch with fewer
         examples than bins all have the last equal-mass bin.
 

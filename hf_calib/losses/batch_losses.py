@@ -18,6 +18,7 @@ from hf_calib.losses._hyperparameters import (
 )
 from hf_calib.losses.penalties import (
     BatchPenalty,
+    CanonicalKernelDensityEce,
     DifferentiableEce,
     KernelDensityEce,
     PlainMmce,
@@ -139,22 +140,26 @@ def kde_ece(
     *,
     kde_weight: NonNegative = 0.5,
     bandwidth: Positive = 0.1,
+    kind: Literal["top_label", "canonical"] = "top_label",
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
     """KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
-    The accuracy at each confidence is estimated from the other examples by a Beta kernel, without bins. It needs
+    The accuracy at each confidence is estimated from the other examples by a Beta kernel, without bins; or, for
+    kind="canonical", the frequency of every class at each predicted distribution, by a Dirichlet kernel. It needs
     (N, N) numbers; `mmce` does with O(N).
 
-        L = CE + λ mean_i |sum_{j != i} k(r_i; r_j) c_j / sum_{j != i} k(r_i; r_j) - r_i|
+        L = CE + λ mean_i |sum_{j != i} k(r_i; r_j) c_j / sum_{j != i} k(r_i; r_j) - r_i|  (top_label)
+        L = CE + λ mean_i ||sum_{j != i} k(p_i; p_j) e_{y_j} / sum_{j != i} k(p_i; p_j) - p_i||_1  (canonical)
 
     with r the confidence, c = 1 where the predicted class is right, and k the density of
-    Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i.
+    Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i, or of Dirichlet(p_j / h + 1) at p_i.
 
     Args:
         kde_weight: λ >= 0. 0 is cross entropy.
         bandwidth: h > 0 of the kernel.
+        kind: "top_label", or "canonical": the KDE-XE of Popordanoska et al. and of the dual focal paper.
         class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -166,17 +171,20 @@ def kde_ece(
         ValueError: for a value out of range, or a multi-label problem.
 
     Notes:
-        Couples the batch. This is the top-label form; that of the dual focal paper's appendix F is the canonical
-        one, with a Dirichlet kernel. Confidences are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+        Couples the batch. The penalty is `hf_calib.metrics.kde_calibration_error` of the batch, of the same kind
+        and bandwidth. Points of the kernel are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+        Memory: some (N, N) and, if canonical, some (N, C) numbers; never (N, N, C).
 
     References:
-        Popordanoska et al. 2022, "A consistent and differentiable Lp canonical calibration error estimator".
+        Popordanoska et al. 2022, "A consistent and differentiable Lp canonical calibration error estimator",
+        Eq. 9; Tao et al. 2023, "Dual focal loss for calibration", appendix F (canonical).
 
     Example:
         >>> import torch
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.0075)
     """
-    own = checked(kde_ece, kde_weight=kde_weight, bandwidth=bandwidth)
-    formula = Formula(batch_penalties=((own["kde_weight"], KernelDensityEce(own["bandwidth"])),))
+    own = checked(kde_ece, kde_weight=kde_weight, bandwidth=bandwidth, kind=kind)
+    penalty = KernelDensityEce if own["kind"] == "top_label" else CanonicalKernelDensityEce
+    formula = Formula(batch_penalties=((own["kde_weight"], penalty(own["bandwidth"])),))
     return CalibrationLoss("kde_ece", own, formula, class_weights=class_weights, problem_type=problem_type)

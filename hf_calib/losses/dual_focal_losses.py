@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
-from hf_calib.losses._hyperparameters import ClassWeights, NonNegative, ProblemType, checked
+from hf_calib.losses._hyperparameters import ClassWeights, NonNegative, ProblemType, Range, checked
 from hf_calib.losses.gammas import ConstantGamma
-from hf_calib.losses.statistics.definitions import RivalRank
+from hf_calib.losses.statistics.definitions import RIVALS, RivalRank
 from hf_calib.losses.weights import DualFocalWeight
+
+
+def _parse_rival(value: Any) -> RivalRank | float:
+    if isinstance(value, str) and value in RIVALS:
+        return value
+    if isinstance(value, bool) or not 0 <= (constant := float(value)) < 1:
+        raise ValueError
+    return constant
+
+
+Rival = Annotated[
+    RivalRank | float,
+    Range(f"be one of {', '.join(map(repr, RIVALS))}, or a number in [0, 1)", _parse_rival),
+]
 
 
 def dual_focal(
     *,
     gamma: NonNegative = 5.0,
-    rival: RivalRank = "next",
+    rival: Rival = "next",
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
@@ -26,8 +42,9 @@ def dual_focal(
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
-        rival: which of the classes below the label counts as q_j: "next" (Eq. 3), "second" or "third", or the
-            mean of several: "mean2", "mean3", "mean_all" (Table 4).
+        rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the
+            mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
+            examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -38,6 +55,9 @@ def dual_focal(
         ValueError: for a value out of range, or a multi-label problem.
 
     Notes:
+        A constant rival need not be below p_y: where it is not, the weight is above 1, up to (1 + q)^γ. It has no
+        gradient of its own.
+
         As in the authors' code q_j is not detached, classes that tie with the label are no rivals, and without
         a class below the label q_j is 0, which is `focal`. Classes are compared by logits: small probabilities
         underflow into ties. The loss jumps where the label changes its rank: it is 0.918 on one side and 0.214
@@ -59,7 +79,7 @@ def dual_focal(
 def dual_focal_gra(
     *,
     gamma: NonNegative = 5.0,
-    rival: RivalRank = "next",
+    rival: Rival = "next",
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
@@ -71,7 +91,7 @@ def dual_focal_gra(
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
-        rival: which of the classes below the label counts as q_j; see `dual_focal`.
+        rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 

@@ -17,6 +17,8 @@ from hf_calib.losses._hyperparameters import warn_caller
 
 # Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
 MAX_INVERSE_GAMMA = 3.59
+# Where no limit is set. Far beyond it float32 is infinite, and infinity times 0 is NaN.
+LARGEST_GAMMA = 1e30
 
 Gamma = float | Tensor  # one for all examples, or (N,)
 GammaSchedule = Callable[[Tensor], Gamma]  # of p_y (N,), detached
@@ -102,7 +104,8 @@ class AdaFocalRule:
         # A gamma near 0 stands for cross entropy; it goes over to the other loss. At exactly 0 the paper's
         # Algorithm 1 takes the focal branch and switches; its code, which does not, would stay focal.
         crossed = torch.full_like(gammas, self.switch).copysign(-gammas).where(gammas != 0, -self.switch)
-        return torch.where(grown.abs() < self.switch, crossed, grown).clamp(self.gamma_min, self.gamma_max)
+        moved = torch.where(grown.abs() < self.switch, crossed, grown)
+        return moved.clamp(self.gamma_min, min(self.gamma_max, LARGEST_GAMMA))
 
     def of_examples(self, p: Tensor, bins: Tensor, gammas: Tensor, accuracies: Tensor) -> Tensor:
         """(N,) gammas of examples with true-class probability p in these bins of the table."""
@@ -118,7 +121,7 @@ class CalFocalRule:
     per_sample: bool
     gamma_init: ClassVar[float] = 1.0
     gamma_min: ClassVar[float] = 0.0
-    gamma_max: ClassVar[float] = 1e30  # far beyond it float32 is infinite, and infinity times 0 is NaN
+    gamma_max: ClassVar[float] = LARGEST_GAMMA
 
     def updated(self, gammas: Tensor, bins: BinStatistics) -> Tensor:
         """(M,) gammas after held-out predictions."""

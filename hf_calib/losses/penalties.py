@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,10 @@ from torch import Tensor
 from hf_calib.losses.statistics.definitions import (
     Correct,
     Entropy,
+    Label,
     LogConfidence,
     LogitNorm,
+    LogProbs,
     MeanLogProb,
     OtherPowers,
     SoftRank,
@@ -199,17 +202,27 @@ class KernelDensityEce(BatchPenalty):
     bandwidth: float
 
     def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
-        confidence = stats[LogConfidence()].exp().clamp(1e-6, 1 - 1e-6)  # no kernel is defined at 0 and 1
-        a, b = confidence / self.bandwidth, (1 - confidence) / self.bandwidth
-        log_norm = torch.lgamma(a + 1) + torch.lgamma(b + 1) - torch.lgamma(a + b + 2)
-        log_kernel = torch.outer(confidence.log(), a) + torch.outer((1 - confidence).log(), b) - log_norm
-        log_kernel = log_kernel.masked_fill(counts == 0, -1e30)
-        log_kernel.fill_diagonal_(-torch.inf)
-        # Of an example without any other, all of whose entries are masked, the softmax says nothing.
-        alone = counts.sum() < 2
-        smoothed = torch.softmax(log_kernel.masked_fill(alone, 0), dim=1) @ stats[Correct()]
-        gap = (smoothed - confidence).abs() * counts
-        return (gap.sum() / counts.sum().clamp_min(1)).where(~alone, 0)
+        confidence = stats[LogConfidence()].exp()[:, None]
+        points = _inside_simplex(torch.cat([confidence, 1 - confidence], dim=1))
+        weights = _kernel_weights(points, self.bandwidth, counts)
+        return _mean_gap(_product(weights, stats[Correct()][:, None]) - confidence, counts)
+
+
+@dataclass(frozen=True)
+class CanonicalKernelDensityEce(BatchPenalty):
+    """The same of all probabilities: mean ||E[e_y | p] - p||_1, by a leave-one-out Dirichlet kernel."""
+
+    bandwidth: float
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogProbs(), Label())
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        probs = stats[LogProbs()].exp()
+        outcomes = F.one_hot(stats[Label()].long(), probs.shape[1]).to(probs)
+        weights = _kernel_weights(_inside_simplex(probs), self.bandwidth, counts)
+        return _mean_gap(_product(weights, outcomes) - probs, counts)
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
@@ -226,6 +239,49 @@ def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
     below = rising[:, first] / growth
     above = (falling[:, -1:] - falling[:, end]) * growth
     return below + above + plain[:, end] - plain[:, first]
+
+
+def _inside_simplex(probs: Tensor) -> Tensor:
+    """Probabilities that a Dirichlet kernel can take: it has no finite logarithm at 0 and 1."""
+    return probs.clamp(1e-6, 1 - 1e-6)
+
+
+def _kernel_weights(points: Tensor, bandwidth: float, counts: Tensor) -> Tensor:
+    """(N, N) weights of the other examples around each of the points (N, K), in rows that sum to 1.
+
+    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for K = 2 that is the Beta kernel.
+    """
+    parameters = points / bandwidth
+    log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma((parameters + 1).sum(1))
+    log_kernel = (_product(points.log(), parameters.T) - log_norm).masked_fill(counts == 0, -1e30)
+    log_kernel.fill_diagonal_(-torch.inf)
+    # Of an example without any other, all of whose entries are masked, the softmax says nothing.
+    return torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return left @ right
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        with torch.autocast(slope.device.type, enabled=False):
+            return slope @ right.T, left.T @ slope
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, in full precision in a backward under autocast too (compiled it is a plain product)."""
+    product: Tensor = left @ right if torch.compiler.is_compiling() else _Product.apply(left, right)
+    return product
+
+
+def _mean_gap(gaps: Tensor, counts: Tensor) -> Tensor:
+    """The mean over the examples of the absolute gaps (N, K), summed over K; 0 for an example alone."""
+    total = counts.sum()
+    return (gaps.abs().sum(1) @ counts / total.clamp_min(1)).where(total >= 2, 0)
 
 
 def _soft_gaps(members: Tensor, confidence: Tensor, accuracy: Tensor) -> tuple[Tensor, Tensor]:

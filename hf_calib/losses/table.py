@@ -70,7 +70,7 @@ LOSSES: dict[str, LossEntry] = {
     "inverse_focal": LossEntry(focal_losses.inverse_focal, "(1 + p)^gamma CE", "Wang et al. 2021"),
     "dual_focal": LossEntry(
         dual_focal_losses.dual_focal,
-        "(1 - p + q)^gamma CE, q the largest probability below p",
+        "(1 - p + q)^gamma CE, q the largest probability below p, or a constant",
         "Tao et al. 2023 (DFL), Eq. 3 and Table 4",
     ),
     "dual_focal_gra": LossEntry(
@@ -120,7 +120,9 @@ LOSSES: dict[str, LossEntry] = {
         "Karandikar et al. 2021 (sb_ece); Bohdal et al. 2021 (dece)",
     ),
     "kde_ece": LossEntry(
-        batch_losses.kde_ece, "CE + kde_weight, a kernel-density ECE of the batch", "Popordanoska et al. 2022"
+        batch_losses.kde_ece,
+        "CE + kde_weight, a kernel-density ECE of the batch (KDE-XE), of the top label or canonical",
+        "Popordanoska et al. 2022; Tao et al. 2023 (DFL), F",
     ),
 }
 

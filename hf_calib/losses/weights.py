@@ -38,16 +38,17 @@ class FocalWeight(Weight):
 
 @dataclass(frozen=True)
 class DualFocalWeight(Weight):
-    """(1 - p_y + q)^gamma, q the probability of the rival(s) ranked below the label."""
+    """(1 - p_y + q)^gamma, q the probability of the rival(s) ranked below the label, or a constant."""
 
-    rival: RivalRank
+    rival: RivalRank | float
 
     @property
     def reads(self) -> tuple[Statistic, ...]:
-        return (Rival(self.rival),)
+        return (Rival(self.rival),) if isinstance(self.rival, str) else ()
 
     def value(self, stats: RowStatistics, gamma: Gamma) -> Tensor:
-        return _modulate(stats.one_minus_p + stats[Rival(self.rival)], gamma)
+        q = stats[Rival(self.rival)] if isinstance(self.rival, str) else self.rival
+        return _modulate(stats.one_minus_p + q, gamma)
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,16 @@ class ProbabilityBlock(NamedTuple):
 
 
 def modulated(
-    predictions: ProbabilityBlock, gamma: Gamma, *, detached: bool = False, rival: str | None = None
+    predictions: ProbabilityBlock, gamma: Gamma, *, detached: bool = False, rival: str | float = 0.0
 ) -> FloatArray:
-    """(1 - m)^gamma CE, or (1 + m)^|gamma| CE for a negative gamma, of the margin m = p, or p - q with a rival.
+    """(1 - m)^gamma CE, or (1 + m)^|gamma| CE for a negative gamma, of the margin m = p - q, q a rival or a constant.
 
-    The gradient for label y, relative to the weight, is (1 + multiplier_y)(p - e_y) and, through the rival j,
+    The gradient for label y, relative to the weight, is (1 + multiplier_y)(p - e_y) and, through a rival j,
     multiplier_y q / p_y (e_j - p): what class y takes from its rival is passed down the ranking.
     """
     p, log_p, log_rest, _ = predictions
-    ranking = None if rival is None else _Ranking.of(predictions, rival)
-    log_q = np.full_like(p, _LOG_ZERO) if ranking is None else ranking.log_rival
+    ranking = _Ranking.of(predictions, rival) if isinstance(rival, str) else None
+    log_q = np.full_like(p, np.log(rival) if rival else _LOG_ZERO) if ranking is None else ranking.log_rival
     held_back, pushed = np.logaddexp(log_rest, log_q), np.log1p(np.maximum(p - np.exp(log_q), 0))
     log_base = np.where(np.asarray(gamma) >= 0, held_back, pushed)
     log_eta = log_p - np.abs(gamma) * log_base

@@ -37,6 +37,7 @@ VARIANTS: list[Variant] = [
     ("dual_focal", {"rival": "mean2"}),
     ("dual_focal", {"rival": "mean3"}),
     ("dual_focal", {"rival": "mean_all"}),
+    ("dual_focal", {"rival": 0.1}),
     ("dual_focal_gra", {}),
     ("bsce", {}),
     ("bsce", {"norm": 1}),
@@ -64,6 +65,7 @@ VARIANTS: list[Variant] = [
     ("soft_ece", {}),
     ("soft_ece", {"variant": "dece"}),
     ("kde_ece", {}),
+    ("kde_ece", {"kind": "canonical"}),
 ]
 
 

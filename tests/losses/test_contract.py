@@ -59,7 +59,7 @@ DEFAULTS = {
         "bin_temperature": 0.01,
         "rank_sharpness": 100.0,
     },
-    "kde_ece": {"kde_weight": 0.5, "bandwidth": 0.1},
+    "kde_ece": {"kde_weight": 0.5, "bandwidth": 0.1, "kind": "top_label"},
 }
 COUPLES_BATCH = {"mmce", "soft_ece", "kde_ece"}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -359,6 +359,10 @@ class TestNamesAndHyperparameters:
             ("inverse_focal", {"gamma": -1}),
             ("dual_focal", {"rival": "fourth"}),
             ("dual_focal", {"rival": None}),
+            ("dual_focal", {"rival": 1.0}),
+            ("dual_focal", {"rival": "-0.1"}),
+            ("dual_focal", {"rival": float("nan")}),
+            ("dual_focal_gra", {"rival": True}),
             ("bsce", {"norm": 0.5}),
             ("ece_ce", {"n_bins": 0}),
             ("focal_calibration", {"brier_weight": -0.5}),
@@ -367,6 +371,10 @@ class TestNamesAndHyperparameters:
             ("adafocal", {"n_bins": True}),
             ("adafocal", {"update_rate": -1}),
             ("adafocal", {"gamma_max": -1}),
+            ("adafocal", {"gamma_max": "5"}),
+            ("adafocal", {"gamma_max": float("nan")}),
+            ("adafocal", {"gamma_min": float("-inf")}),
+            ("adafocal", {"gamma_init": "inf"}),
             ("adafocal", {"gamma_min": 1}),
             ("adafocal", {"switch": -0.2}),
             ("calfocal", {"per_sample": 1}),
@@ -374,6 +382,7 @@ class TestNamesAndHyperparameters:
             ("mmce", {"variant": "w"}),
             ("soft_ece", {"bin_temperature": 0}),
             ("kde_ece", {"bandwidth": 0}),
+            ("kde_ece", {"kind": "marginal"}),
         ],
     )
     def test_out_of_range(self, name: str, hyperparameters: dict[str, object]) -> None:

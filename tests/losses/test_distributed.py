@@ -23,6 +23,7 @@ LOSSES: list[tuple[str, dict[str, Any]]] = [
     ("soft_ece", {}),
     ("soft_ece", {"variant": "dece"}),
     ("kde_ece", {}),
+    ("kde_ece", {"kind": "canonical"}),
 ]
 # Rows of each process: as many; more and fewer; none that count; none at all.
 CUTS = [(6, 12), (9, 12), (2, 12), (0, 12)]
@@ -69,9 +70,9 @@ def model_gradient(rank: int) -> Tensor:
 
 
 def gathered_vectors(rank: int) -> tuple[list[Tensor], int]:
-    """Vectors of 2 and of 3 entries."""
+    """Vectors of 2 and of 3 entries, and matrices of as many rows."""
     numbers = torch.arange(2.0 + rank) + 10 * rank
-    return all_gather_rows([numbers, -numbers])
+    return all_gather_rows([numbers, -numbers, torch.stack([numbers, numbers + 100], dim=1)])
 
 
 def work(rank: int, folder: Path) -> None:
@@ -121,10 +122,11 @@ def test_the_model_gets_the_gradient_of_the_whole_batch(results: list[dict[str, 
 
 def test_shorter_vectors_are_filled_up_with_zeros(results: list[dict[str, Any]]) -> None:
     for result in results:
-        (numbers, negatives), processes = result["vectors"]
+        (numbers, negatives, matrix), processes = result["vectors"]
         assert processes == 2
         assert numbers.tolist() == [0, 1, 0, 10, 11, 12]
         assert negatives.tolist() == [0, -1, 0, -10, -11, -12]
+        assert matrix.tolist() == [[0, 100], [1, 101], [0, 0], [10, 110], [11, 111], [12, 112]]
 
 
 def test_one_process_keeps_its_own() -> None:

@@ -95,11 +95,11 @@ def peak_memory(run: Callable[[], None]) -> int:
     return int(torch.tensor(sizes).cumsum(0).max())
 
 
-def backward_memory(name: str, n: int, c: int, dtype: torch.dtype) -> float:
+def backward_memory(name: str, n: int, c: int, dtype: torch.dtype, **hyperparameters: str) -> float:
     """Peak memory of forward and backward, in units of the logits'."""
     logits = torch.randn(n, c, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     labels = torch.arange(n) % c
-    loss = make_loss(name)
+    loss = make_loss(name, **hyperparameters)
     return peak_memory(lambda: loss(logits, labels).backward()) / logits.nbytes
 
 
@@ -122,3 +122,8 @@ class TestMemory:
         n, c = 256, 200
         in_pairs = backward_memory("kde_ece", n, c, torch.float32) * c / n
         assert in_pairs < 6
+
+    def test_a_canonical_kernel_density_adds_matrices_like_the_logits(self) -> None:
+        n, c = 256, 200
+        of_logits = backward_memory("kde_ece", n, c, torch.float32, kind="canonical")
+        assert of_logits < 6 * n / c + 12

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from hf_calib.losses import make_loss
+from hf_calib.metrics import kde_calibration_error
+from hf_calib.metrics.kernel import KINDS, KernelKind
 from tests.helpers.loss_cases import PATHS, make_variant, random_batch, take_path, value_and_gradient
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -168,6 +172,42 @@ def test_rivals_one_by_one(rival: str, n_classes: int, path: str) -> None:
     assert_close(make_loss("dual_focal", rival=rival)(logits, labels, reduction="none"), want, **EXACT)
 
 
+@pytest.mark.parametrize("rival", [0.1, 0.2, 0.95])
+def test_a_constant_rival(rival: float, path: str) -> None:
+    """(1 - p + q)^gamma CE, also where p is below q; q has no gradient, and 0 is the focal loss."""
+    logits, labels = random_batch(30, 5)
+    logits[0] = torch.tensor([60.0, 0, 0, 0, 0])
+    labels[:2] = torch.tensor([0, int(logits[1].argmin())])
+    p = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+    assert (p < rival).any()
+    assert (p > rival).any()
+
+    def formula(z: Tensor, y: Tensor) -> Tensor:
+        cross_entropy = F.cross_entropy(z, y, reduction="none")
+        return ((-torch.expm1(-cross_entropy) + rival) ** 5 * cross_entropy).sum()
+
+    ours = value_and_gradient(make_loss("dual_focal", rival=rival), logits, labels, reduction="sum")
+    assert_close(ours, value_and_gradient(formula, logits, labels), **EXACT)
+
+
+@pytest.mark.parametrize("given", [0, "0", 0.0])
+def test_a_constant_rival_of_0_is_focal(given: Any, path: str) -> None:
+    for end in ("", "_gra"):
+        ours = make_loss(f"dual_focal{end}", gamma=3.0, rival=given)
+        assert_close(compared(ours, *batch()), compared(make_loss(f"focal{end}"), *batch()), **EXACT)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0, 3.0, 4.0])
+def test_bsce_whose_norm_is_gamma_is_the_papers_equation(gamma: float, path: str) -> None:
+    """Eq. 11 as printed: the weight is a sum over the classes of scalar norms, |p_j - [j = y]|^gamma."""
+    logits, labels = random_batch(20, 5)
+    distance = (logits.softmax(1) - F.one_hot(labels, 5)).abs()
+    want = (distance**gamma).sum(1) * F.cross_entropy(logits, labels, reduction="none")
+    for name in ("bsce", "bsce_gra"):
+        ours = make_loss(name, gamma=gamma, norm=gamma)(logits, labels, reduction="none")
+        assert_close(ours, want, **EXACT)
+
+
 @pytest.mark.parametrize("gamma", [-2.0, -0.5, 0.0, 0.5, 3.0])
 def test_adafocal_takes_its_loss_from_the_sign_of_gamma(gamma: float, path: str) -> None:
     logits, labels = random_batch(9, 5)
@@ -275,17 +315,61 @@ class TestPenaltiesOnTheBatch:
         ours = self.penalty("kde_ece", logits, labels, kde_weight=1)
         assert_close(ours, torch.stack(gaps).mean(), **EXACT)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("bandwidth", [0.02, 0.1, 1.0])
+    def test_kde_ece_is_the_metric_of_the_batch(self, kind: KernelKind, bandwidth: float, path: str) -> None:
+        logits, labels = random_batch(30, 4)
+        logits[:3] *= 30  # saturated, whose probabilities are moved off 0 and 1
+        logits[5:8] = logits[4]
+        labels[[9, 20]] = -100
+        counted = labels >= 0
+        probs = logits.softmax(1)[counted].numpy()
+        want = kde_calibration_error(probs, labels[counted].numpy(), bandwidth=bandwidth, kind=kind)
+        ours = self.penalty("kde_ece", logits, labels, kde_weight=1, bandwidth=bandwidth, kind=kind)
+        assert ours.item() == pytest.approx(want, rel=1e-9)
+
+    def test_canonical_kde_ece_against_the_authors_code(self, golden: Path, path: str) -> None:
+        with np.load(golden / "metrics_N300_K2.npz") as file:
+            n_used = int(file["kde_n_used_first_rows"])
+            logits, labels = torch.tensor(file["logits"][:n_used]), torch.tensor(file["labels"][:n_used])
+            want = float(file["kde_canonical_bw0p1_l1"])
+        ours = self.penalty("kde_ece", logits.double(), labels, kde_weight=1, kind="canonical")
+        assert ours.item() == pytest.approx(want, rel=1e-9)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_kde_ece_where_its_kernel_has_no_logarithm(
+        self, kind: str, dtype: torch.dtype, path: str
+    ) -> None:
+        """Saturated logits, right and wrong; ties; masked classes; two examples; one class."""
+        loss = make_loss("kde_ece", kind=kind)
+        row = torch.tensor([1e4, 0.0, -1e4])
+        masked = torch.tensor([1.0, 2.0, -torch.inf])
+        batches = [
+            (
+                torch.stack([row, row, row.flip(0), masked, torch.zeros(3), torch.zeros(3)]),
+                [0, 2, 2, 1, 0, 1],
+            ),
+            (torch.stack([row, row]), [0, 1]),
+            (torch.randn(5, 1, generator=torch.Generator().manual_seed(0)), [0, 0, 0, 0, 0]),
+        ]
+        for logits, labels in batches:
+            value, gradient = value_and_gradient(loss, logits.to(dtype), torch.tensor(labels))
+            assert value.isfinite()
+            assert gradient.isfinite().all()
+
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("confidence", [0.5, 3.0, 40.0])
-    def test_kde_ece_of_an_example_alone(self, confidence: float, path: str) -> None:
+    def test_kde_ece_of_an_example_alone(self, confidence: float, kind: str, path: str) -> None:
         """There is no other to estimate the accuracy from: what is left is cross entropy."""
         logits = torch.tensor([[confidence, 0.0, -1.0]], dtype=torch.float64)
         for label in (0, 1):
-            ours = value_and_gradient(make_loss("kde_ece"), logits, torch.tensor([label]))
+            ours = value_and_gradient(make_loss("kde_ece", kind=kind), logits, torch.tensor([label]))
             want = value_and_gradient(make_loss("cross_entropy"), logits, torch.tensor([label]))
             assert_close(ours, want, **EXACT)
         # With others that are ignored it stands alone, too.
         several, labels = logits.repeat(3, 1), torch.tensor([1, -100, -100])
-        ours = value_and_gradient(make_loss("kde_ece"), several, labels)
+        ours = value_and_gradient(make_loss("kde_ece", kind=kind), several, labels)
         assert_close(ours, value_and_gradient(make_loss("cross_entropy"), several, labels), **EXACT)
 
     def test_soft_bins_grow_hard(self, path: str) -> None:

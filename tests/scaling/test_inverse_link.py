@@ -125,6 +125,7 @@ class TestKnownPosterior:
             ("focal", {"gamma": 1.0}),
             ("focal", {"gamma": 5.0}),
             ("inverse_focal", {"gamma": 1.0}),
+            ("dual_focal", {"gamma": 2.0, "rival": 0.1}),
             ("bsce", {}),
             ("bsce", {"gamma": 1.0, "norm": 3.0}),
             ("focal_calibration", {}),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Rows, Statistic
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Rows, Statistic, of_valid
 
 # A block of this many elements stays in a core's cache; on an accelerator it only bounds the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
@@ -71,7 +71,7 @@ class ChunkedStatistics(torch.autograd.Function):
             block = ForwardBlock.of(z, c, target, reads_prediction)
             found.append([statistic.chunked(block) for statistic in statistics])
         rows = [_joined(of_blocks) for of_blocks in zip(*found, strict=True)]
-        values = [own["value"].where(valid, own["value"].new_zeros(())) for own in rows]
+        values = [of_valid(own["value"], valid) for own in rows]
         ctx.statistics, ctx.row_names = statistics, [list(own) for own in rows]
         ctx.dtype, ctx.probs = dtype, probs
         ctx.save_for_backward(logits, column, valid, *(tensor for own in rows for tensor in own.values()))
@@ -96,7 +96,7 @@ class ChunkedStatistics(torch.autograd.Function):
         coefficients: list[Rows] = []
         for statistic, own, slope in zip(ctx.statistics, rows, slopes, strict=True):
             if slope is not None and statistic.differentiable:
-                terms = statistic.coefficients(own, slope.where(valid, 0))
+                terms = statistic.coefficients(own, of_valid(slope, valid))
                 alpha = alpha + terms.pop("alpha")
                 used.append(statistic)
                 coefficients.append({name: t if t.dim() == 2 else t[:, None] for name, t in terms.items()})

@@ -45,8 +45,13 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
 Rows = dict[str, Tensor]  # named numbers per row: (n,) or (n, k)
 
 
+def of_valid(values: Tensor, valid: Tensor) -> Tensor:
+    """Values per row, (n,) or (n, k), 0 where the row (n,) is ignored."""
+    return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
+
+
 class Statistic:
-    """A number per row of logits z with label y, made of p = softmax(z)."""
+    """A number per row of logits z with label y (a row of C numbers: `LogProbs`), made of p = softmax(z)."""
 
     differentiable: ClassVar[bool] = True
     reads_prediction: ClassVar[bool] = False  # which class is predicted, which costs the chunked path more
@@ -240,6 +245,36 @@ class LogConfidence(Statistic):
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
         gradient.scatter_add_(1, coefficients["predicted"], coefficients["at_predicted"])
+
+
+@dataclass(frozen=True)
+class LogProbs(Statistic):
+    """log p of every class, (N, C): the one statistic that is a matrix. Gradient, for slopes s: s - p sum(s)."""
+
+    def direct(self, rows: LabelledRows) -> Tensor:
+        return rows.log_probs
+
+    def chunked(self, block: ForwardBlock) -> Rows:
+        return {"value": block.z - (block.z_max - block.log_p_max)[:, None]}
+
+    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+        return {"alpha": -slope.sum(1), "slope": slope}
+
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+        gradient += coefficients["slope"]
+
+
+@dataclass(frozen=True)
+class Label(Statistic):
+    """The label itself, as a number, for a penalty that is computed on the rows of all processes. No gradient."""
+
+    differentiable = False
+
+    def direct(self, rows: LabelledRows) -> Tensor:
+        return rows.column.squeeze(1).to(rows.logits.dtype)
+
+    def chunked(self, block: ForwardBlock) -> Rows:
+        return {"value": block.column.squeeze(1).to(block.z.dtype)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Statistic
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Statistic, of_valid
 
 
 class LabelledRows:
@@ -57,5 +57,5 @@ def direct_statistics(logits: Tensor, labels: Tensor, statistics: Sequence[Stati
     values = [CROSS_ENTROPY.direct(rows)]  # which leaves ignored rows out by itself
     if len(statistics) > 1:
         valid = labels != IGNORE_INDEX
-        values += [statistic.direct(rows).where(valid, 0) for statistic in statistics[1:]]
+        values += [of_valid(statistic.direct(rows), valid) for statistic in statistics[1:]]
     return values
