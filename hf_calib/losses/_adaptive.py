@@ -59,7 +59,7 @@ class AdaptiveLoss(CalibrationLoss):
 
     @abstractmethod
     def log_values(self) -> dict[str, float]:
-        """The table as numbers to log."""
+        """The table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
         """`.to()`, `.half()` and the like move the class weights, not the table."""
@@ -115,7 +115,8 @@ class GammaTableLoss(AdaptiveLoss):
     """AdaFocal, AdaDualFocal, CalFocal: gamma comes from a table over bins of the true-class probability.
 
     Buffers, float64: `edges` (M + 1,) of the bins, `gammas` (M,), and of the last update `gaps` (M,), mean
-    confidence minus accuracy, and `accuracies` (M,), NaN before there is one.
+    confidence minus accuracy, and `accuracies` (M,), NaN before there is one; `counts` (M,), the held-out
+    examples in each bin, is not saved.
     """
 
     def __init__(self, *args: Any, rule: GammaRule, **kwargs: Any) -> None:
@@ -126,6 +127,8 @@ class GammaTableLoss(AdaptiveLoss):
         self.gammas: Tensor
         self.gaps: Tensor
         self.accuracies: Tensor
+        self.counts: Tensor
+        self.register_buffer("counts", torch.zeros(m, dtype=torch.float64), persistent=False)
         self.register_buffer("edges", torch.linspace(0, 1, m + 1, dtype=torch.float64))
         self.register_buffer("gammas", torch.full((m,), rule.gamma_init, dtype=torch.float64))
         self.register_buffer("gaps", torch.zeros(m, dtype=torch.float64))
@@ -151,6 +154,7 @@ class GammaTableLoss(AdaptiveLoss):
             gammas=self.rule.updated(self.gammas, bins),
             gaps=bins.gaps,
             accuracies=bins.accuracies,
+            counts=bins.counts,
         )
 
     def gamma(self, p: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -158,7 +162,12 @@ class GammaTableLoss(AdaptiveLoss):
         return self.rule.of_examples(p, bins, self._like("gammas", p), self._like("accuracies", p))
 
     def log_values(self) -> dict[str, float]:
-        return _numbered("gamma", self.gammas) | _numbered("calibration_gap", self.gaps)
+        return {
+            **_numbered("gamma", self.gammas),
+            **_numbered("calibration_gap", self.gaps),
+            **_numbered("edge", self.edges),
+            **_numbered("count", self.counts),
+        }
 
     def _limits(self) -> dict[str, tuple[float, float]]:
         limits = (self.rule.gamma_min, self.rule.gamma_max)
@@ -170,8 +179,8 @@ class EceCrossEntropy(AdaptiveLoss):
 
     weight = (1 - t) + t * (|bin gap| + |mass gap| + 2 |class gap|) / 3, with t the training progress.
     Buffers, float64: `bin_gaps` (M,) and `mass_gaps` (M,) of the equal-width and equal-mass bins,
-    `class_gaps` (C,), `progress` (). The mass gap goes by the rank of p_y within the batch, as in the
-    authors' code.
+    `class_gaps` (C,), `progress` (); `counts` (M,), the held-out examples in each equal-width bin, is not
+    saved. The mass gap goes by the rank of p_y within the batch, as in the authors' code.
     """
 
     def __init__(self, *args: Any, n_bins: int, **kwargs: Any) -> None:
@@ -180,6 +189,8 @@ class EceCrossEntropy(AdaptiveLoss):
         self.mass_gaps: Tensor
         self.class_gaps: Tensor
         self.progress: Tensor
+        self.counts: Tensor
+        self.register_buffer("counts", torch.zeros(n_bins, dtype=torch.float64), persistent=False)
         self.register_buffer("bin_gaps", torch.zeros(n_bins, dtype=torch.float64))
         self.register_buffer("mass_gaps", torch.zeros(n_bins, dtype=torch.float64))
         self.register_buffer("class_gaps", torch.zeros(0, dtype=torch.float64))
@@ -208,7 +219,7 @@ class EceCrossEntropy(AdaptiveLoss):
             raise InputValueError(expected("class_gaps", "be (C,) finite numbers", got, "pass one per class"))
         confidences, correct = _checked_predictions(confidences, correct)
         n_bins = len(self.bin_gaps)
-        index = (torch.searchsorted(torch.linspace(0, 1, n_bins + 1).double(), confidences) - 1).clamp_min(0)
+        index = (torch.searchsorted(self._bin_edges(), confidences) - 1).clamp_min(0)
         totals = torch.zeros(2, n_bins, dtype=torch.float64)
         totals[0].index_add_(0, index, confidences - correct)
         totals[1].index_add_(0, index, torch.ones_like(confidences))
@@ -216,11 +227,19 @@ class EceCrossEntropy(AdaptiveLoss):
             bin_gaps=totals[0] / totals[1].clamp_min(1),
             mass_gaps=BinStatistics.of(confidences, correct, n_bins).gaps,
             class_gaps=class_gaps,
+            counts=totals[1],
             progress=torch.tensor(float(progress), dtype=torch.float64),
         )
 
     def log_values(self) -> dict[str, float]:
-        return _numbered("calibration_gap", self.bin_gaps)
+        return {
+            **_numbered("calibration_gap", self.bin_gaps),
+            **_numbered("edge", self._bin_edges()),
+            **_numbered("count", self.counts),
+        }
+
+    def _bin_edges(self) -> Tensor:
+        return torch.linspace(0, 1, len(self.bin_gaps) + 1).double()
 
     def _limits(self) -> dict[str, tuple[float, float]]:
         gaps = (-1.0, 1.0)

@@ -15,7 +15,7 @@ from hf_calib.losses._hyperparameters import (
     checked,
     number,
 )
-from hf_calib.losses.gammas import AdaFocalRule, CalFocalRule, warn_of_inverse_gamma
+from hf_calib.losses.gammas import LARGEST_GAMMA, AdaFocalRule, CalFocalRule, warn_of_inverse_gamma
 from hf_calib.losses.weights import DualFocalWeight, FocalWeight, HeldOutGapWeight
 
 Number = Annotated[float, number()]
@@ -170,7 +170,7 @@ def ada_dual_focal(
 
 
 def _adafocal_rule(own: dict[str, Any]) -> AdaFocalRule:
-    rule = AdaFocalRule(**own)
+    rule = AdaFocalRule(**{**own, "gamma_max": min(own["gamma_max"], LARGEST_GAMMA)})
     if not (rule.gamma_min <= -rule.switch and rule.switch <= rule.gamma_max):
         got = f"gamma_min={rule.gamma_min}, gamma_max={rule.gamma_max}, switch={rule.switch}"
         raise InputValueError(

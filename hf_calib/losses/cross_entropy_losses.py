@@ -165,7 +165,7 @@ def logit_norm(
         depends on more than the probabilities.
 
     References:
-        The comparison study, section 2.3.
+        The comparison study, section 2.3, without a number (its Eq. 3 is the focal loss).
 
     Example:
         >>> import torch

@@ -104,8 +104,7 @@ class AdaFocalRule:
         # A gamma near 0 stands for cross entropy; it goes over to the other loss. At exactly 0 the paper's
         # Algorithm 1 takes the focal branch and switches; its code, which does not, would stay focal.
         crossed = torch.full_like(gammas, self.switch).copysign(-gammas).where(gammas != 0, -self.switch)
-        moved = torch.where(grown.abs() < self.switch, crossed, grown)
-        return moved.clamp(self.gamma_min, min(self.gamma_max, LARGEST_GAMMA))
+        return torch.where(grown.abs() < self.switch, crossed, grown).clamp(self.gamma_min, self.gamma_max)
 
     def of_examples(self, p: Tensor, bins: Tensor, gammas: Tensor, accuracies: Tensor) -> Tensor:
         """(N,) gammas of examples with true-class probability p in these bins of the table."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -261,8 +262,9 @@ class CalibrationTrainingArguments(TrainingArguments):
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy or PyTorch, or an array of them, as JSON can hold it."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    """A number of NumPy or PyTorch, or an array of them, as JSON can hold it; infinity as "inf"."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return "inf" if isinstance(plain, float) and plain == math.inf else plain
 
 
 def _numbers(weights: Any) -> list[float] | str | None:

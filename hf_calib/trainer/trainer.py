@@ -17,7 +17,14 @@ from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import ModelCard
 from sklearn.base import clone
 from torch import Tensor
-from transformers import DefaultFlowCallback, PreTrainedConfig, Trainer, TrainerCallback
+from transformers import (
+    DefaultFlowCallback,
+    PreTrainedConfig,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+)
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
@@ -846,14 +853,13 @@ class CalibrationTrainer(Trainer):
         return loader
 
     def update_adaptive_loss(
-        self, held_out: EvaluationPass | None = None, *, n_samples: int | None = None, log: bool = True
+        self, held_out: EvaluationPass | None = None, *, n_samples: int | None = None
     ) -> None:
-        """Update the table of an adaptive loss from the calibration split.
+        """Update the table of an adaptive loss from the calibration split, and log it.
 
         Args:
             held_out: a pass over it that is at hand; None makes one.
             n_samples: of which subset size to make one; None for the whole split.
-            log: whether to log the table.
 
         Raises:
             ValueError: if the split has no labelled examples.
@@ -863,14 +869,20 @@ class CalibrationTrainer(Trainer):
         state = (held_out or self.held_out_pass(n_samples=n_samples)).labelled()
         progress = self.state.global_step / max(self.state.max_steps, 1)
         loss.update(state.confidences, state.correct, class_gaps=state.class_gaps, progress=progress)
-        if log:
-            self.log_adaptive_loss()
+        self._log_table(loss.log_values())
 
-    def log_adaptive_loss(self) -> None:
-        """Log the table of an adaptive loss."""
-        assert isinstance(self.calibration_loss, AdaptiveLoss)
-        due = self.control.should_log
-        self.log(self.calibration_loss.log_values())
+    def _log_table(self, values: dict[str, float]) -> None:
+        """Log all the numbers; but print their ranges only, because nobody reads sixty numbers in a line."""
+        due, handler = self.control.should_log, self.callback_handler
+        callbacks = handler.callbacks
+        printing = [c for c in callbacks if isinstance(c, PrinterCallback | ProgressCallback)]
+        handler.callbacks = [c for c in callbacks if c not in printing]
+        try:
+            self.log(values)
+        finally:
+            handler.callbacks = callbacks
+        for callback in printing:
+            callback.on_log(self.args, self.state, self.control, logs=_ranges(values))
         self.control.should_log = due  # the training loss may still have to be logged
 
     @property
@@ -1208,3 +1220,16 @@ def _mend_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool)
 def _loss_first(values: dict[str, Any]) -> dict[str, Any]:
     """A trial's values are set in this order, and the loss decides which hyperparameters there are."""
     return dict(sorted(values.items(), key=lambda item: item[0] != "loss"))
+
+
+def _ranges(values: dict[str, float]) -> dict[str, Any]:
+    """{"gamma_00": 1.2, "gamma_01": 0.9, "epoch": 2} -> {"gamma": "0.9 to 1.2", "epoch": 2}"""
+    of_bins: dict[str, list[float]] = {}
+    rest = {}
+    for key, value in values.items():
+        name, _, number = key.rpartition("_")
+        if number.isdigit():
+            of_bins.setdefault(name, []).append(value)
+        else:
+            rest[key] = value
+    return {name: f"{min(found):.4g} to {max(found):.4g}" for name, found in of_bins.items()} | rest

@@ -137,6 +137,14 @@ def test_a_later_file_wins(tmp_path: Path) -> None:
     assert args.make_loss().hyperparameters == {"gamma": 1.5, "norm": 2.0}
 
 
+@pytest.mark.parametrize("spelling", [".inf", "inf", "Infinity"])
+def test_a_limit_may_be_infinite(spelling: str, tmp_path: Path) -> None:
+    text = f"{CONFIG.format(folder=tmp_path)}\n"
+    second = written(tmp_path, f"loss: adafocal\nloss_kwargs: {{gamma_max: {spelling}}}\n", "loss.yaml")
+    _, args = parse_arguments(KINDS, ["--config", str(written(tmp_path, text)), "--config", str(second)])
+    assert args.make_loss().hyperparameters["gamma_max"] == "inf"
+
+
 def test_no_file_is_needed(tmp_path: Path) -> None:
     words = ["--dataset", "x", "--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none"]
     data, args = parse_arguments(KINDS, words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_calib.cards.card import write_card
 from hf_calib.experiments import train_and_report
+from hf_calib.losses import make_loss
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions.of_training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
@@ -39,6 +41,44 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "uncalibrated")
     assert_same(weights(saved), weights(trainer.model))
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "loss_kwargs", "said"),
+    [
+        (
+            "adafocal",
+            '{"gamma_max": Infinity, "n_bins": 3}',
+            "n_bins=3, update_rate=1.0, gamma_init=1.0, gamma_max=inf",
+        ),
+        ("adafocal", {"gamma_max": math.inf, "n_bins": 3}, "gamma_max=inf"),
+        ("dual_focal", '{"rival": "0.1"}', "gamma=5.0, rival=0.1"),
+    ],
+)
+def test_hyperparameters_of_several_kinds_reach_every_file(
+    loss: str, loss_kwargs: Any, said: str, tmp_path: Path
+) -> None:
+    """Checkpoints, results, the model's record and its card: strict JSON, from which the loss can be made again."""
+    settings = {"loss": loss, "loss_kwargs": loss_kwargs, "save_strategy": "epoch", "num_train_epochs": 2}
+    trainer = tiny_trainer(tmp_path, calibration_method="none", **settings)
+    trainer.train()
+
+    (tmp_path / "checkpoint-8").rename(tmp_path / "later")
+    trainer = tiny_trainer(tmp_path, **settings)
+    assert json.loads(trainer.args.to_json_string(), parse_constant=pytest.fail)["loss"] == loss
+    train_and_report(trainer, trainer.eval_dataset, resume=True)
+    write_card(tmp_path / "calibrated", repo_id="me/x", license="mit")
+    assert said in (tmp_path / "calibrated" / "README.md").read_text().replace("\\", "")
+    found = [path for path in tmp_path.rglob("*.json") if "later" not in path.parts]
+    assert {"results.json", "trainer_state.json", "calibration.json", "config.json"} <= {
+        p.name for p in found
+    }
+    for path in found:
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+    results = json.loads((tmp_path / "results.json").read_text())
+    again = make_loss(results["loss"], **results["hyperparameters"])
+    assert again.hyperparameters == trainer.calibration_loss.hyperparameters
 
 
 @pytest.mark.slow

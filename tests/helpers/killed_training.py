@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "every 2 steps of a subset": {
         "gamma_update_steps": 2,
         "gamma_update_samples": 16,
+        "logging_steps": 500,
         "save_steps": 3,
         "kill": 4,
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
-from tests.helpers.loss_cases import make_variant, random_batch
+from tests.helpers.loss_cases import make_variant, random_batch, value_and_gradient
 
 TABLES = {
     "adafocal": {"edges", "gammas", "gaps", "accuracies"},
@@ -135,9 +136,39 @@ class TestState:
 
     def test_values_to_log(self, name: str) -> None:
         values = updated(name).log_values()
-        assert len(values) == (15 if name == "ece_ce" else 30)
+        assert len(values) == (46 if name == "ece_ce" else 61)
         assert all(isinstance(value, float) for value in values.values())
-        assert "calibration_gap_14" in values
+        assert {"calibration_gap_14", "count_14", "edge_00", "edge_15"} < set(values)
+        assert values["edge_15"] >= values["edge_14"] > values["edge_00"]
+        held_out = sum(values[f"count_{m:02d}"] for m in range(15))
+        assert held_out == (400 if name == "ece_ce" else 399)  # equal-mass bins leave out the lowest
+
+
+@pytest.mark.parametrize("given", [float("inf"), "inf", "Infinity"])
+@pytest.mark.parametrize("name", ["adafocal", "ada_dual_focal"])
+def test_gammas_without_an_upper_limit(name: str, given: Any) -> None:
+    """They grow beyond any number, and the loss stays finite."""
+    free = make_loss(name, gamma_max=given)
+    limited = make_loss(name)
+    logits, labels = random_batch(20, 5)
+    logits[0] *= 1e3
+    for n in range(400):
+        for loss in (free, limited):
+            loss.update([0.6, 0.7, 0.8, 0.99], [0, 0, 0, 0])
+        if n == 2:
+            assert_close(free.gammas, limited.gammas, rtol=0, atol=0)
+    assert limited.gammas.max() == 20
+    assert 1e20 < free.gammas.max() < torch.inf
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        value, gradient = value_and_gradient(free, logits.to(dtype), labels)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+    assert free.hyperparameters["gamma_max"] == "inf"
+    again = make_loss(name, **json.loads(json.dumps(free.hyperparameters, allow_nan=False)))
+    again.load_state_dict(free.state_dict())
+    assert_close(again(logits, labels), free(logits, labels), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="gammas of the saved table to be in"):
+        limited.load_state_dict(free.state_dict())
 
 
 BAD_PREDICTIONS = {

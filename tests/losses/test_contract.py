@@ -51,7 +51,7 @@ DEFAULTS = {
     "calfocal": {"n_bins": 15, "update_rate": 10.0, "per_sample": False},
     "entropy_regularized": {"entropy_weight": 0.1},
     "logit_norm": {"norm_weight": 0.01, "p": 1.0},
-    "mmce": {"mmce_weight": 2.0, "variant": "weighted", "authors_code": False},
+    "mmce": {"mmce_weight": 0.5, "variant": "weighted", "authors_code": False},
     "soft_ece": {
         "ece_weight": 1.0,
         "n_bins": 15,

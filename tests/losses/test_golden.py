@@ -39,8 +39,8 @@ LOSS_OF_ID: dict[str, Callable[..., CalibrationLoss]] = {
     ),
     "derived_ce_l1logits_a0p01": lambda: make_loss("logit_norm", norm_weight=0.01),
     "derived_ce_entropy_a0p1": lambda: make_loss("entropy_regularized", entropy_weight=0.1),
-    "ce_plus_2mmce_w": lambda: make_loss("mmce", authors_code=True),
-    "ce_plus_2mmce_m": lambda: make_loss("mmce", variant="plain", authors_code=True),
+    "ce_plus_2mmce_w": lambda: make_loss("mmce", mmce_weight=2, authors_code=True),
+    "ce_plus_2mmce_m": lambda: make_loss("mmce", mmce_weight=2, variant="plain", authors_code=True),
     # These three are the bare penalty: cross entropy is taken off the loss.
     "mmce_w": lambda: make_loss("mmce", mmce_weight=1, authors_code=True),
     "mmce_m_nosqrt": lambda: make_loss("mmce", mmce_weight=1, variant="plain", authors_code=True),

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
@@ -147,7 +148,7 @@ def test_a_diagram_needs_panels_in_even_rows() -> None:
 # Gammas
 
 
-def history(n_updates: int, n_bins: int) -> list[dict[str, float]]:
+def history(n_updates: int, n_bins: int, *, with_edges: bool = True) -> list[dict[str, float]]:
     entries: list[dict[str, float]] = []
     for update in range(1, n_updates + 1):
         entries.append({"step": 10 * update - 5, "loss": 1.0})
@@ -158,24 +159,62 @@ def history(n_updates: int, n_bins: int) -> list[dict[str, float]]:
                 **{f"calibration_gap_{m:02d}": 0.1 * m / update for m in range(n_bins)},
             }
         )
+        if with_edges:
+            entries[-1] |= {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)}
+            entries[-1] |= {f"count_{m:02d}": 60 + update for m in range(n_bins)}
     return entries
 
 
-def test_gammas_and_gaps_are_drawn_over_steps() -> None:
+def drawn_line(axes: Axes, number: int = 0) -> np.ndarray:
+    """The values of an axes' lines of updates, beside the one at 0."""
+    return [line.get_ydata() for line in axes.lines if len(line.get_xdata()) > 2][number]
+
+
+def test_each_bin_has_gap_gamma_and_edges_over_steps() -> None:
     figure = gamma_dynamics([*history(4, 15), {"eval_loss": 1.0}], title="AdaFocal")
-    upper, lower, _ = figure.axes
-    curves = [[line for line in axes.lines if len(line.get_xdata()) == 4] for axes in (upper, lower)]
-    assert len(curves[0]) == len(curves[1]) == 15
+    assert len(figure.axes) == 45
+    updates = np.arange(1, 5)
     for m in range(15):
-        np.testing.assert_array_equal(curves[0][m].get_xdata(), [10, 20, 30, 40])
-        np.testing.assert_allclose(curves[0][m].get_ydata(), 1 + 0.1 * m * np.arange(1, 5))
-        np.testing.assert_allclose(curves[1][m].get_ydata(), 0.1 * m / np.arange(1, 5))
-    assert len({line.get_color().tobytes() for line in curves[0]}) == 15
+        gap, gamma, edges = figure.axes[3 * m : 3 * m + 3]
+        assert gap.get_title() == f"bin {m}"
+        np.testing.assert_array_equal(gap.lines[1].get_xdata(), 10 * updates)
+        np.testing.assert_allclose(drawn_line(gap), 0.1 * m / updates)
+        np.testing.assert_allclose(drawn_line(gamma), 1 + 0.1 * m * updates)
+        np.testing.assert_allclose(drawn_line(edges, 0), (m / 15) ** (1 / updates))
+        np.testing.assert_allclose(drawn_line(edges, 1), ((m + 1) / 15) ** (1 / updates))
+        assert [text.get_text() for text in edges.texts] == ["n 61 to 64"]
+    # Bins can be compared: their axes are the same, and nothing is cut off.
+    for kind in range(3):
+        (limits,) = {axes.get_ylim() for axes in figure.axes[kind::3]}
+        lines = [drawn_line(axes) for axes in figure.axes[kind::3]]
+        assert limits[0] <= np.min(lines) < np.max(lines) <= limits[1]
 
 
+def test_histories_of_earlier_versions_have_no_edges() -> None:
+    figure = gamma_dynamics(history(4, 15, with_edges=False))
+    assert len(figure.axes) == 30
+    np.testing.assert_allclose(drawn_line(figure.axes[2 * 7 + 1]), 1 + 0.7 * np.arange(1, 5))
+
+
+def test_a_training_that_went_on_with_a_later_version() -> None:
+    figure = gamma_dynamics(history(2, 2, with_edges=False) + history(4, 2)[4:])
+    assert np.isnan(drawn_line(figure.axes[2])).tolist() == [True, True, False, False]
+    assert [text.get_text() for text in figure.axes[2].texts] == ["n 63 to 64"]
+
+
+@pytest.mark.parametrize("with_edges", [True, False])
 @pytest.mark.parametrize(("n_updates", "n_bins"), [(1, 1), (5, 15), (3, 60)])
-def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int) -> None:
-    assert overlapping(gamma_dynamics(history(n_updates, n_bins), title="AdaFocal")) == []
+def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int, with_edges: bool) -> None:
+    figure = gamma_dynamics(history(n_updates, n_bins, with_edges=with_edges), title="AdaFocal")
+    assert overlapping(figure) == []
+
+
+def test_gammas_far_apart_get_a_logarithmic_axis() -> None:
+    entries = history(3, 2)
+    assert gamma_dynamics(entries).axes[1].get_yscale() == "linear"
+    entries[-1]["gamma_01"] = 1e30  # without an upper limit, where they end
+    figure = gamma_dynamics(entries)
+    assert {axes.get_yscale() for axes in figure.axes[1::3]} == {"symlog"}
 
 
 def test_gaps_of_empty_bins_may_be_missing() -> None:
@@ -183,7 +222,7 @@ def test_gaps_of_empty_bins_may_be_missing() -> None:
     entries[1]["calibration_gap_00"] = float("nan")
     entries[3]["calibration_gap_00"] = None
     figure = gamma_dynamics(entries)
-    assert np.isnan(figure.axes[1].lines[1].get_ydata()).tolist() == [True, True, False]
+    assert np.isnan(drawn_line(figure.axes[0])).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +293,9 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_gammas_of_more_than_a_hundred_bins_keep_their_order() -> None:
-    figure = gamma_dynamics(history(2, 102))
-    last = [line.get_ydata()[-1] for line in figure.axes[0].lines[1:]]
-    assert len(last) == 102
+def test_of_many_bins_some_are_drawn_in_their_order() -> None:
+    figure = gamma_dynamics(history(3, 102))
+    titles = [axes.get_title() for axes in figure.axes[::3]]
+    assert (len(titles), titles[0], titles[-1]) == (20, "bin 0", "bin 101")
+    last = [drawn_line(axes)[-1] for axes in figure.axes[1::3]]
     assert last == sorted(last)

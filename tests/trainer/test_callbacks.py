@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from scipy.special import softmax
 from transformers import PreTrainedModel, Trainer, TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
 from hf_calib.losses import make_loss
@@ -71,12 +72,59 @@ def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int],
     assert "eval_ece_calibrated" in last_evaluation(trainer)
 
 
-def test_updates_are_logged_when_the_loss_is(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, logging_steps=3)
+class Tracker(TrainerCallback):
+    """Keeps what a tracker is sent, with its step."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.sent.append((state.global_step, dict(logs)))
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3, 500])
+def test_each_update_is_logged_once_whatever_logging_steps_says(logging_steps: int, tmp_path: Path) -> None:
+    trainer = tiny_trainer(
+        tmp_path, loss="adafocal", gamma_update_steps=2, logging_steps=logging_steps, num_train_epochs=2
+    )
+    tracker = Tracker()
+    trainer.add_callback(tracker)
     trainer.train()
-    assert len(logged(trainer, "loss")) == 1
-    assert update_steps(trainer) == [3, 4]  # and the table that the training ended with
-    assert logged(trainer, "gamma_14")[-1] == trainer.calibration_loss.gammas[14]
+    assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [
+        step for step in range(1, 9) if step % logging_steps == 0
+    ]
+    assert update_steps(trainer) == [2, 4, 6, 8]
+    sent = [(step, logs) for step, logs in tracker.sent if "gamma_00" in logs]
+    tables = [e for e in trainer.state.log_history if "gamma_00" in e]
+    assert [{**logs, "step": step} for step, logs in sent] == tables
+    for name, size in (("gamma", 15), ("calibration_gap", 15), ("edge", 16), ("count", 15)):
+        assert {key for key in tables[-1] if key.startswith(name)} == {f"{name}_{i:02d}" for i in range(size)}
+    table = trainer.calibration_loss
+    assert [tables[-1][f"edge_{i:02d}"] for i in range(16)] == table.edges.tolist()
+    assert (
+        sum(tables[-1][f"count_{i:02d}"] for i in range(15)) == table.counts.sum() == 39
+    )  # all but the lowest
+    assert len({axes.get_title() for axes in gamma_dynamics(tables).axes[::3]}) == 15
+
+
+@pytest.mark.parametrize("progress_bar", [True, False])
+def test_the_console_shows_ranges(
+    progress_bar: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sixty numbers in a line are nothing to read."""
+    trainer = tiny_trainer(
+        tmp_path, loss="adafocal", gamma_update_steps=2, logging_steps=500, disable_tqdm=not progress_bar
+    )
+    trainer.train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "gamma" in line]
+    assert len(lines) == len(update_steps(trainer)) == 2
+    ranges = ast.literal_eval(lines[-1])
+    assert list(ranges) == ["gamma", "calibration_gap", "edge", "count", "epoch"]
+    table = trainer.calibration_loss
+    assert ranges["gamma"] == f"{table.gammas.min():.4g} to {table.gammas.max():.4g}"
+    assert ranges["count"] == "2 to 3"
+    kinds = (ProgressCallback, PrinterCallback)
+    assert sum(isinstance(callback, kinds) for callback in trainer.callback_handler.callbacks) == 1
 
 
 @pytest.mark.parametrize("logging_strategy", ["epoch", "no"])

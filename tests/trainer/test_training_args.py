@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,39 @@ from hf_calib import CalibrationTrainingArguments
 from hf_calib.losses import LOSSES
 from hf_calib.scaling import AutoScaling, TemperatureScaling, VectorScaling
 from tests.helpers.tiny import arguments, tiny_trainer
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "kept"),
+    [
+        ("adafocal", '{"gamma_max": Infinity}', {"gamma_max": "inf"}),
+        ("adafocal", '{"gamma_max": "inf"}', {"gamma_max": "inf"}),
+        ("adafocal", {"gamma_max": np.float32("inf")}, {"gamma_max": "inf"}),
+        ("dual_focal", '{"rival": 0.1}', {"rival": 0.1}),
+        ("dual_focal", '{"rival": "0.1"}', {"rival": "0.1"}),
+        ("dual_focal", '{"rival": "mean2"}', {"rival": "mean2"}),
+    ],
+)
+def test_hyperparameters_are_kept_as_strict_json(
+    loss: str, given: Any, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, loss=loss, loss_kwargs=given)
+    assert args.loss_kwargs == kept
+    assert json.loads(args.to_json_string(), parse_constant=pytest.fail)["loss_kwargs"] == kept
+    record = json.dumps(args.make_loss().hyperparameters, allow_nan=False)
+    again = arguments(tmp_path, loss=loss, loss_kwargs=record)
+    assert again.make_loss().hyperparameters == args.make_loss().hyperparameters
+
+
+def test_a_trial_may_set_them_one_by_one(tmp_path: Path) -> None:
+    args = arguments(tmp_path, loss="adafocal")
+    args.loss_gamma_max = math.inf
+    assert args.loss_gamma_max == "inf"
+    assert args.make_loss().rule.gamma_max > 1e20
+    args = arguments(tmp_path, loss="dual_focal")
+    for rival in (0.1, "0.1"):
+        args.loss_rival = rival
+        assert args.loss_rival == args.make_loss().formula.weight.rival == 0.1
 
 
 def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
