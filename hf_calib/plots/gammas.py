@@ -65,7 +65,7 @@ class _History:
     @classmethod
     def of(cls, log_history: Iterable[Mapping[str, Any]]) -> _History:
         """Of the entries that hold a whole table."""
-        rows: list[tuple[list[float], ...]] = []
+        rows: list[tuple[list[float | None], ...]] = []
         for entry in log_history:
             matches = map(re.compile(r"gamma_(\d+)$").match, entry)
             bins = sorted((match[1] for match in matches if match), key=int)
