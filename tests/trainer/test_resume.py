@@ -176,7 +176,7 @@ def test_a_table_that_names_no_loss_is_taken_if_its_shapes_fit(checkpoint: Path)
         UserWarning, match="does not record its loss.*Make sure that the checkpoint was trained"
     ):
         load_loss_state(loss, checkpoint)
-    assert_same(dict(loss.named_buffers()), saved)
+    assert_same(dict(loss.state_dict()), saved)
 
 
 def test_hyperparameters_that_came_later_do_not_make_a_table_another_one(checkpoint: Path) -> None:
@@ -184,7 +184,7 @@ def test_hyperparameters_that_came_later_do_not_make_a_table_another_one(checkpo
     rewrite(path, metadata={"loss": "adafocal", "hyperparameters": '{"n_bins": 15}'})
     loss = tiny_trainer(checkpoint.parent, **ADAPTIVE).calibration_loss
     load_loss_state(loss, checkpoint)
-    assert_same(dict(loss.named_buffers()), load_file(path))
+    assert_same(dict(loss.state_dict()), load_file(path))
 
 
 def cut(path: Path) -> None:
@@ -285,5 +285,5 @@ def test_save_model_writes_the_table_too(tmp_path: Path) -> None:
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
     saved = load_file(tmp_path / "model" / LOSS_STATE_NAME)
-    assert_same(saved, dict(trainer.calibration_loss.named_buffers()))
+    assert_same(saved, dict(trainer.calibration_loss.state_dict()))
     assert not list((tmp_path / "model").glob("*.partial"))
