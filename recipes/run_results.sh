@@ -17,6 +17,6 @@ for seed in 0 1 2; do
 done
 for loss in cross_entropy focal dual_focal adafocal bsce_gra mmce; do
   run "20newsgroups_cnn/$loss-0" --config "$configs/20newsgroups_cnn.yaml" --config "$configs/losses/$loss.yaml" \
-    --train_file "$ng_train" --test_file "$ng_test" --text_column text_stripped --max_length 200 \
+    --train_file "$ng_train" --test_file "$ng_test" --max_length 400 \
     --num_train_epochs 10 --seed 0 --use_cpu true
 done
