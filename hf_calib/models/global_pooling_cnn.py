@@ -171,7 +171,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         if not input_ids.is_cpu or torch.compiler.is_compiling():
             return self._convolve(input_ids, attention_mask)
         # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
-        # go together, without the padding that they share: the same numbers in a sixth to two thirds of the time.
+        # go together, without the padding that they share (benchmarks/word_cnn.py).
         by_length = attention_mask.sum(dim=1).argsort()
         pooled = []
         for rows in by_length.split(16):
