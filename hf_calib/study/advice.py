@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scipy.stats import t
+
 from hf_calib._errors import few
 from hf_calib.study.results import UNSCALED, Difference, StudyResults
 
@@ -122,6 +124,12 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
             f"Losses have from {fewest} to {most} seeds. Differences are over the seeds of both, so that they need not "
             "be the differences of the means; ranks are over the seeds that all losses have."
         )
+    alone = {loss for (loss, _, _), found in results.differences.items() if found.n_seeds == 1 < most}
+    if alone:
+        notes.append(
+            f"One seed in common with the baseline, so that p-values cover the test rows only and the advice passes "
+            f"over it: {few(sorted(alone))}."
+        )
     if most == 1:
         notes.append(
             "With one seed, intervals and p-values cover the test rows only, and nothing about another training."
@@ -137,6 +145,12 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
             f"two-sided: its smallest p is 2/2^{most} = {2 / 2**most:g}. Mean ranks are a description."
         )
     n_compared = len({(loss, method) for loss, method, _ in results.differences})
+    if 1 < most < FEWEST_SEEDS_OF_A_RANK_TEST and n_compared:
+        least = t.isf(LEVEL / n_compared / 2, most - 1) / most**0.5
+        notes.append(
+            f"With {most} seeds and {n_compared} comparisons, the clearest difference of a metric has to be "
+            f"{least:.1f} times its standard deviation over seeds to be beyond chance; further seeds lower that fast."
+        )
     if n_compared > 1:
         notes.append(
             f"P-values are corrected by Holm within each metric, for {n_compared} comparisons with the baseline; not "
@@ -151,7 +165,11 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
 
 
 def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pair]:
-    """The pairs whose difference to the baseline has this sign and a corrected p below .05."""
+    """The pairs whose difference to the baseline has this sign and a corrected p below .05.
+
+    In a study of several seeds, one that a pair has a single seed for says nothing: its p is of the test rows only.
+    """
+    fewest = 1 if _one_seed(results) else 2
     return [
         (loss, method)
         for (loss, method, of), found in results.differences.items()
@@ -159,6 +177,7 @@ def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pai
         and found.value * sign > 0
         and found.p_corrected is not None
         and found.p_corrected < LEVEL
+        and found.n_seeds >= fewest
     ]
 
 

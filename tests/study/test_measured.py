@@ -1,0 +1,336 @@
+"""Measured studies: their numbers against references, and what cannot be measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import softmax
+
+from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.study.cell_metrics import STUDY_METRICS, affordable_resamples
+from hf_calib.study.measured import measure_study
+from hf_calib.study.results import StudyResults
+from tests.helpers.studies import Task, write_study
+
+TASK = Task()
+LOSSES = {"cross_entropy": 2.0, "focal": 0.6}
+TRAININGS = {
+    (loss, seed): TASK.train(100 * i + seed, sharpness=sharpness)
+    for i, (loss, sharpness) in enumerate(LOSSES.items())
+    for seed in (0, 1, 2)
+}
+BASELINE = ("cross_entropy", "temperature")
+
+
+def measured(
+    folder: Path, trainings: dict[tuple[str, int], TrainingPredictions | None], **options: object
+) -> StudyResults:
+    settings = {"methods": (), "n_resamples": 50} | options
+    return measure_study(write_study(folder / "study", trainings), **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
+    study = write_study(tmp_path_factory.mktemp("whole"), TRAININGS, seconds_per_step={"focal": 1.2})
+    return measure_study(study, methods=("temperature", "auto"), n_resamples=50, seed=5)
+
+
+def probabilities(loss: str, seed: int, method: str) -> NDArray[np.float64]:
+    predictions = TRAININGS[loss, seed]
+    logits = predictions.test.logits.astype(np.float64)
+    if method == "none":
+        return softmax(logits, axis=1)
+    assert predictions.calibration is not None
+    return (
+        TemperatureScaling()
+        .fit(predictions.calibration.logits, predictions.calibration.labels)
+        .predict_proba(logits)
+    )
+
+
+def ece_by_hand(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for row, label in zip(probs.tolist(), labels.tolist(), strict=True):
+        bins.setdefault(int(np.ceil(max(row) * 15)), []).append(
+            (max(row), float(row.index(max(row)) == label))
+        )
+    gaps = [abs(sum(confidence - right for confidence, right in rows)) for rows in bins.values()]
+    return sum(gaps) / len(labels)
+
+
+@pytest.mark.parametrize("method", ["none", "temperature"])
+def test_values_are_the_metrics_of_each_training(results: StudyResults, method: str) -> None:
+    for (loss, seed), predictions in TRAININGS.items():
+        probs, labels = probabilities(loss, seed, method), predictions.test.labels
+        expected = {
+            "nll": -np.mean([np.log(row[label]) for row, label in zip(probs, labels, strict=True)]),
+            "accuracy": np.mean(probs.argmax(axis=1) == labels),
+            "brier": np.mean(((probs - np.eye(3)[labels]) ** 2).sum(axis=1)),
+            "ece": ece_by_hand(probs, labels),
+        }
+        for metric, value in expected.items():
+            assert results.values[loss, seed, method, metric] == pytest.approx(value, abs=1e-9), metric
+    assert set(results.metrics) == {metric for _, _, _, metric in results.values}
+
+
+def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: StudyResults) -> None:
+    losses_of_rows = {
+        (loss, method): np.stack(
+            [
+                -np.log(probabilities(loss, seed, method)[np.arange(300), TASK.labels[:300]])
+                for seed in (0, 1, 2)
+            ],
+            axis=1,
+        )
+        for loss in LOSSES
+        for method in ("none", "temperature")
+    }
+    drawn = np.random.default_rng(5).integers(0, 300, (50, 300))  # the same rows for all trainings
+
+    def interval(of_rows: NDArray[np.float64]) -> tuple[float, float, float]:
+        values = of_rows.mean(axis=0)
+        noise = of_rows[drawn].mean(axis=1) - of_rows[drawn].mean(axis=1).mean(axis=0)
+        within = noise.var(axis=1, ddof=1).mean()
+        of_rows_alone = max(0, noise.mean(axis=1).var(ddof=1) - within / 3)
+        of_seeds = max(within, values.var(ddof=1)) / 3
+        reach = np.sqrt(stats.norm.isf(0.025) ** 2 * of_rows_alone + stats.t.isf(0.025, 2) ** 2 * of_seeds)
+        return values.mean(), values.mean() - reach, values.mean() + reach
+
+    for pair, of_rows in losses_of_rows.items():
+        mean = results.means[(*pair, "nll")]
+        assert mean[:3] == pytest.approx(interval(of_rows), abs=1e-8)
+        assert mean.n_seeds == 3
+        if pair != BASELINE:
+            difference = results.differences[(*pair, "nll")]
+            assert difference[:3] == pytest.approx(interval(of_rows - losses_of_rows[BASELINE]), abs=1e-8)
+    assert results.baseline == BASELINE
+    assert not any((loss, method) == BASELINE for loss, method, _ in results.differences)
+
+
+def test_p_values_are_corrected_within_each_metric(results: StudyResults) -> None:
+    for metric in STUDY_METRICS:
+        found = [difference for (_, _, of), difference in results.differences.items() if of == metric]
+        assert len(found) == 5
+        ordered = sorted((each.p, each.p_corrected) for each in found)
+        corrected = 0.0
+        for rank, (p, p_corrected) in enumerate(ordered):
+            assert p is not None
+            corrected = max(corrected, min(1.0, (5 - rank) * p))
+            assert p_corrected == pytest.approx(corrected, rel=1e-12)
+
+
+def test_a_temperature_does_not_change_the_accuracy(results: StudyResults) -> None:
+    found = results.differences["cross_entropy", "none", "accuracy"]
+    assert (found.value, found.low, found.high, found.p, found.p_corrected) == (0, 0, 0, 1, 1)
+
+
+def test_intervals_stay_where_the_metrics_can_be(results: StudyResults) -> None:
+    for (_, _, metric), mean in results.means.items():
+        assert mean.low is not None
+        assert mean.high is not None
+        assert 0 <= mean.low <= mean.value <= mean.high
+        assert metric in ("nll", "brier") or mean.high <= 1
+
+
+def test_ranks_are_means_over_seeds_of_ranks_within_a_seed(results: StudyResults) -> None:
+    for metric in ("nll", "ece"):
+        pairs = [(loss, method) for loss in LOSSES for method in results.methods]
+        table = np.array(
+            [[results.values[loss, s, method, metric] for loss, method in pairs] for s in range(3)]
+        )
+        smaller = (table[:, :, None] > table[:, None, :] + 1e-6).sum(axis=2)
+        same = (abs(table[:, :, None] - table[:, None, :]) <= 1e-6).sum(axis=2)
+        by_hand = (smaller + (same + 1) / 2).mean(axis=0)
+        for pair, rank in zip(pairs, by_hand, strict=True):
+            found = results.ranks[(*pair, metric)]
+            assert found.value == pytest.approx(rank)
+            assert 1 <= found.low <= found.value <= found.high <= 6  # type: ignore[operator]
+
+
+def test_training_time_is_a_ratio_by_seed(tmp_path: Path, results: StudyResults) -> None:
+    assert results.training_time["cross_entropy"].value == 1
+    assert results.training_time["focal"].value == pytest.approx(1.2)
+    study = write_study(tmp_path, TRAININGS)
+    seconds = {("cross_entropy", 0): 10, ("cross_entropy", 1): 20, ("focal", 0): 15, ("focal", 1): 22}
+    for (loss, seed), taken in seconds.items():
+        training = {"seconds": taken, "steps": 10, "resumed": False}
+        (study / f"cells/{loss}-seed{seed}-0123456789ab/results.json").write_text(
+            json.dumps({"training": training})
+        )
+    resumed = {"seconds": 1, "steps": 10, "resumed": True}
+    (study / "cells/focal-seed2-0123456789ab/results.json").write_text(json.dumps({"training": resumed}))
+    found = measure_study(study, methods=(), n_resamples=50).training_time["focal"]
+    assert found.n_seeds == 2
+    test = stats.ttest_1samp([1.5, 1.1], 0).confidence_interval()
+    assert (found.value, found.low, found.high) == pytest.approx((1.3, max(0, test.low), test.high))
+
+
+def test_panels_pool_the_seeds(results: StudyResults) -> None:
+    panel = results.panels["focal", "none"]
+    probs = np.concatenate([probabilities("focal", seed, "none") for seed in range(3)])
+    assert panel.confidences == pytest.approx(probs.max(axis=1))
+    assert panel.correct.tolist() == (probs.argmax(axis=1) == np.tile(TASK.labels[:300], 3)).tolist()
+
+
+def test_measuring_again_gives_the_same(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {key: each for key, each in TRAININGS.items() if key[1] == 0})
+    first, again = (measure_study(study, methods=methods, n_resamples=50) for methods in ((), ["none"]))
+    assert replace(again, panels={}) == replace(first, panels={})
+
+
+def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None) -> TrainingPredictions:
+    one = TRAININGS["focal", 1]
+    rows = LabelledLogits(logits, one.test.labels if labels is None else labels)
+    return TrainingPredictions(rows, None, tuple(f"class {c}" for c in range(logits.shape[1])))
+
+
+def bad_trainings() -> dict[str, tuple[TrainingPredictions | None, str]]:
+    test = TRAININGS["focal", 1].test
+    nan = test.logits.copy()
+    nan[3, 1] = np.nan
+    masked = test.logits.copy()
+    masked[5] = -np.inf
+    return {
+        "diverged": (with_test(nan), "NaN or infinite logits in 1 of 300 rows"),
+        "all masked": (with_test(masked), "NaN or infinite logits in 1 of 300 rows"),
+        "other labels": (
+            with_test(test.logits, test.labels[::-1]),
+            "not those that 3 of the 4 finished cells share",
+        ),
+        "fewer rows": (with_test(test.logits[:-1], test.labels[:-1]), "not those that 3 of the 4"),
+        "outside": (with_test(test.logits, test.labels + 1), "labels outside 0..2"),
+        "one logit": (with_test(test.logits[:, :1], 0 * test.labels), "one logit per row"),
+        "empty": (with_test(test.logits[:0], test.labels[:0]), "test predictions are none"),
+        "multi-label": (with_test(test.logits, np.eye(3, dtype=np.float32)[test.labels]), "multi-label"),  # type: ignore[arg-type]
+        "unfinished": (None, "not finished"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_trainings())
+def test_a_training_that_cannot_be_compared_is_missing(tmp_path: Path, case: str) -> None:
+    bad, reason = bad_trainings()[case]
+    good = {("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)}
+    found = measured(tmp_path, good | {("focal", 1): bad, ("focal", 0): TRAININGS["focal", 0]})
+    assert reason in found.missing["focal", 1]
+    assert list(found.missing) == [("focal", 1)]
+    assert found.means["focal", "none", "nll"].n_seeds == 1
+    assert found.means["cross_entropy", "none", "nll"].n_seeds == 2
+    assert found.differences["focal", "none", "nll"].n_seeds == 1
+    notes = " ".join(found.notes)
+    assert "1 of 4 trainings have no numbers" in notes
+    assert "One seed in common with the baseline" in notes
+
+
+def test_where_all_trainings_are_missing_the_tables_are_empty(tmp_path: Path) -> None:
+    found = measured(tmp_path, {("focal", 1): None, ("focal", 2): bad_trainings()["diverged"][0]})
+    assert found.baseline is None
+    assert len(found.missing) == 2
+    assert not any([found.values, found.means, found.differences, found.ranks, found.panels, found.n_test])
+    assert "nothing to compare" in found.advice[0]
+
+
+def test_a_file_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {("focal", seed): TRAININGS["focal", seed] for seed in (0, 1)})
+    (study / "cells/focal-seed1-0123456789ab/predictions.safetensors").write_bytes(b"cut short")
+    found = measure_study(study, methods=(), n_resamples=50)
+    assert "a file that cannot be read" in found.missing["focal", 1]
+
+
+def one_class(predictions: TrainingPredictions) -> TrainingPredictions:
+    calibration = predictions.calibration
+    assert calibration is not None
+    return replace(predictions, calibration=LabelledLogits(calibration.logits, 0 * calibration.labels))
+
+
+def three_rows(predictions: TrainingPredictions) -> TrainingPredictions:
+    calibration = predictions.calibration
+    assert calibration is not None
+    return replace(predictions, calibration=LabelledLogits(calibration.logits[:3], calibration.labels[:3]))
+
+
+def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Path) -> None:
+    trainings = {(loss, 0): replace(TRAININGS[loss, 0], calibration=None) for loss in LOSSES}
+    found = measured(tmp_path, trainings, methods=("temperature",))
+    assert found.baseline == ("cross_entropy", "none")
+    assert {method for _, _, method, _ in found.values} == {"none"}
+    assert "In 2 of 2 trainings" in " ".join(found.notes)
+    assert "temperature was left out: the calibration rows are none" in " ".join(found.notes)
+    assert "The baseline is cross_entropy without a map" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize("change", [one_class, three_rows])
+def test_poor_calibration_rows_end_in_notes(
+    tmp_path: Path, change: Callable[[TrainingPredictions], TrainingPredictions]
+) -> None:
+    training = change(TRAININGS["focal", 0])
+    methods = ("temperature", "auto", "vector", "isotonic")
+    found = measured(tmp_path, {("focal", 0): training}, methods=methods)
+    assert ("focal", 0, "none", "nll") in found.values
+    measured_methods = {method for _, _, method, _ in found.values}
+    notes = " ".join(found.notes)
+    assert all(method in measured_methods or f"{method} was left out" in notes for method in methods)
+    if change is three_rows:
+        assert "fitted on 3 calibration rows" in notes
+
+
+def test_few_and_uniform_test_rows(tmp_path: Path) -> None:
+    task = Task(n_test=1)
+    one = measured(tmp_path / "one", {(loss, seed): task.train(seed) for loss in LOSSES for seed in (0, 1)})
+    assert one.means["focal", "none", "nll"].low is None
+    assert one.differences["focal", "none", "nll"].p is None
+    assert "One test row" in " ".join(one.notes)
+    task = Task(n_test=40)
+    task.labels[:40] = 2
+    uniform = measured(
+        tmp_path / "uniform", {(loss, seed): task.train(seed) for loss in LOSSES for seed in (0, 1)}
+    )
+    assert len(uniform.values) == 2 * 2 * len(STUDY_METRICS)
+
+
+def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
+    trainings = {("focal", seed): TASK.train(seed, sharpness=0.6) for seed in (1, 2, 3)}
+    trainings |= {("cross_entropy", seed): TASK.train(100 + seed) for seed in (0, 1, 2)}
+    found = measured(tmp_path, trainings)
+    nll = {key[:3]: value for key, value in found.values.items() if key[3] == "nll"}
+    by_hand = np.mean([nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)])
+    assert found.differences["focal", "none", "nll"].value == pytest.approx(by_hand)
+    assert found.differences["focal", "none", "nll"].n_seeds == 2
+    assert found.ranks["focal", "none", "nll"].n_seeds == 2
+
+
+def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
+    trainings = {("focal", 0): TRAININGS["focal", 0]}
+    assert measured(tmp_path / "a", trainings, methods=("vector", "temperature")).baseline == (
+        "focal",
+        "temperature",
+    )
+    assert measured(tmp_path / "b", trainings, methods=("vector",)).baseline == ("focal", "vector")
+    assert measured(tmp_path / "c", trainings, methods=()).baseline == ("focal", "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("temprature",)}, "expected methods to be of temperature.*did you mean 'temperature'"),
+        ({"methods": ("per_label_temperature",)}, "expected methods"),
+        ({"n_resamples": 10}, "expected n_resamples to be at least 50, got 10"),
+        ({"seed": -1}, "expected seed"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measured(tmp_path, {("focal", 0): None}, **options)
+
+
+def test_a_large_study_takes_fewer_resamples() -> None:
+    assert affordable_resamples(300, 3, 6, 1000) == (1000, 100)
+    assert affordable_resamples(7_600, 4, 81, 1000) == (624, 100)
+    assert affordable_resamples(1_000_000, 20, 81, 1000) == (50, 0)
