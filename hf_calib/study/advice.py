@@ -6,6 +6,7 @@ from scipy.stats import t
 
 from hf_calib._errors import few
 from hf_calib.study.results import UNSCALED, Difference, StudyResults
+from hf_calib.study.text import pair_name
 
 PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
 LEVEL = 0.05
@@ -34,27 +35,29 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
         (loss, method): mean for (loss, method, metric), mean in results.means.items() if metric == PRIMARY
     }
     best = min(means, key=lambda pair: means[pair].value)
-    its_own = f"{_name(baseline)} has {means[baseline].value:.4f}"
+    its_own = f"{pair_name(*baseline)} has {means[baseline].value:.4f}"
     sentences = []
     if len(means) == 1:
         return [
-            f"Only {_name(best)} was measured (NLL {means[best].value:.4f}): there is nothing to compare it with."
+            f"Only {pair_name(*best)} was measured (NLL {means[best].value:.4f}): there is nothing to compare it with."
         ]
     if best == baseline:
-        sentences.append(f"Lowest NLL: {_name(best)}, {means[best].value:.4f}, the baseline itself.")
+        sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}, the baseline itself.")
     else:
         found = _comparison(results.differences[(*best, PRIMARY)])
-        sentences.append(f"Lowest NLL: {_name(best)}, {means[best].value:.4f}; {its_own} ({found}).")
+        sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}; {its_own} ({found}).")
     better = sorted(_beyond_chance(results, PRIMARY, sign=-1), key=lambda pair: means[pair].value)
     rows_only = " on these test rows" if _one_seed(results) else ""
     if better:
-        names = few([_name(pair) for pair in better])
+        names = few([pair_name(*pair) for pair in better])
         sentences.append(
-            f"Lower NLL than {_name(baseline)} beyond chance{rows_only}: {names}. Take the first of them."
+            f"Lower NLL than {pair_name(*baseline)} beyond chance{rows_only}: {names}. Take the first of them."
         )
     else:
-        sentences.append(f"Take {_name(baseline)}: nothing here has a lower NLL beyond chance{rows_only}.")
-    worse = [_name(pair) for pair in _beyond_chance(results, PRIMARY, sign=1)]
+        sentences.append(
+            f"Take {pair_name(*baseline)}: nothing here has a lower NLL beyond chance{rows_only}."
+        )
+    worse = [pair_name(*pair) for pair in _beyond_chance(results, PRIMARY, sign=1)]
     if worse:
         sentences.append(f"Higher NLL beyond chance{rows_only}: {few(worse)}.")
     return sentences
@@ -63,9 +66,9 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
 def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
     sentences = []
     for sign, word in ((1, "Higher"), (-1, "Lower")):
-        names = [_name(pair) for pair in _beyond_chance(results, "accuracy", sign=sign)]
+        names = [pair_name(*pair) for pair in _beyond_chance(results, "accuracy", sign=sign)]
         if names:
-            sentences.append(f"{word} accuracy than {_name(baseline)} beyond chance: {few(names)}.")
+            sentences.append(f"{word} accuracy than {pair_name(*baseline)} beyond chance: {few(names)}.")
     if not sentences and len(results.losses) > 1:
         sentences.append("No accuracy differs from that of the baseline beyond chance.")
     return sentences
@@ -110,9 +113,7 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
     most, fewest = max(n_seeds), min(n_seeds)
     notes = []
     if results.baseline != ("cross_entropy", "temperature"):
-        why = (
-            f"The baseline is {_name(results.baseline)}, as cross_entropy with temperature was not measured."
-        )
+        why = f"The baseline is {pair_name(*results.baseline)}, as cross_entropy with temperature was not measured."
         notes.append(why)
     if results.missing:
         n_listed = len(results.missing) + len({(loss, seed) for loss, seed, _, _ in results.values})
@@ -191,8 +192,3 @@ def _comparison(found: Difference) -> str:
 
 def _one_seed(results: StudyResults) -> bool:
     return max(mean.n_seeds for mean in results.means.values()) == 1
-
-
-def _name(pair: Pair) -> str:
-    loss, method = pair
-    return f"{loss} without a map" if method == UNSCALED else f"{loss} with {method}"
