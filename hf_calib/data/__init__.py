@@ -19,11 +19,18 @@ from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import draw_test, limit_samples, split_calibration, warn_shared_texts
+from hf_calib.data.splits import (
+    add_label_noise,
+    draw_test,
+    limit_samples,
+    split_calibration,
+    warn_shared_texts,
+)
 
 __all__ = [
     "DataArguments",
     "ImageTransform",
+    "add_label_noise",
     "choose_columns",
     "collate_images",
     "docstring_dataset",

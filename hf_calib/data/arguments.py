@@ -9,7 +9,7 @@ from hf_calib.data.columns import choose_columns, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import draw_test, limit_samples, split_calibration
+from hf_calib.data.splits import add_label_noise, draw_test, limit_samples, split_calibration
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -59,6 +59,12 @@ class DataArguments:
             "with files, test_file may be left out."
         },
     )
+    label_noise: float = field(
+        default=0.0,
+        metadata={
+            "help": "Fraction of the train and calibration rows that get another class at random, for studies."
+        },
+    )
     split_seed: int = field(
         default=0, metadata={"help": "Seed of the splits; keep it for all runs that are compared."}
     )
@@ -92,6 +98,8 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         if args.test_size is not None:
             dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
     dataset = split_calibration(dataset, size=_rows_or_share(args.calibration_size), seed=args.split_seed)
+    if args.label_noise != 0:
+        dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)
     return limit_samples(
         dataset,
         max_train_samples=args.max_train_samples,

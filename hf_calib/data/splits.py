@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import Dataset, DatasetDict, Features, concatenate_datasets
 
 from hf_calib._errors import InputValueError, expected
 
@@ -79,6 +79,43 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     rest = np.setdiff1d(np.arange(len(merged)), chosen)
     others = {name: split for name, split in dataset.items() if name not in ("train", "test")}
     return DatasetDict({"train": merged.select(rest), "test": merged.select(chosen), **others})
+
+
+def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> DatasetDict:
+    """Give a part of the rows of train and calibration another label, as annotators who guess would.
+
+    For studies of how losses and maps stand label noise; the test split keeps its labels.
+
+    Args:
+        dataset: as `split_calibration` returns it.
+        fraction: of the rows in [0, 1], each drawn by itself, that get one of the other C - 1 classes, each as likely.
+        seed: the same seed changes the same rows.
+
+    Returns:
+        DatasetDict of the same splits and rows.
+
+    Raises:
+        ValueError: if `fraction` is out of range.
+
+    >>> from datasets import ClassLabel, Value
+    >>> features = Features({"text": Value("string"), "label": ClassLabel(names=["even", "odd"])})
+    >>> rows = Dataset.from_dict({"text": list("abcd"), "label": [0, 1, 0, 1]}, features=features)
+    >>> noisy = add_label_noise(DatasetDict({"train": rows, "test": rows}), fraction=1.0)
+    >>> noisy["train"]["label"][:], noisy["test"]["label"][:]
+    ([1, 0, 1, 0], [0, 1, 0, 1])
+    """
+    if not 0 <= fraction <= 1:
+        raise InputValueError(expected("label_noise", "be in [0, 1]", fraction, "the default is 0, no noise"))
+    changed = dict(dataset)
+    for stream, name in enumerate(("train", "calibration")):
+        if name in dataset:
+            rng, feature = np.random.default_rng([seed, 2, stream]), dataset[name].features["label"]
+            labels = np.asarray(read_column(dataset[name], "label").to_pylist())
+            others = (labels + rng.integers(1, feature.num_classes, size=len(labels))) % feature.num_classes
+            noisy = np.where(rng.random(len(labels)) < fraction, others, labels)
+            column = Dataset.from_dict({"label": noisy}, features=Features({"label": feature}))
+            changed[name] = concatenate_datasets([dataset[name].remove_columns("label"), column], axis=1)
+    return DatasetDict(changed)
 
 
 def limit_samples(

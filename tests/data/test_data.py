@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import json
+import math
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,7 @@ from transformers import (
 from hf_calib.data import (
     DataArguments,
     ImageTransform,
+    add_label_noise,
     choose_columns,
     collate_images,
     docstring_dataset,
@@ -577,6 +579,28 @@ def test_drawn_test_rows_come_from_train_and_test_and_leave_both() -> None:
     assert draw_test(dataset, size=0.25, seed=4)["test"]["text"][:] != drawn["test"]["text"][:]
     without_test = DatasetDict({"train": dataset["train"]})
     assert draw_test(without_test, size=10)["test"].num_rows == 10
+
+
+def test_label_noise_is_uniform_over_the_other_classes_and_leaves_the_test_set() -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list("abcd"))})
+    rows = Dataset.from_dict({"text": ["x"] * 8000, "label": [0, 1, 2, 3] * 2000}, features=features)
+    dataset = DatasetDict({"train": rows, "calibration": rows, "test": rows})
+    noisy = add_label_noise(dataset, fraction=0.2, seed=1)
+    assert noisy["test"]["label"][:] == rows["label"][:]
+    assert noisy["train"].features == features
+    moved = {
+        name: Counter(np.subtract(noisy[name]["label"][:], rows["label"][:]) % 4)
+        for name in ("train", "calibration")
+    }
+    for counts in moved.values():
+        assert counts[0] == pytest.approx(6400, abs=4 * math.sqrt(8000 * 0.2 * 0.8))
+        assert [counts[i] for i in (1, 2, 3)] == pytest.approx([1600 / 3] * 3, abs=4 * math.sqrt(1600 / 3))
+    assert moved["train"] != moved["calibration"]
+    again = add_label_noise(dataset, fraction=0.2, seed=1)
+    assert again["train"]["label"][:] == noisy["train"]["label"][:]
+    assert add_label_noise(dataset, fraction=0.2, seed=2)["train"]["label"][:] != noisy["train"]["label"][:]
+    with pytest.raises(ValueError, match=r"expected label_noise to be in \[0, 1\], got 20"):
+        add_label_noise(dataset, fraction=20)
 
 
 @pytest.mark.parametrize(
