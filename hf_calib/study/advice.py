@@ -51,7 +51,7 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
     if better:
         names = few([pair_name(*pair) for pair in better])
         sentences.append(
-            f"Lower NLL than {pair_name(*baseline)} beyond chance{rows_only}: {names}. Take the first of them."
+            f"Take {pair_name(*better[0])}. Lower NLL than the baseline beyond chance{rows_only}: {names}."
         )
     else:
         sentences.append(

@@ -25,12 +25,14 @@ class TwoLevel(NamedTuple):
         value: the mean.
         row_variance: from the test rows, as far as all seeds move together.
         seed_variance: from the seeds, with the noise of the test rows in each of them.
+        variance_of_rows_alone: of the mean over these very seeds.
         n_seeds: trainings.
     """
 
     value: float
     row_variance: float
     seed_variance: float
+    variance_of_rows_alone: float
     n_seeds: int
 
     def interval(self) -> tuple[float, float]:
@@ -50,10 +52,13 @@ class TwoLevel(NamedTuple):
         return _SMALLEST_P if beyond(smallest) <= 0 else float(np.exp(brentq(beyond, smallest, 0.0)))
 
     def _square_of_reach(self, tail: float) -> float:
-        square = ndtri(tail) ** 2 * self.row_variance
-        if self.seed_variance > 0:
-            square += t.isf(tail, self.n_seeds - 1) ** 2 * self.seed_variance
-        return float(square)
+        of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
+        if self.n_seeds == 1:
+            return float(of_rows_alone)
+        of_both = (
+            ndtri(tail) ** 2 * self.row_variance + t.isf(tail, self.n_seeds - 1) ** 2 * self.seed_variance
+        )
+        return float(max(of_both, of_rows_alone))
 
 
 def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
@@ -68,10 +73,11 @@ def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
     the mean over seeds is $\mathrm{Var}\,b + \mathrm{Var}\,c / S$, that within a resample $\mathrm{Var}\,c$. The
     variance over seeds of the values, $s^2$, has a and c in it. So the interval is
 
-    $$\bar m \pm \sqrt{z^2 \max(0, \mathrm{Var}\,b) + t_{S-1}^2 \max(s^2, \mathrm{Var}\,c) / S}$$
+    $$\bar m \pm \sqrt{z^2 \max(0, \mathrm{Var}\,b) + t_{S-1}^2 s^2 / S}$$
 
-    in which the noise of the rows counts once, and which is never narrower than that of the rows alone. With one
-    seed it is the interval of the rows, $z^2 \mathrm{Var}(b + c)$, and says nothing of another training.
+    in which the noise of the rows counts once. Seeds that agree by chance do not make it narrower than that of the rows
+    alone, $z \sqrt{\mathrm{Var}\,b + \mathrm{Var}\,c / S}$, which it is with one seed: it then says nothing of another
+    training.
 
     Args:
         values: (S,) of the trainings.
@@ -88,17 +94,17 @@ def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
     References:
         Owen 2007, "The pigeonhole bootstrap" (two crossed factors); Cameron, Gelbach and Miller 2011, "Robust
         inference with multiway clustering" (what counts twice is taken off once); Howe 1974, "Approximate confidence
-        limits on the mean of X + Y" (the sum of squares); Roever, Knapp and Friede 2015 (the floor under $s^2$).
+        limits on the mean of X + Y where X and Y are two tabled independent random variables" (the sum of squares).
     """
     n_seeds = len(values)
     noise = draws - draws.mean(axis=0)
     of_mean = float(noise.mean(axis=1).var(ddof=1))
     value = float(np.mean(values))
     if n_seeds == 1:
-        return TwoLevel(value, of_mean, 0.0, 1)
+        return TwoLevel(value, of_mean, 0.0, of_mean, 1)
     within = float(noise.var(axis=1, ddof=1).mean())
     between = float(np.var(values, ddof=1))
-    return TwoLevel(value, max(0.0, of_mean - within / n_seeds), max(between, within) / n_seeds, n_seeds)
+    return TwoLevel(value, max(0.0, of_mean - within / n_seeds), between / n_seeds, of_mean, n_seeds)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -95,13 +95,14 @@ def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: 
     }
     drawn = np.random.default_rng(5).integers(0, 300, (50, 300))  # the same rows for all trainings
 
-    def interval(of_rows: NDArray[np.float64]) -> tuple[float, float, float]:
-        values = of_rows.mean(axis=0)
-        noise = of_rows[drawn].mean(axis=1) - of_rows[drawn].mean(axis=1).mean(axis=0)
+    def interval(losses: NDArray[np.float64]) -> tuple[float, float, float]:
+        values = losses.mean(axis=0)
+        noise = losses[drawn].mean(axis=1) - losses[drawn].mean(axis=1).mean(axis=0)
         within = noise.var(axis=1, ddof=1).mean()
-        of_rows_alone = max(0, noise.mean(axis=1).var(ddof=1) - within / 3)
-        of_seeds = max(within, values.var(ddof=1)) / 3
-        reach = np.sqrt(stats.norm.isf(0.025) ** 2 * of_rows_alone + stats.t.isf(0.025, 2) ** 2 * of_seeds)
+        of_rows = noise.mean(axis=1).var(ddof=1)
+        z, t = stats.norm.isf(0.025), stats.t.isf(0.025, 2)
+        of_both = z**2 * max(0, of_rows - within / 3) + t**2 * values.var(ddof=1) / 3
+        reach = np.sqrt(max(of_both, z**2 * of_rows))
         return values.mean(), values.mean() - reach, values.mean() + reach
 
     for pair, of_rows in losses_of_rows.items():

@@ -54,25 +54,29 @@ def test_with_one_seed_it_is_the_normal_interval_of_the_rows() -> None:
     assert found.p_value() == pytest.approx(2 * stats.norm.sf(0.1 / draws.std(ddof=1)))
 
 
-def test_seeds_that_agree_by_chance_leave_the_noise_of_the_rows() -> None:
-    noise = np.random.default_rng(2).normal(size=(2000, 3))
-    found = two_level(np.full(3, 0.1), 0.1 + 0.01 * noise)
-    assert found.seed_variance == pytest.approx(0.01**2 / 3, rel=0.1)
+def test_seeds_that_agree_by_chance_leave_the_interval_of_the_rows() -> None:
+    draws = 0.1 + 0.01 * np.random.default_rng(2).normal(size=(2000, 3))
+    reach = stats.norm.isf(0.025) * draws.mean(axis=1).std(ddof=1)
+    found = two_level(np.full(3, 0.1), draws)
+    assert found.interval() == pytest.approx((0.1 - reach, 0.1 + reach))
+    assert found.p_value() <= 1e-12
 
 
-@pytest.mark.parametrize("parts", [(1e-4, 3e-5), (0.0, 1e-4), (1e-4, 0.0), (1e-6, 1e-2)])
+@pytest.mark.parametrize(
+    "parts", [(1e-4, 3e-5, 1e-4), (0.0, 1e-4, 1e-5), (1e-4, 0.0, 2e-4), (1e-6, 1e-2, 1e-5)]
+)
 @pytest.mark.parametrize("n_seeds", [2, 3, 10])
-def test_an_interval_that_just_reaches_zero_has_p_05(parts: tuple[float, float], n_seeds: int) -> None:
+def test_an_interval_that_just_reaches_zero_has_p_05(parts: tuple[float, float, float], n_seeds: int) -> None:
     reach = TwoLevel(0.0, *parts, n_seeds).interval()[1]
     assert TwoLevel(reach, *parts, n_seeds).p_value() == pytest.approx(0.05, rel=1e-9)
     assert TwoLevel(-reach, *parts, n_seeds).p_value() == pytest.approx(0.05, rel=1e-9)
 
 
 def test_no_difference_and_differences_that_nothing_explains() -> None:
-    assert TwoLevel(0.0, 0.0, 0.0, 3).p_value() == 1.0
-    assert TwoLevel(0.0, 0.0, 0.0, 3).interval() == (0.0, 0.0)
-    assert TwoLevel(-3e-8, 1e-18, 0.0, 1).p_value() == 1.0  # where a solver stopped
-    assert 0 < TwoLevel(1.0, 1e-8, 0.0, 1).p_value() <= 1e-12
+    assert TwoLevel(0.0, 0.0, 0.0, 0.0, 3).p_value() == 1.0
+    assert TwoLevel(0.0, 0.0, 0.0, 0.0, 3).interval() == (0.0, 0.0)
+    assert TwoLevel(-3e-8, 1e-18, 0.0, 1e-18, 1).p_value() == 1.0  # where a solver stopped
+    assert 0 < TwoLevel(1.0, 1e-8, 0.0, 1e-8, 1).p_value() <= 1e-12
 
 
 def test_holm_rejects_what_its_steps_reject() -> None:
@@ -160,7 +164,8 @@ def test_two_identical_losses_are_called_different_in_at_most_5_percent_of_500_s
 
 @pytest.mark.slow
 def test_a_real_difference_is_found_often() -> None:
-    # More noise in each row's logits: 0.12 nats and 4.5 points of accuracy.
+    # More noise in each row's logits: 0.20 nats, 3.9 points of accuracy, 0.055 of ECE. Three seeds find the NLL in 72%,
+    # the ECE in 42% and the accuracy in 30% of the studies; five seeds in 100%, 95% and 90%.
     rates = called_different(60, (3, 5), row_noise=1.0)
     assert rates[3, "nll"] >= 0.6, rates
-    assert rates[5, "nll"] >= 0.9, rates
+    assert min(rates[5, metric] for metric in METRICS_SIMULATED) >= 0.8, rates
