@@ -5,11 +5,10 @@ from __future__ import annotations
 from scipy.stats import t
 
 from hf_calib._errors import few
-from hf_calib.study.results import UNSCALED, Difference, StudyResults
+from hf_calib.study.results import LEVEL, UNSCALED, Difference, StudyResults
 from hf_calib.study.text import pair_name
 
 PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
-LEVEL = 0.05
 FEWEST_SEEDS_OF_A_RANK_TEST = 6
 _LARGE_ECE = 0.05
 _REPAIRED = 0.5  # of it, at most, is left after the map

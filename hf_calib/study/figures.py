@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_calib.plots import difference_diagram, rank_diagram, reliability_grid, reliability_panels
-from hf_calib.study.advice import LEVEL
-from hf_calib.study.results import UNSCALED, StudyResults
+from hf_calib.study.results import LEVEL, UNSCALED, StudyResults
 from hf_calib.study.text import MAIN_METRICS, best_first, map_name, pair_name
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hf_calib.metrics.binning import FloatArray
 
 CONFIDENCE_LEVEL = 0.95  # of every interval
+LEVEL = 0.05  # of the corrected p: a difference below it is beyond chance
 UNSCALED = "none"  # the method of the network as trained
 HIGHER_IS_BETTER = frozenset(
     {"accuracy"}

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from hf_calib.report.text import Table, with_interval
-from hf_calib.study.advice import LEVEL
 from hf_calib.study.results import (
     CONFIDENCE_LEVEL,
     HIGHER_IS_BETTER,
+    LEVEL,
     UNSCALED,
     Difference,
     Estimate,
