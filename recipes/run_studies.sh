@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The studies of RESULTS.md, on a CPU; hours. Killed at any time, the same command goes on where it was.
+#   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEED ...]
+# MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA is a folder with files of text and label, csv (.gz)
+# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts).
+set -euo pipefail
+output=$1 minilm=$2 data=$3 seeds=${*:4}
+here=$(cd "$(dirname "$0")" && pwd)
+file() { ls "$data/$1".*; }
+common=(--use_cpu true --disable_tqdm true --save_total_limit 1)
+ag_news=(--train_file "$(file ag_news/train)" --test_file "$(file ag_news/test)" --max_test_samples 3000)
+clinc150=(--train_file "$(file clinc150/train)" --calibration_file "$(file clinc150/validation)"
+  --test_file "$(file clinc150/test)" --max_train_samples 5000 --max_calibration_samples 1000 --max_length 32)
+newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20newsgroups/test)"
+  --max_length 250 --per_device_train_batch_size 64 --num_train_epochs 10)
+
+study() { # NAME CONFIG LOSSES ARGUMENTS...
+  hf-calib compare "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --output "$output/$1" \
+    --jobs 2 --no-keep-models -- "${@:4}" "${common[@]}"
+}
+minilm_study() { # NAME LOSSES ARGUMENTS...
+  study "$1" ag_news_minilm.yaml "$2" --model "$minilm" --bf16 false "${@:3}"
+}
+
+mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, which the weight of the papers is for
+losses=cross_entropy,label_smoothing,focal,flsd,dual_focal,adafocal_every_10_steps,bsce_gra
+ag_losses=$losses,focal_calibration_ag_news,$mmce
+clinc_losses=$losses,focal_calibration,$mmce
+ng_losses=$losses,focal_calibration_20newsgroups,$mmce,brier,inverse_focal,adafocal,ada_dual_focal,logit_norm,entropy_regularized
+few=cross_entropy,focal,adafocal_every_10_steps
+
+for seed in ${seeds:-0 1 2}; do
+  minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
+  minilm_study clinc150_3_epochs "$clinc_losses" "${clinc150[@]}"
+  study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
+  minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
+  minilm_study ag_news_10_epochs "$ag_losses" "${ag_news[@]}" --num_train_epochs 10 --save_strategy epoch
+  minilm_study clinc150_10_epochs "$clinc_losses" "${clinc150[@]}" --num_train_epochs 10 --save_strategy epoch
+  minilm_study ag_news_30_epochs "$few" "${ag_news[@]}" --num_train_epochs 30 --save_strategy epoch
+  minilm_study clinc150_30_epochs "$few" "${clinc150[@]}" --num_train_epochs 30 --save_strategy epoch
+done
