@@ -163,6 +163,7 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
     """What the training depends on, as far as arguments, config and datasets tell."""
     args: Any = trainer.args
     found = {name: value for name, value in args.to_dict().items() if name not in _NOT_OF_THE_TRAINING}
+    found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults
     config = trainer._config
     datasets = {
         "train": trainer.train_dataset,

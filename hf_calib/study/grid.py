@@ -147,6 +147,7 @@ def resolved(
         variant: the loss.
     """
     from hf_calib.experiments.config_file import read_config
+    from hf_calib.losses import make_loss
 
     found: dict[str, Any] = {"script": script}
     for path in [*configs, *([variant.config] if variant is not None and variant.config is not None else [])]:
@@ -155,7 +156,9 @@ def resolved(
     ignored = (*_NOT_OF_THE_TRAINING, *OWN_ARGUMENTS)
     found = {name: _content(value) for name, value in found.items() if name not in ignored}
     if variant is not None:
-        found |= {"loss": variant.loss, "loss_kwargs": dict(variant.hyperparameters)}
+        # With the defaults, which another version may change.
+        loss = make_loss(variant.loss, **variant.hyperparameters)
+        found |= {"loss": variant.loss, "loss_kwargs": loss.hyperparameters}
     return found
 
 

@@ -81,11 +81,14 @@ def test_a_file_without_a_loss_is_refused(tmp_path: Path) -> None:
 
 def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
     first = key(tmp_path)
+    explicit = tmp_path / "focal.yaml"
+    explicit.write_text("loss: focal\nloss_kwargs: {gamma: 3}\n")
     assert first == key(tmp_path, "--report_to", "none")
     assert first == key(tmp_path, "--learning_rate=2e-5", config="learning_rate: 1\nbf16: true\n")
     assert first == key(tmp_path, "--bf16", "true", "--learning_rate", "2e-5", config="{}")
     assert first != key(tmp_path, "--learning_rate", "3e-5")
     assert first != key(tmp_path, loss="dual_focal")
+    assert first == key(tmp_path, loss=str(explicit))
     assert first != key(tmp_path, "--seed_of_something", "1")
 
 
