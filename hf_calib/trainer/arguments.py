@@ -18,7 +18,7 @@ from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 from hf_calib.metrics.logged import lower_is_better
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.trainer.callbacks import STRATEGIES
+from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
 
 if TYPE_CHECKING:
     ClassWeights = Sequence[float] | str | None
@@ -102,11 +102,18 @@ class CalibrationTrainingArguments(TrainingArguments):
             "steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'."
         },
     )
+    gamma_update_schedule: dict[int, int] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Instead of gamma_update_steps: from which epoch on to update every how many optimizer steps, as "
+            'JSON: \'{"25": 100, "40": 1}\'. Before the first of these epochs, as by default.'
+        },
+    )
     gamma_update_samples: int | None = field(
         default=None,
         metadata={
-            "help": "With gamma_update_steps: use a fixed random subset of this many examples of the calibration "
-            "split. Default: all of it."
+            "help": "With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed random subset "
+            "of this many examples of the calibration split. Default: all of it."
         },
     )
     calibration_method: str | None = field(
@@ -166,11 +173,21 @@ class CalibrationTrainingArguments(TrainingArguments):
         if not isinstance(self.gather_batch, bool):
             got = repr(self.gather_batch)
             raise InputTypeError(expected("gather_batch", "be True or False", got, "write it without quotes"))
-        if self.gamma_update_samples is not None and self.gamma_update_steps is None:
-            got = "gamma_update_steps=None"
+        if self.gamma_update_schedule is not None and self.gamma_update_steps is not None:
+            got, way_out = f"gamma_update_steps={self.gamma_update_steps}", "leave one of them out"
             raise InputValueError(
-                expected("gamma_update_samples", "go with gamma_update_steps", got, "set both")
+                expected("gamma_update_schedule", "go without gamma_update_steps", got, way_out)
             )
+        if self.gamma_update_schedule is not None and not isinstance(self.make_loss(), AdaptiveLoss):
+            way_out = "use loss='adafocal', or leave gamma_update_schedule out"
+            raise InputValueError(
+                expected("gamma_update_schedule", "go with a loss that adapts", repr(self.loss), way_out)
+            )
+        if self.gamma_update_samples is not None and not (
+            self.gamma_update_steps or self.gamma_update_schedule
+        ):
+            requirement, way_out = "go with gamma_update_steps or gamma_update_schedule", "set one of them"
+            raise InputValueError(expected("gamma_update_samples", requirement, "neither", way_out))
         metric = self.metric_for_best_model or ""
         has_map = self.make_scaler() is not None
         if metric.endswith("_calibrated") and not (has_map and self.calibration_strategy == "evaluate"):
@@ -199,6 +216,9 @@ class CalibrationTrainingArguments(TrainingArguments):
             warnings.warn(message, DeprecationWarning, stacklevel=3)
             self.calibration_strategy = value
             return
+        if name == "gamma_update_schedule":
+            value = _from_json(value) if isinstance(value, str) else value
+            value = None if value is None else read_schedule(value, name)
         if name == "loss_kwargs" and isinstance(value, dict):
             value = {key: _plain(item) for key, item in value.items()}
         key = name.removeprefix("loss_")
@@ -286,6 +306,14 @@ def _numbers(weights: Any) -> list[float] | str | None:
             expected("class_weights", requirement, repr(weights), "one number per class, in order")
         ) from error
     return numbers
+
+
+def _from_json(text: str) -> Any:
+    """What the text is as JSON; else the text itself, for the check that follows to refuse."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _mapping(value: Any) -> dict[str, Any] | None:

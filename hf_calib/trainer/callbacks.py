@@ -6,7 +6,9 @@ choose its settings in Python.
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from sklearn.base import clone
@@ -64,8 +66,9 @@ class AdaFocalCallback(_CalibrationCallback):
 
     By default at each evaluation, on the whole calibration split, and at the end of each epoch where there are
     no evaluations; or every `every_n_steps` optimizer steps, on a fixed random subset of `n_samples` examples.
-    Frequent updates help short trainings (AdaFocal, appendix I). The model's mode, the random streams and the
-    progress bars are left as found, and the values are the same on every process.
+    Frequent updates help short trainings (AdaFocal, appendix I). A `schedule` makes them more frequent from some
+    epochs on. The model's mode, the random streams and the progress bars are left as found, and the
+    values are the same on every process.
 
     Each update is logged, whatever `logging_steps` says: for each bin its gamma, calibration gap, edges and number
     of held-out examples (`gamma_00`, `calibration_gap_00`, `edge_00`, `count_00`, ...), which
@@ -76,14 +79,18 @@ class AdaFocalCallback(_CalibrationCallback):
 
     Args:
         every_n_steps: None, or at least 1.
-        n_samples: None for all; only with `every_n_steps`.
+        n_samples: None for all; only with `every_n_steps`, or for the updates of a `schedule` by steps.
+        schedule: {epoch: steps}, epochs rising, from 0: from which epoch on to update every how many optimizer
+            steps. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100 steps in the next
+            15, and then at every step. Not with `every_n_steps`.
 
     Raises:
-        TypeError: if a number is not an integer.
-        ValueError: if a number is below 1, or `n_samples` is given alone.
+        TypeError: if `every_n_steps` or `n_samples` is not an integer.
+        ValueError: if a number is out of range, a schedule is no such mapping or comes with `every_n_steps`, or
+            `n_samples` is given alone.
 
     References:
-        Ghosh et al. 2022, Algorithm 1.
+        Ghosh et al. 2022, Algorithm 1; the schedule: Fig. 53.
 
     Example:
         >>> callback = AdaFocalCallback(every_n_steps=50, n_samples=2000)
@@ -91,7 +98,13 @@ class AdaFocalCallback(_CalibrationCallback):
         50
     """
 
-    def __init__(self, *, every_n_steps: int | None = None, n_samples: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        every_n_steps: int | None = None,
+        n_samples: int | None = None,
+        schedule: Mapping[int, int] | None = None,
+    ) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("n_samples", n_samples)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise InputTypeError(
@@ -99,12 +112,15 @@ class AdaFocalCallback(_CalibrationCallback):
                 )
             if value is not None and value < 1:
                 raise InputValueError(expected(name, "be at least 1", value, "leave it out for the default"))
-        if n_samples is not None and every_n_steps is None:
-            raise InputValueError(
-                expected("n_samples", "go with every_n_steps", "every_n_steps=None", "set both")
-            )
+        if schedule is not None and every_n_steps is not None:
+            got, way_out = f"every_n_steps={every_n_steps}", "leave one of them out"
+            raise InputValueError(expected("schedule", "go without every_n_steps", got, way_out))
+        if n_samples is not None and every_n_steps is None and schedule is None:
+            requirement, way_out = "go with every_n_steps or schedule", "set one of them"
+            raise InputValueError(expected("n_samples", requirement, "neither", way_out))
         self.every_n_steps = every_n_steps
         self.n_samples = n_samples
+        self.schedule = {} if schedule is None else read_schedule(schedule, "schedule")
         self._updating = False
         self._last_step = -1
 
@@ -118,22 +134,32 @@ class AdaFocalCallback(_CalibrationCallback):
     def _missed_at_epoch_end(self, args: Any, state: Any) -> bool:
         """Whether the checkpoint was saved at the last step of an epoch, but before the epoch's update."""
         at_epoch_end = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        if self.every_n_steps is not None or not at_epoch_end or state.epoch != int(state.epoch):
+        if self._interval(state) is not None or not at_epoch_end or state.epoch != int(state.epoch):
             return False
         logged = (entry for entry in reversed(state.log_history) if entry.get("step") == state.global_step)
         return not any("calibration_gap_00" in entry for entry in logged)
 
+    def _interval(self, state: Any) -> int | None:
+        """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
+        epoch = max(0, math.ceil(state.epoch) - 1)  # after the last step of epoch 24 it is 25.0
+        interval = self.every_n_steps
+        for first, steps in self.schedule.items():
+            if epoch >= first:
+                interval = steps
+        return interval
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every_n_steps is not None and state.global_step % self.every_n_steps == 0:
+        interval = self._interval(state)
+        if interval is not None and state.global_step % interval == 0:
             self._attached().update_adaptive_loss(n_samples=self.n_samples)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every_n_steps is None and args.eval_strategy == IntervalStrategy.NO:
+        if self._interval(state) is None and args.eval_strategy == IntervalStrategy.NO:
             self._attached().update_adaptive_loss()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Several evaluation sets make one evaluation; evaluations after the training change nothing.
-        if self._updating and self.every_n_steps is None and state.global_step != self._last_step:
+        if self._updating and self._interval(state) is None and state.global_step != self._last_step:
             self._last_step = state.global_step
             trainer = self._attached()
             at_hand = trainer.evaluated_dataset is trainer.calibration_split
@@ -235,6 +261,23 @@ class TemperatureScalingCallback(CalibrationMapCallback):
         _check_option("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
         super().__init__(self.scaling, strategy=strategy)
+
+
+def read_schedule(schedule: Any, name: str) -> dict[int, int]:
+    """Check a schedule of updates; its epochs may be words, as JSON has them.
+
+    >>> read_schedule({"25": 100, "40": 1}, "schedule")
+    {25: 100, 40: 1}
+    """
+    given = schedule if isinstance(schedule, Mapping) else {}
+    epochs = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in given]
+    steps = list(given.values())
+    whole = all(type(number) is int for number in [*epochs, *steps])
+    if not given or not whole or epochs != sorted(set(epochs)) or epochs[0] < 0 or min(steps) < 1:
+        requirement = "map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
+        way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
+        raise InputValueError(expected(name, requirement, repr(schedule), way_out))
+    return dict(zip(epochs, steps, strict=True))
 
 
 def _check_option(name: str, value: object, options: tuple[str, ...]) -> None:

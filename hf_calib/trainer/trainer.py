@@ -210,7 +210,8 @@ class CalibrationTrainer(Trainer):
         """What loss and callbacks are made from."""
         loss, args = self.args.make_loss(), self.args
         weights = args.class_weights if loss.class_weights is None else loss.class_weights.tolist()
-        updates = (args.gamma_update_steps, args.gamma_update_samples)
+        schedule = dict(args.gamma_update_schedule or {})  # type: ignore[arg-type]  # read when it was set
+        updates = (args.gamma_update_steps, schedule, args.gamma_update_samples)
         calibration = (args.calibration_method, args.temperature_criterion, args.calibration_strategy)
         return loss.name, loss.hyperparameters, weights, args.gather_batch, updates, calibration
 
@@ -269,8 +270,12 @@ class CalibrationTrainer(Trainer):
         args, adaptive = self.args, isinstance(self.calibration_loss, AdaptiveLoss)
         self._own_callbacks = []
         if self._callback(AdaFocalCallback) is None and adaptive and AdaFocalCallback not in self._removed:
-            steps, samples = args.gamma_update_steps, args.gamma_update_samples
-            self._own_callbacks.append(AdaFocalCallback(every_n_steps=steps, n_samples=samples))
+            updates = AdaFocalCallback(
+                every_n_steps=args.gamma_update_steps,
+                n_samples=args.gamma_update_samples,
+                schedule=args.gamma_update_schedule,  # type: ignore[arg-type]  # read when it was set
+            )
+            self._own_callbacks.append(updates)
         scaler, strategy = self._make_scaler(), args.calibration_strategy
         removed = any(issubclass(kind, CalibrationMapCallback) for kind in self._removed)
         if self._callback(CalibrationMapCallback) is None and scaler is not None and not removed:

@@ -23,6 +23,10 @@ CASES: dict[str, dict[str, Any]] = {
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
     "dual_focal": {"loss": "dual_focal"},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
+    "adafocal by a schedule": {
+        **{"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "num_train_epochs": 2},
+        **{"gamma_update_schedule": {1: 2}, "temperature_criterion": "none"},
+    },
     "tokens cross_entropy": {"loss": "cross_entropy"},
     "tokens cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
     "tokens focal": {"loss": "focal"},

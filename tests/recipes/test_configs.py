@@ -47,6 +47,14 @@ def test_each_loss_takes_training_steps(path: Path, tmp_path: Path) -> None:
     assert bool(updates) == (isinstance(loss, AdaptiveLoss) and (every is None or every <= 4))
 
 
+def test_the_schedule_is_that_of_the_paper(tmp_path: Path) -> None:
+    """AdaFocal, Fig. 53; `test_callbacks.py` trains by schedules."""
+    path = CONFIGS / "losses" / "adafocal_schedule.yaml"
+    argv = ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true", "--report_to", "none"]
+    (args,) = parse_arguments((CalibrationTrainingArguments,), argv)
+    assert args.gamma_update_schedule == {25: 100, 40: 1}
+
+
 def test_each_loss_has_a_config() -> None:
     with_config = {yaml.safe_load(path.read_text())["loss"] for path in LOSS_FILES}
     assert set(LOSSES) - with_config == {"soft_ece"}  # no paper here trains with it

@@ -35,6 +35,16 @@ def test_losses_by_name_by_file_and_by_the_name_of_a_recipes_file(tmp_path: Path
     assert resolved("r.py", [], ["--gamma_update_steps", "9"], found[1])["gamma_update_steps"] == "9"
 
 
+def test_a_schedule_of_a_file_is_part_of_the_configuration(tmp_path: Path) -> None:
+    keys = []
+    for schedule in ("{25: 100, 40: 1}", "{25: 100, 30: 1}"):
+        (tmp_path / "mine.yaml").write_text(f"loss: adafocal\ngamma_update_schedule: {schedule}\n")
+        (variant,) = variants([str(tmp_path / "mine.yaml")], {}, None)
+        keys.append(Cell(variant, 0, resolved("recipe.py", [], [], variant)).key)
+    assert resolved("recipe.py", [], [], variant)["gamma_update_schedule"] == {"25": 100, "30": 1}
+    assert keys[0] != keys[1]
+
+
 def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
     grid = parse_grid(["gamma=1,2", "brier_weight=0.5,1.5"])
     found = variants(["cross_entropy", "focal", "focal_calibration"], grid, None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
@@ -59,10 +59,25 @@ def predictions(trainer: CalibrationTrainer, dataset: Any) -> tuple[np.ndarray, 
         ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
         ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
         ({"gradient_accumulation_steps": 2, "gamma_update_steps": 1}, [1, 2, 3, 4]),
+        # Epochs end at steps 4, 8 and 12: the first two are as by default, with evaluations or without.
+        ({"gamma_update_schedule": {2: 3}, "num_train_epochs": 4}, [4, 8, 9, 12, 15]),
+        ({"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3}, [4, 6, 8, 9, 10, 11, 12]),
+        (
+            {"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3, "eval_strategy": "epoch"},
+            [4, 6, 8, 9, 10, 11, 12],
+        ),
+        ({"gamma_update_schedule": {1: 4}, "eval_strategy": "steps", "eval_steps": 3}, [3, 8]),
+        ({"gamma_update_schedule": {0: 3}, "eval_on_start": True, "eval_strategy": "epoch"}, [3, 6]),
+        (
+            {"gamma_update_schedule": {1: 1}, "eval_on_start": True, "eval_strategy": "epoch"},
+            [0, 4, 5, 6, 7, 8],
+        ),
+        ({"gamma_update_schedule": {2: 1}}, [4, 8]),
+        ({"gamma_update_schedule": {1: 1}, "gradient_accumulation_steps": 3}, [2, 3, 4]),
     ],
 )
 def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="adafocal", num_train_epochs=2, **settings)
+    trainer = tiny_trainer(tmp_path, loss="adafocal", **{"num_train_epochs": 2, **settings})
     trainer.train()
     assert update_steps(trainer) == steps
     # Each step is logged still, and the final evaluation is no occasion to update.
@@ -70,6 +85,30 @@ def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int],
         *range(1, trainer.state.max_steps + 1)
     ]
     assert "eval_ece_calibrated" in last_evaluation(trainer)
+
+
+def test_only_the_updates_by_steps_of_a_schedule_use_the_subset(tmp_path: Path) -> None:
+    settings = {"gamma_update_schedule": {1: 2}, "gamma_update_samples": 12, "num_train_epochs": 2}
+    trainer = tiny_trainer(tmp_path, loss="adafocal", **settings)
+    tracker = Tracker()
+    trainer.add_callback(tracker)
+    trainer.train()
+    counts = [
+        (step, sum(logs[f"count_{i:02d}"] for i in range(15)))
+        for step, logs in tracker.sent
+        if "count_00" in logs
+    ]
+    assert counts == [(4, 39), (6, 11), (8, 11)]  # of 40 and of 12, all but the lowest
+
+
+def test_the_end_of_an_epoch_is_found_however_many_batches_it_has() -> None:
+    """The Trainer has it as epoch + step / batches, which must not be rounded into the next one."""
+    callback = AdaFocalCallback(schedule={n: n for n in range(1, 60)})
+    for batches in (1, 3, 7, 118, 472, 99_991):
+        for epoch in range(60):
+            for step in {1, batches // 2 + 1, batches}:
+                found = callback._interval(TrainerState(epoch=epoch + step / batches))
+                assert found == (epoch or None)
 
 
 class Tracker(TrainerCallback):
@@ -364,8 +403,12 @@ def test_the_order_of_ones_own_callbacks_does_not_matter(tmp_path: Path) -> None
 def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_n_steps to be at least 1, got 0"):
         AdaFocalCallback(every_n_steps=0)
-    with pytest.raises(ValueError, match="n_samples to go with every_n_steps"):
+    with pytest.raises(ValueError, match="n_samples to go with every_n_steps or schedule, got neither"):
         AdaFocalCallback(n_samples=5)
+    with pytest.raises(ValueError, match="schedule to go without every_n_steps, got every_n_steps=5"):
+        AdaFocalCallback(every_n_steps=5, schedule={1: 1})
+    with pytest.raises(ValueError, match=r"schedule to map whole epochs.*, got \{40: 1, 25: 100\}; write"):
+        AdaFocalCallback(schedule={40: 1, 25: 100})
     with pytest.raises(ValueError, match=r"strategy to be one of \('end', 'evaluate'\), got 'epoch'"):
         TemperatureScalingCallback(strategy="epoch")
     model = tiny_bert()

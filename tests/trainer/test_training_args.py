@@ -15,6 +15,7 @@ import torch
 from transformers import HfArgumentParser
 
 from hf_calib import CalibrationTrainingArguments
+from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES
 from hf_calib.scaling import AutoScaling, TemperatureScaling, VectorScaling
 from tests.helpers.tiny import arguments, tiny_trainer
@@ -55,7 +56,8 @@ def test_a_trial_may_set_them_one_by_one(tmp_path: Path) -> None:
 
 def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
     args = CalibrationTrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
-    names = ("loss", "loss_kwargs", "class_weights", "n_bins", "gamma_update_steps", "gamma_update_samples")
+    names = ("loss", "loss_kwargs", "class_weights", "n_bins")
+    names += ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples")
     names += ("calibration_method", "temperature_criterion", "calibration_strategy", "gather_batch")
     found = {name: getattr(args, name) for name in names}
     assert found == {
@@ -64,6 +66,7 @@ def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
         "class_weights": None,
         "n_bins": 15,
         "gamma_update_steps": None,
+        "gamma_update_schedule": None,
         "gamma_update_samples": None,
         "calibration_method": None,
         "temperature_criterion": "nll",
@@ -120,7 +123,18 @@ def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
             {"gamma_update_steps": 0},
             "gamma_update_steps to be a whole number, at least 1, at most \\d+, got 0",
         ),
-        ({"gamma_update_samples": 10}, "gamma_update_samples to go with gamma_update_steps"),
+        (
+            {"gamma_update_samples": 10},
+            "gamma_update_samples to go with gamma_update_steps or gamma_update_schedule, got neither",
+        ),
+        (
+            {"loss": "adafocal", "gamma_update_schedule": {25: 100}, "gamma_update_steps": 5},
+            "gamma_update_schedule to go without gamma_update_steps, got gamma_update_steps=5; leave one",
+        ),
+        (
+            {"loss": "focal", "gamma_update_schedule": {25: 100}},
+            "gamma_update_schedule to go with a loss that adapts, got 'focal'; use loss='adafocal'",
+        ),
         ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
         ({"calibration_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
         (
@@ -146,6 +160,61 @@ def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
 def test_what_is_wrong_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {40: 1, 25: 100},
+        {25: 100, "25": 1},
+        {-1: 5},
+        {"-1": 5},
+        {25: 0},
+        {25: 1.5},
+        {25: True},
+        {0.5: 10},
+        {25: None},
+        {"twenty": 5},
+        {},
+        [25, 100],
+        25,
+        "",
+        "25:100",
+        '{"25": 100',
+        '{"40": 1, "25": 100}',
+        "[25, 100]",
+    ],
+)
+def test_what_is_no_schedule_is_refused(schedule: Any, tmp_path: Path) -> None:
+    message = (
+        "gamma_update_schedule to map whole epochs, rising, at least 0, to whole numbers of steps, .*, got"
+    )
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, loss="adafocal", gamma_update_schedule=schedule)
+
+
+def test_a_schedule_has_whole_numbers_wherever_it_comes_from(tmp_path: Path) -> None:
+    meant = {25: 100, 40: 1}
+    config = tmp_path / "config.yaml"
+    config.write_text("loss: adafocal\ngamma_update_schedule: {25: 100, 40: 1}\n")
+    own = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none"]
+    in_file = ["--config", str(config), *own]
+    typed = ["--loss", "adafocal", "--gamma_update_schedule", '{"25": 100, "40": 1}', *own]
+    for words, wanted in (
+        (in_file, meant),
+        (typed, meant),
+        ([*in_file, "--gamma_update_schedule", '{"0": 7}'], {0: 7}),
+        ([*in_file, "--gamma_update_schedule", "null", "--gamma_update_steps", "7"], None),
+    ):
+        (args,) = parse_arguments((CalibrationTrainingArguments,), words)
+        assert args.gamma_update_schedule == wanted
+    args = arguments(tmp_path, loss="adafocal", gamma_update_schedule=meant)
+    again = json.loads(args.to_json_string())["gamma_update_schedule"]
+    assert arguments(tmp_path, loss="adafocal", gamma_update_schedule=again).gamma_update_schedule == meant
+    args.gamma_update_schedule = '{"3": 2}'
+    assert args.gamma_update_schedule == {3: 2}
+    with pytest.raises(ValueError, match="gamma_update_schedule to map whole epochs"):
+        args.gamma_update_schedule = {3: 0}
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
@@ -178,7 +247,13 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
 
 def test_the_help_names_every_field() -> None:
     text = HfArgumentParser(CalibrationTrainingArguments).format_help()
-    for name in ("--loss_kwargs", "--gamma_update_samples", "--calibration_strategy", "--gather_batch"):
+    for name in (
+        "--loss_kwargs",
+        "--gamma_update_schedule",
+        "--gamma_update_samples",
+        "--calibration_strategy",
+        "--gather_batch",
+    ):
         assert name in text
 
 
