@@ -39,14 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
         "kill": 4,
     },
     "every 3 steps": {"gamma_update_steps": 3, "save_steps": 1, "kill": 8, "gradient_accumulation_steps": 2},
-    "by a schedule, saved in its first epoch": {
-        "gamma_update_schedule": {1: 2},
-        "gamma_update_samples": 16,
-        "save_steps": 3,
-        "kill": 5,
-    },
     "by a schedule, saved between its intervals": {
         "gamma_update_schedule": {0: 3, 1: 2},
+        "gamma_update_samples": 16,
         "save_steps": 5,
         "kill": 8,
     },
