@@ -19,7 +19,8 @@ study() { # NAME CONFIG LOSSES ARGUMENTS...
     --jobs 2 --no-keep-models -- "${@:4}" "${common[@]}"
 }
 minilm_study() { # NAME LOSSES ARGUMENTS...
-  study "$1" ag_news_minilm.yaml "$2" --model "$minilm" --bf16 false "${@:3}"
+  # Batches of texts of like length: a quarter to a third less padding.
+  study "$1" ag_news_minilm.yaml "$2" --model "$minilm" --bf16 false --train_sampling_strategy group_by_length "${@:3}"
 }
 
 mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, which the weight of the papers is for
@@ -32,10 +33,10 @@ few=cross_entropy,focal,adafocal_every_10_steps
 for seed in ${seeds:-0 1 2}; do
   minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
   minilm_study clinc150_3_epochs "$clinc_losses" "${clinc150[@]}"
-  study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
-  minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
   minilm_study ag_news_10_epochs "$ag_losses" "${ag_news[@]}" --num_train_epochs 10 --save_strategy epoch
   minilm_study clinc150_10_epochs "$clinc_losses" "${clinc150[@]}" --num_train_epochs 10 --save_strategy epoch
+  study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
+  minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
   minilm_study ag_news_30_epochs "$few" "${ag_news[@]}" --num_train_epochs 30 --save_strategy epoch
   minilm_study clinc150_30_epochs "$few" "${clinc150[@]}" --num_train_epochs 30 --save_strategy epoch
 done
