@@ -246,7 +246,7 @@ OF_LOSSES: dict[str, tuple[str, ...]] = {
     "entropy_regularized": ("pereyra2017regularizing",),
     "mmce": ("kumar2018trainable",),
     "soft_ece": ("karandikar2021soft", "bohdal2021meta"),
-    "kde_ece": ("popordanoska2022consistent",),
+    "kde_ece": ("popordanoska2022consistent", "tao2023dual"),
 }
 OF_MAPS: dict[str, tuple[str, ...]] = {
     "temperature": ("guo2017calibration",),

@@ -127,7 +127,13 @@ def test_the_predictions_of_calibration_and_test_rows_are_kept(tmp_path: Path) -
     training = json.loads((tmp_path / "results.json").read_text())["training"]
     assert (training["steps"], training["resumed"]) == (4, False)
     assert training["seconds"] > 0
-    again = tiny_trainer(tmp_path, save_strategy="steps", save_steps=2, num_train_epochs=2)
-    train_and_report(again, test, resume=True)
+
+
+@pytest.mark.slow
+def test_a_resumed_training_counts_its_own_steps(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=2)
+    trainer.train()
+    again = tiny_trainer(tmp_path, num_train_epochs=2, resume_from_checkpoint=f"{tmp_path}/checkpoint-4")
+    train_and_report(again, trainer.eval_dataset)
     training = json.loads((tmp_path / "results.json").read_text())["training"]
     assert (training["steps"], training["resumed"]) == (4, True)

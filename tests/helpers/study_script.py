@@ -15,44 +15,50 @@ import numpy as np
 
 from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
 
-parser = argparse.ArgumentParser()
-for name in (
-    "config",
-    "loss",
-    "loss_kwargs",
-    "output_dir",
-    "resume_from_checkpoint",
-    "fails",
-    "silent",
-    "rows",
-):
-    parser.add_argument(f"--{name}")
-parser.add_argument("--seed", type=int)
-parser.add_argument("--seconds", type=float, default=0.0)
-args = parser.parse_args()
-folder = Path(args.output_dir)
-folder.mkdir(parents=True, exist_ok=True)
-with open(folder / "starts.txt", "a") as starts:
-    starts.write(f"{args.resume_from_checkpoint}\n")
-for step in (1, 2):
-    if args.resume_from_checkpoint and f"checkpoint-{step}" <= Path(args.resume_from_checkpoint).name:
-        continue
-    checkpoint = folder / f"checkpoint-{step}"
-    checkpoint.mkdir(exist_ok=True)
-    (checkpoint / "trainer_state.json").write_text("{}")
-    print(f"step {step}", flush=True)
-    time.sleep(args.seconds / 2)
-if args.loss == args.fails:
-    raise SystemExit(f"no such column, threads {os.environ.get('OMP_NUM_THREADS')}")
-if args.loss != args.silent:
-    rng = np.random.default_rng(args.seed)
-    labels = np.random.default_rng(7).integers(3, size=60)
-    logits = (3 * np.eye(3)[labels] + 2 * rng.normal(size=(60, 3))).astype(np.float32)
-    rows = LabelledLogits(logits, labels)
-    (folder / "calibrated").mkdir(exist_ok=True)
-    (folder / "calibrated" / "model.safetensors").write_bytes(b"weights")
-    TrainingPredictions(rows, rows, ("a", "b", "c")).save(folder / PREDICTIONS)
-    training = {"seconds": 1.0, "steps": 2, "resumed": False}
-    (folder / "results.json").write_text(
-        json.dumps({"loss": args.loss, "seed": args.seed, "training": training})
-    )
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in (
+        "config",
+        "loss",
+        "loss_kwargs",
+        "output_dir",
+        "resume_from_checkpoint",
+        "fails",
+        "silent",
+        "rows",
+    ):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    args = parser.parse_args()
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "starts.txt", "a") as starts:
+        starts.write(f"{args.resume_from_checkpoint}\n")
+    for step in (1, 2):
+        if args.resume_from_checkpoint and f"checkpoint-{step}" <= Path(args.resume_from_checkpoint).name:
+            continue
+        checkpoint = folder / f"checkpoint-{step}"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "trainer_state.json").write_text("{}")
+        print(f"step {step}", flush=True)
+        time.sleep(args.seconds / 2)
+    if args.loss == args.fails:
+        raise SystemExit(f"no such column, threads {os.environ.get('OMP_NUM_THREADS')}")
+    if args.loss != args.silent:
+        rng = np.random.default_rng(args.seed)
+        labels = np.random.default_rng(7).integers(3, size=60)
+        logits = (3 * np.eye(3)[labels] + 2 * rng.normal(size=(60, 3))).astype(np.float32)
+        rows = LabelledLogits(logits, labels)
+        (folder / "calibrated").mkdir(exist_ok=True)
+        (folder / "calibrated" / "model.safetensors").write_bytes(b"weights")
+        TrainingPredictions(rows, rows, ("a", "b", "c")).save(folder / PREDICTIONS)
+        training = {"seconds": 1.0, "steps": 2, "resumed": False}
+        (folder / "results.json").write_text(
+            json.dumps({"loss": args.loss, "seed": args.seed, "training": training})
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -56,6 +56,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
 def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path) -> None:
     settings: dict[str, Any] = {

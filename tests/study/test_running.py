@@ -126,6 +126,7 @@ def study_process(study: Path, seconds: str) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     process = study_process(tmp_path, "60")
     process.send_signal(signal.SIGINT)
@@ -136,6 +137,7 @@ def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(tmp_pat
     assert not subprocess.run(["pgrep", "-f", f"[-]-output_dir.{tmp_path}"], capture_output=True).stdout
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for_them(tmp_path: Path) -> None:
     process = study_process(tmp_path, "3")
     process.kill()  # the trainings live on
@@ -158,6 +160,7 @@ def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> Non
         assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
 
 
+@pytest.mark.slow
 def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path / "a study", launcher=f"{sys.executable} -X dev")
     lines = command_lines(launch, cells)
