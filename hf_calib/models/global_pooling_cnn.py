@@ -168,7 +168,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         if attention_mask is None:
             pad = self.config.pad_token_id
             attention_mask = torch.ones_like(input_ids) if pad is None else input_ids != pad
-        if not input_ids.is_cpu or torch.compiler.is_compiling():
+        if not input_ids.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self._convolve(input_ids, attention_mask)
         # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
         # go together, without the padding that they share (benchmarks/word_cnn.py).

@@ -155,6 +155,16 @@ def test_exported_program_serves_any_batch() -> None:
         torch.testing.assert_close(exported, model(input_ids=ids, attention_mask=mask).logits)
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # torch.jit itself; servers still take its models
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
+def test_a_trace_does_not_keep_the_lengths_of_its_example() -> None:
+    model = with_biases(make_model(initializer_range=1.0))
+    ids, lengths = torch.randint(1, 40, (4, 20)), torch.tensor([[3], [5], [8], [4]])
+    mask = (torch.arange(20) < lengths).long()
+    traced = torch.jit.trace(model, (ids, mask), strict=False)
+    torch.testing.assert_close(traced(ids, 1 - mask)["logits"], model(ids, 1 - mask).logits)
+
+
 def test_loss_is_the_mean_cross_entropy_and_reaches_every_weight() -> None:
     model = make_model(initializer_range=1.0).train()
     model.dropout.p = 0.0
