@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from hf_calib._errors import (
     look_alikes,
 )
 from hf_calib.data.splits import read_column
+
+_BLANK_LINE = re.compile(r"\r?\n\r?\n")  # e-mails and files of Windows end lines with \r\n
 
 
 def choose_columns(
@@ -94,10 +97,9 @@ def strip_headers(dataset: DatasetDict) -> DatasetDict:
     """
 
     def cut(batch: dict[str, list[str]]) -> dict[str, list[str]]:
-        parts = (text.partition("\n\n") for text in batch["text"])
-        return {"text": [after if blank_line else before for before, blank_line, after in parts]}
+        return {"text": [_BLANK_LINE.split(text, maxsplit=1)[-1] for text in batch["text"]]}
 
-    if not any("\n\n" in text for text in read_column(dataset["train"], "text").to_pylist()):
+    if not any(map(_BLANK_LINE.search, read_column(dataset["train"], "text").to_pylist())):
         raise InputValueError(
             expected(
                 "texts of train",
