@@ -93,10 +93,10 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
         names = args.class_names
         dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
-        if args.strip_headers and not images:
-            dataset = strip_headers(dataset)
-        if args.test_size is not None:
-            dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
+    if args.strip_headers and not images:
+        dataset = strip_headers(dataset)
+    if args.test_size is not None:
+        dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
     dataset = split_calibration(dataset, size=_rows_or_share(args.calibration_size), seed=args.split_seed)
     if args.label_noise != 0:
         dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)

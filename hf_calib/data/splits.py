@@ -192,7 +192,7 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
                 "size",
                 f"leave at least one of {len(labels)} rows for each of {len(classes)} classes",
                 f"{n_rows} rows",
-                "ask for fewer rows, or pass stratify=False",
+                "ask for fewer rows",
             )
         )
     quotas = counts * n_rows / len(labels)
@@ -213,7 +213,7 @@ def _row_count(size: float | int, n_train: int) -> int:
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
     if not (is_fraction or is_count):
         raise InputValueError(
-            expected("size", "be a fraction in (0, 1) or a number of rows", repr(size), "the default is 0.1")
+            expected("size", "be a fraction in (0, 1) or a number of rows", repr(size), "0.1 is a tenth")
         )
     n_rows = round(size * n_train) if is_fraction else int(size)
     if not 1 <= n_rows < n_train:

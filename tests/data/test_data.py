@@ -639,10 +639,16 @@ def test_headers_are_cut_as_scikit_learn_cuts_them(shared_data: Path) -> None:
 
 
 def test_texts_without_a_header_stay_or_are_refused() -> None:
-    rows = Dataset.from_dict({"text": ["From: me\n\nfirst\n\nsecond", "no header\nat all"], "label": [0, 1]})
+    texts = [
+        "From: me\n\nfirst\n\nsecond",
+        "no header\nat all",
+        "From: me\r\nTo: you\r\n\r\nfirst\r\n\r\nsecond",
+    ]
+    rows = Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
     assert strip_headers(DatasetDict({"train": rows}))["train"]["text"][:] == [
         "first\n\nsecond",
         "no header\nat all",
+        "first\r\n\r\nsecond",
     ]
     with pytest.raises(ValueError, match="expected texts of train to have a header"):
         strip_headers(DatasetDict({"train": rows.select([1])}))
@@ -674,6 +680,11 @@ def test_newsgroups_come_from_scikit_learns_folder(tmp_path: Path, monkeypatch: 
 def test_test_size_is_checked() -> None:
     with pytest.raises(ValueError, match="expected size to"):
         draw_test(numbered([0, 1] * 4), size=1.5)
+
+
+def test_test_size_is_for_the_built_in_data_too() -> None:
+    dataset = load_data(DataArguments(dataset="docstrings", test_size=50))
+    assert len(dataset["test"]) == 50
 
 
 def test_texts_of_train_in_other_splits_are_counted() -> None:
