@@ -113,14 +113,21 @@ def _draw(history: _History, title: str | None) -> Figure:
         wspace=0.12,
     )
     # The same limits for all, which is several times faster than axes that are shared.
-    limits = _padded(history.steps), (_padded(history.gaps, 0.0), _padded(history.gammas, 0.0), (0, 1))
+    logarithmic = bool(np.nanmax(np.abs(history.gammas)) > _LINEAR_UP_TO)
+    of_gammas = _padded(history.gammas, 0.0)
+    if logarithmic:  # a tenth of that axis, which is nearly the arcsinh
+        low, high = np.sinh(_padded(np.arcsinh(history.gammas), 0.0))
+        of_gammas = float(low), float(high)
+    limits = _padded(history.steps), (_padded(history.gaps, 0.0), of_gammas, (0, 1))
     for place, m in enumerate(drawn):
         panels = cells[divmod(place, columns)].subgridspec(n_panels, 1, hspace=0.12)
         axes = [figure.add_subplot(panels[i]) for i in range(n_panels)]
         _draw_bin(axes, history, m)
         axes[0].set_title(f"bin {m}", fontsize=7, pad=3)
-        if np.nanmax(np.abs(history.gammas)) > _LINEAR_UP_TO:
+        if logarithmic:
             axes[1].set_yscale("symlog", linthresh=1.0)
+            axes[1].set_yticks(_powers_of_ten(*of_gammas))
+            axes[1].minorticks_off()
         for i, (panel, name) in enumerate(zip(axes, ("gap", "gamma", "edges"), strict=False)):
             panel.set(xlim=limits[0], ylim=limits[1][i])
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
@@ -165,6 +172,13 @@ def _padded(values: FloatArray, *also: float) -> tuple[float, float]:
     low, high = np.nanmin([np.nanmin(values), *also]), np.nanmax([np.nanmax(values), *also])
     margin = 0.1 * (high - low) or 0.5
     return float(low - margin), float(high + margin)
+
+
+def _powers_of_ten(low: float, high: float) -> list[float]:
+    """0 and, on either side, up to three powers of ten within the limits."""
+    decades = int(np.log10(max(-low, high)))
+    powers = [10.0**k for k in range(-(-decades // 3), decades + 1, -(-decades // 3))]
+    return [tick for tick in (*(-power for power in powers), 0.0, *powers) if low <= tick <= high]
 
 
 def _range(counts: FloatArray) -> str:

@@ -208,12 +208,17 @@ def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int, with_edges: boo
     assert overlapping(figure) == []
 
 
-def test_gammas_far_apart_get_a_logarithmic_axis() -> None:
+@pytest.mark.parametrize("largest", [150.0, 5e3, 1e30])  # without an upper limit they end at 1e30
+def test_gammas_far_apart_get_a_logarithmic_axis(largest: float) -> None:
     entries = history(3, 2)
     assert gamma_dynamics(entries).axes[1].get_yscale() == "linear"
-    entries[-1]["gamma_01"] = 1e30  # without an upper limit, where they end
+    entries[-1]["gamma_00"], entries[-1]["gamma_01"] = -2.0, largest
     figure = gamma_dynamics(entries)
     assert {axes.get_yscale() for axes in figure.axes[1::3]} == {"symlog"}
+    assert overlapping(figure) == []
+    panel = figure.axes[1]
+    heights = panel.transAxes.inverted().transform(panel.transData.transform([(0, -2.0), (0, largest)]))[:, 1]
+    assert (np.abs(heights - [0, 1]) < 0.15).all()  # the curves fill the panel
 
 
 def test_gaps_of_empty_bins_may_be_missing() -> None:
