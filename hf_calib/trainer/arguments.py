@@ -178,11 +178,6 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise InputValueError(
                 expected("gamma_update_schedule", "go without gamma_update_steps", got, way_out)
             )
-        if self.gamma_update_schedule is not None and not isinstance(self.make_loss(), AdaptiveLoss):
-            way_out = "use loss='adafocal', or leave gamma_update_schedule out"
-            raise InputValueError(
-                expected("gamma_update_schedule", "go with a loss that adapts", repr(self.loss), way_out)
-            )
         if self.gamma_update_samples is not None and not (
             self.gamma_update_steps or self.gamma_update_schedule
         ):

@@ -131,10 +131,6 @@ def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
             {"loss": "adafocal", "gamma_update_schedule": {25: 100}, "gamma_update_steps": 5},
             "gamma_update_schedule to go without gamma_update_steps, got gamma_update_steps=5; leave one",
         ),
-        (
-            {"loss": "focal", "gamma_update_schedule": {25: 100}},
-            "gamma_update_schedule to go with a loss that adapts, got 'focal'; use loss='adafocal'",
-        ),
         ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
         ({"calibration_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
         (
@@ -191,6 +187,12 @@ def test_what_is_no_schedule_is_refused(schedule: Any, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, loss="adafocal", gamma_update_schedule=schedule)
+
+
+def test_settings_of_gammas_may_stand_beside_any_loss(tmp_path: Path) -> None:
+    """As in a study of losses, or a search for one, whose trainings share them."""
+    assert arguments(tmp_path, loss="focal", gamma_update_schedule={2: 5}).gamma_update_schedule == {2: 5}
+    assert arguments(tmp_path, loss="focal", gamma_update_steps=5).gamma_update_steps == 5
 
 
 def test_a_schedule_has_whole_numbers_wherever_it_comes_from(tmp_path: Path) -> None:
