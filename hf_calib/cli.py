@@ -582,7 +582,7 @@ def compare(
                 keep_models=keep_models,
             )
             if print_commands:
-                console.print_lines(command.command_lines(launch, cells))
+                console.print_commands(command.command_lines(launch, cells))
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
                 command.train(launch, cells, jobs=jobs, submitit=submitit, say=console.print_progress)

@@ -276,6 +276,12 @@ def print_lines(lines: Iterable[str]) -> None:
         console.print(line, markup=False)
 
 
+def print_commands(lines: Iterable[str]) -> None:
+    """Lines for a shell, which are never wrapped."""
+    for line in lines:
+        print(line)
+
+
 def print_warnings(warnings: Iterable[str]) -> None:
     """Lines on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
     for warning in warnings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -212,3 +213,12 @@ def test_each_training_on_two_processes(tmp_path: Path) -> None:
         for p in tmp_path.glob("s/cells/*/predictions.safetensors")
     }
     assert n_rows == 60
+
+
+def test_printed_commands_are_a_line_each_however_narrow_the_terminal(tmp_path: Path) -> None:
+    words = (str(SCRIPT), "--losses", "focal", "--seeds", "0,1", "--output", "a study", "--print-commands")
+    done = compare(tmp_path, *words, "--", "--rows", "[red] and two  spaces " + 20 * "long ")
+    assert done.returncode == 0, done.stderr
+    assert len(lines := done.stdout.splitlines()) == 2
+    for line in lines:
+        assert Path(shlex.split(line)[-1]).parent == tmp_path / "a study" / "cells"
