@@ -177,9 +177,10 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
 
 def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool) -> None:
     from hf_calib.experiments import train_and_report
-    from hf_calib.study.running import newest_checkpoint
+    from hf_calib.study.running import newest_checkpoint, remove_cut_short
 
     trainer.args.output_dir = str(folder)
+    remove_cut_short(folder)
     try:
         train_and_report(trainer, test_dataset, resume=newest_checkpoint(folder))
     except Exception as error:

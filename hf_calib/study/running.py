@@ -73,6 +73,7 @@ class _Training:
     ):
         self.launch, self.cell, self.folder, self.started = launch, cell, folder, time.monotonic()
         self._lock = lock
+        remove_cut_short(folder)
         with open(folder / LOG, "ab") as log:
             self.process = subprocess.Popen(
                 launch.command(cell, folder),
@@ -247,7 +248,7 @@ def train_cell(launch: Launch, cell: Cell, folder: Path) -> str | None:
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """The newest complete checkpoint; those that a killed training cut short are removed where there is none."""
+    """The newest complete checkpoint, or None. Only looks: another process may be writing one just now."""
     if not any(folder.glob("checkpoint-*")):
         return None
     from hf_calib.trainer.checkpoint import last_complete_checkpoint
@@ -255,9 +256,14 @@ def newest_checkpoint(folder: Path) -> str | None:
     try:
         return last_complete_checkpoint(folder, processes=1)
     except InputValueError:
+        return None
+
+
+def remove_cut_short(folder: Path) -> None:
+    """Remove checkpoints that a killed training left, where none is complete; for who holds the folder."""
+    if newest_checkpoint(folder) is None:
         for path in folder.glob("checkpoint-*"):
             shutil.rmtree(path, ignore_errors=True)
-        return None
 
 
 def _lock(folder: Path) -> IO[bytes] | None:

@@ -150,9 +150,15 @@ def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for
 
 
 def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-5").mkdir()
-    assert newest_checkpoint(tmp_path) is None
-    assert not (tmp_path / "checkpoint-5").exists()
+    launch, cells = plan(tmp_path / "s", losses="focal")
+    (folder,) = cells.values()
+    (folder / "checkpoint-5").mkdir()
+    assert newest_checkpoint(folder) is None
+    assert len(command_lines(launch, cells)) == 1
+    assert (folder / "checkpoint-5").exists()  # a training that runs may be writing it
+    assert train_cells(launch, cells, jobs=1, say=lambda line: None) == {}
+    assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}
+    assert not (folder / "checkpoint-5").exists()
     for name in ("checkpoint-5", "checkpoint-10"):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-5" / "trainer_state.json").write_text("{}")
