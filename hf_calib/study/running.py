@@ -272,9 +272,11 @@ def _lock(folder: Path) -> IO[bytes] | None:
     if fcntl is not None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
             return None
+        except OSError:  # a file system without locks, as some of clusters: nobody can have it
+            pass
     return lock
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from hf_calib.commands.compare import command_lines, plan_study
 from hf_calib.study.folder import is_finished, problem, read_plan
 from hf_calib.study.grid import Cell
-from hf_calib.study.running import Launch, _environments, newest_checkpoint, submit_cells, train_cells
+from hf_calib.study.running import Launch, _environments, _lock, newest_checkpoint, submit_cells, train_cells
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
@@ -147,6 +148,18 @@ def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for
     waits = "is being trained by another process; waiting for it"
     assert said == [f"cross_entropy, seed 0 {waits}", f"focal, seed 0 {waits}"]
     assert starts(tmp_path) == {"cross_entropy-seed0": ["None"], "focal-seed0": ["None"]}
+
+
+def test_a_file_system_without_locks_does_not_keep_a_study_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    lock = _lock(tmp_path)
+    assert lock is not None
+    lock.close()
 
 
 def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> None:
