@@ -176,6 +176,7 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
     for word in arguments:
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")  # HfArgumentParser takes both
             found[name] = [value] if equals else []
         elif name:
             found[name].append(word)
@@ -187,6 +188,7 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
         ("loss_kwargs", "use --grid, or list a YAML file in --losses"),
         ("seed", "list it in --seeds"),
         ("output_dir", "use --output"),
+        ("config", "use --config before the --"),
         ("resume", "what is finished is skipped, and what was interrupted resumed, anyway"),
     ):
         if name in found:

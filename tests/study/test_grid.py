@@ -134,3 +134,16 @@ def test_a_grid_is_a_name_and_values(word: str) -> None:
 def test_seeds_are_whole_numbers() -> None:
     with pytest.raises(ValueError, match="expected --seeds to be whole numbers, got '0,x'"):
         parse_seeds("0,x")
+
+
+def test_dashes_in_names_are_underscores() -> None:
+    assert given(["--learning-rate", "3e-5", "--max-length=64"]) == given(
+        ["--learning_rate", "3e-5", "--max_length", "64"]
+    )
+    for words, way_out in (
+        (["--loss-kwargs", "{}"], "got --loss_kwargs; use --grid"),
+        (["--output-dir", "x"], "got --output_dir; use --output"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "got --config; use --config before the --"),
+    ):
+        with pytest.raises(ValueError, match=way_out):
+            given(words)
