@@ -43,7 +43,8 @@ def write_plan(
             expected("output", f"be new, or have a {STUDY}", f"{study}, which has none", way_out)
         )
     before = read_plan(study) if (study / STUDY).is_file() else {"base": None, "cells": {}}
-    listed = dict(before["cells"]) if before["base"] == base else {}
+    base = json.loads(json.dumps(base))  # as it is read again: names of classes have text as keys
+    listed = _of_the_same_losses(study, before["cells"], cells) if before["base"] == base else {}
     listed |= {cell.name: {"loss": cell.variant.label, "seed": cell.seed} for cell in cells}
     folders = {cell: study / CELLS / cell.name for cell in cells}
     for cell, folder in folders.items():
@@ -59,6 +60,32 @@ def write_plan(
     }
     _write(study / STUDY, plan)
     return folders
+
+
+def _of_the_same_losses(
+    study: Path, listed: Mapping[str, Any], cells: Sequence[Cell]
+) -> dict[str, Any]:
+    """The listed cells without those of a loss that has the name of one of this grid, and another configuration.
+
+    Its file was changed. A mean over seeds is over trainings of one configuration.
+    """
+    now = {cell.variant.label: _but_its_seed(cell.arguments) for cell in cells}
+
+    def is_current(name: str) -> bool:
+        label = listed[name]["loss"]
+        if label not in now:
+            return True
+        try:
+            cell = json.loads((study / CELLS / name / CELL).read_text(encoding="utf-8"))
+            return bool(_but_its_seed(cell["arguments"]) == now[label])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+
+    return {name: entry for name, entry in listed.items() if is_current(name)}
+
+
+def _but_its_seed(arguments: Mapping[str, Any]) -> str:
+    return json.dumps({**arguments, "seed": None}, sort_keys=True)
 
 
 def read_plan(study: Path) -> dict[str, Any]:

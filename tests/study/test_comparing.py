@@ -94,6 +94,20 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
+def test_losses_are_added_to_a_study(in_an_empty_folder: Path) -> None:
+    settings: dict[str, Any] = {"seeds": [0], "test_dataset": SETS["test"], "methods": ["temperature"]}
+    for losses in (["cross_entropy"], ["focal"]):
+        results = compare(
+            lambda loss, seed: make_trainer(loss, seed, max_steps=2),
+            losses=losses,
+            output="study",
+            **settings,
+        )
+    assert results.losses == ("cross_entropy", "focal")
+    assert not results.missing
+
+
+@pytest.mark.filterwarnings("ignore:The evaluation split is also")
 def test_a_training_that_fails_is_reported_with_its_error(in_an_empty_folder: Path) -> None:
     class Fails(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -78,6 +78,25 @@ def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Pat
     assert len(read_plan(tmp_path / "s")["cells"]) == 1
 
 
+def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+
+    def listed(gamma: int, *seeds: int) -> dict[str, int]:
+        file.write_text(f"loss: focal\nloss_kwargs: {{gamma: {gamma}}}\n")
+        _, cells = plan(tmp_path / "s", losses=f"{file},brier", seeds=seeds)
+        entries = read_plan(tmp_path / "s")["cells"]
+        own = {cell.name for cell in cells}
+        assert own <= set(entries)
+        return {name: entry["seed"] for name, entry in entries.items() if entry["loss"] == "mine"}
+
+    first = listed(2, 0, 1, 2)
+    changed = listed(4, 0, 1)
+    assert sorted(changed.values()) == [0, 1]
+    assert not set(changed) & set(first)
+    assert set(listed(2, 0)) < set(first)  # changed back
+    assert len(read_plan(tmp_path / "s")["cells"]) == 1 + 3
+
+
 def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_asked(tmp_path: Path) -> None:
     train(tmp_path / "kept", losses="focal")
     train(tmp_path / "not", losses="focal", keep_models=False)
