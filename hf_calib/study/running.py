@@ -130,7 +130,7 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
     Returns:
         The failed cells, and why.
     """
-    waiting = [cell for cell, folder in cells.items() if not is_finished(folder)]
+    waiting = _not_finished(launch, cells)
     n_finished = len(cells) - len(waiting)
     if n_finished:
         say(f"{n_finished} of {len(cells)} trainings are finished already")
@@ -153,7 +153,7 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
                     elsewhere.add(cell)
                     continue
                 waiting.remove(cell)
-                if is_finished(folder):  # by that other process
+                if not _not_finished(launch, {cell: folder}):  # by that other process
                     lock.close()
                     continue
                 running[slot] = _Training(launch, cell, folder, lock, environments[slot])
@@ -180,6 +180,17 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
     return failed
 
 
+def _not_finished(launch: Launch, cells: Mapping[Cell, Path]) -> list[Cell]:
+    """The cells to train; the others are tidied up, which a study that was killed, or a printed command, did not."""
+    waiting = []
+    for cell, folder in cells.items():
+        if is_finished(folder):
+            clean_up(folder, keep_model=launch.keep_models)
+        else:
+            waiting.append(cell)
+    return waiting
+
+
 def submit_cells(
     launch: Launch, cells: Mapping[Cell, Path], parameters: Mapping[str, Any], *, say: Say
 ) -> dict[Cell, str]:
@@ -204,7 +215,7 @@ def submit_cells(
         way_out = "pip install submitit, or leave --submitit out"
         raise InputValueError(expected("submitit", "be installed", "no such package", way_out)) from error
     own = dict(parameters)
-    waiting = {cell: folder for cell, folder in cells.items() if not is_finished(folder)}
+    waiting = {cell: cells[cell] for cell in _not_finished(launch, cells)}
     first = next(iter(cells.values()), None)
     if not waiting or first is None:
         return {}

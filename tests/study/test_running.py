@@ -167,6 +167,7 @@ def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for
     waits = "is being trained by another process; waiting for it"
     assert said == [f"cross_entropy, seed 0 {waits}", f"focal, seed 0 {waits}"]
     assert starts(tmp_path) == {"cross_entropy-seed0": ["None"], "focal-seed0": ["None"]}
+    assert not list(tmp_path.glob("cells/*/checkpoint-*"))
 
 
 def test_a_file_system_without_locks_does_not_keep_a_study_waiting(
@@ -206,6 +207,9 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
     for line in lines:
         subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
     assert command_lines(launch, cells) == []
+    assert list(tmp_path.glob("a study/cells/*/checkpoint-*"))
+    assert train_cells(launch, cells, jobs=1, say=lambda line: None) == {}
+    assert not list(tmp_path.glob("a study/cells/*/checkpoint-*"))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
