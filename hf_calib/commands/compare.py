@@ -136,8 +136,8 @@ def _config(word: str, script: Path) -> Path:
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     """Hyperparameters and their values, from words like gamma=1,2,3.
 
-    >>> parse_grid(["gamma=1,2.5", "variant=plain"])
-    {'gamma': [1, 2.5], 'variant': ['plain']}
+    >>> parse_grid(["gamma=1,2.5,1e-3", "variant=plain"])
+    {'gamma': [1, 2.5, 0.001], 'variant': ['plain']}
     """
     grid = {}
     for word in words:
@@ -145,12 +145,23 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
         if not (name and equals and values):
             way_out = "write for example gamma=1,2,3"
             raise InputValueError(expected("--grid", "be name=value,value", repr(word), way_out))
+        if name in grid:
+            way_out = f"write all values in one, {name}=1,2"
+            raise InputValueError(expected("--grid", "name each hyperparameter once", repr(word), way_out))
         try:
-            grid[name] = yaml.safe_load(f"[{values}]")
+            grid[name] = [_number(value) for value in yaml.safe_load(f"[{values}]")]
         except yaml.YAMLError as error:
             way_out = "write for example gamma=1,2,3"
             raise InputValueError(expected("--grid", "be name=value,value", repr(word), way_out)) from error
     return grid
+
+
+def _number(value: Any) -> Any:
+    """A value of YAML; 1e-3, which it takes for text, is a number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -147,3 +147,8 @@ def test_dashes_in_names_are_underscores() -> None:
     ):
         with pytest.raises(ValueError, match=way_out):
             given(words)
+
+
+def test_a_hyperparameter_is_in_the_grid_once() -> None:
+    with pytest.raises(ValueError, match="expected --grid to name each hyperparameter once, got 'gamma=3'"):
+        parse_grid(["gamma=1,2", "gamma=3"])
