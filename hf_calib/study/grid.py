@@ -132,7 +132,8 @@ def _variant(word: str, script: Path | None) -> Variant:
     if loss not in LOSSES:
         requirement = "name its loss, as in `loss: focal`"
         raise InputValueError(expected(str(path), requirement, repr(loss), did_you_mean(loss, LOSSES)))
-    return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path)
+    further = config.keys() - OWN_ARGUMENTS  # a script that reads no YAML files needs to know of these only
+    return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path if further else None)
 
 
 def resolved(

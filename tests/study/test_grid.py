@@ -152,3 +152,9 @@ def test_dashes_in_names_are_underscores() -> None:
 def test_a_hyperparameter_is_in_the_grid_once() -> None:
     with pytest.raises(ValueError, match="expected --grid to name each hyperparameter once, got 'gamma=3'"):
         parse_grid(["gamma=1,2", "gamma=3"])
+
+
+def test_a_file_of_a_loss_alone_is_not_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("loss: focal\nloss_kwargs: {gamma: 2}\n")
+    (variant,) = variants([str(tmp_path / "mine.yaml")], {}, None)
+    assert (variant.loss, variant.hyperparameters, variant.config) == ("focal", {"gamma": 2}, None)
