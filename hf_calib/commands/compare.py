@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def plan_study(
         way_out = "check the path, for example recipes/text_classification.py"
         raise InputValueError(expected("SCRIPT_OR_STUDY", requirement, script, way_out))
     check_methods(methods)
+    _check_launcher(launcher)
     launch = Launch(
         path.absolute(),
         tuple(_config(word, path).absolute() for word in configs),
@@ -120,6 +122,19 @@ def command_lines(launch: Launch, cells: Mapping[Cell, Path]) -> list[str]:
     return [
         shlex.join(launch.command(cell, folder)) for cell, folder in cells.items() if not is_finished(folder)
     ]
+
+
+def _check_launcher(launcher: str | None) -> None:
+    """Raise unless it can be started."""
+    if launcher is None:
+        return
+    try:
+        words = shlex.split(launcher)
+    except ValueError:  # a quotation mark without its other one
+        words = []
+    if not words or shutil.which(words[0]) is None:
+        way_out = "write for example 'torchrun --nproc_per_node 2'"
+        raise InputValueError(expected("--launcher", "begin with a program", repr(launcher), way_out))
 
 
 def _config(word: str, script: Path) -> Path:

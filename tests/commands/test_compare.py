@@ -87,6 +87,11 @@ def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
             [str(SCRIPT), "--output", "s", "--config", "no.yaml"],
             "expected --config to name an existing YAML file",
         ),
+        (
+            [str(SCRIPT), "--output", "s", "--launcher", "torch-run 2"],
+            "expected --launcher to begin with a program, got 'torch-run 2'",
+        ),
+        ([str(SCRIPT), "--output", "s", "--launcher", "torchrun 'x"], "expected --launcher to begin with"),
         ([str(SCRIPT), "--output", "s", "--methods", "temprature"], "did you mean 'temperature'?"),
         ([str(SCRIPT), "--output", "s", "--submitit", "gpu"], "expected --submitit to be a JSON object"),
         ([str(SCRIPT), "--output", "s", "--", "--seed", "1"], "got --seed; list it in --seeds"),
