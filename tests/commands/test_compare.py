@@ -224,6 +224,7 @@ def test_printed_commands_are_a_line_each_however_narrow_the_terminal(tmp_path: 
     words = (str(SCRIPT), "--losses", "focal", "--seeds", "0,1", "--output", "a study", "--print-commands")
     done = compare(tmp_path, *words, "--", "--rows", "[red] and two  spaces " + 20 * "long ")
     assert done.returncode == 0, done.stderr
-    assert len(lines := done.stdout.splitlines()) == 2
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
     for line in lines:
         assert Path(shlex.split(line)[-1]).parent == tmp_path / "a study" / "cells"
