@@ -62,9 +62,7 @@ def write_plan(
     return folders
 
 
-def _of_the_same_losses(
-    study: Path, listed: Mapping[str, Any], cells: Sequence[Cell]
-) -> dict[str, Any]:
+def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
     """The listed cells without those of a loss that has the name of one of this grid, and another configuration.
 
     Its file was changed. A mean over seeds is over trainings of one configuration.
@@ -98,10 +96,14 @@ def read_plan(study: Path) -> dict[str, Any]:
     way_out = "pass the --output folder of an earlier hf-calib compare"
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        cells = {str(name): (str(entry["loss"]), int(entry["seed"])) for name, entry in plan["cells"].items()}
-        whole = (
-            all(isinstance(plan[name], list) for name in ("losses", "seeds", "methods")) and "base" in plan
-        )
+        entries = plan["cells"].items()
+        cells: dict[str, dict[str, Any]] = {
+            name: {"loss": str(entry["loss"]), "seed": int(entry["seed"])} for name, entry in entries
+        }
+        plan["cells"] = cells
+        whole = isinstance(plan["methods"], list) and "base" in plan
+        plan["losses"] = list(dict.fromkeys(entry["loss"] for entry in cells.values()))
+        plan["seeds"] = sorted({entry["seed"] for entry in cells.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         got = f"{path} ({error})"
         raise InputValueError(expected("the study", "be readable", got, way_out)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -234,6 +235,18 @@ def test_a_damaged_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(ValueError, match="expected the study to be"):
         read_plan(tmp_path)
+
+
+def test_a_plan_that_was_edited_is_read_by_its_cells(tmp_path: Path) -> None:
+    plan(tmp_path, losses="focal,brier", seeds=(0, 1))
+    path = tmp_path / "study.json"
+    edited = json.loads(path.read_text())
+    edited |= {"losses": [1], "seeds": [5]}
+    edited["cells"] = {name: {**cell, "seed": str(cell["seed"])} for name, cell in edited["cells"].items()}
+    path.write_text(json.dumps(edited))
+    recorded = read_plan(tmp_path)
+    assert (recorded["losses"], recorded["seeds"]) == (["focal", "brier"], [0, 1])
+    assert {cell["seed"] for cell in recorded["cells"].values()} == {0, 1}
 
 
 @pytest.mark.parametrize(
