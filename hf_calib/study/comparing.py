@@ -111,7 +111,7 @@ def report_study(
         stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if the folder is no study, or no training of it is finished.
+        ValueError: if the folder is no study, or a method is unknown.
     """
     from hf_calib.study.measured import measure_study
     from hf_calib.study.report import write_study_report

@@ -103,10 +103,13 @@ class _Training:
         mark_failed(self.folder, reason)
         return reason
 
-    def stop(self) -> None:
-        """End the process and those that it started."""
+    def ask_to_stop(self) -> None:
+        """Let the process end, and those that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Wait for the end that was asked for, and force it after a while."""
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -174,6 +177,8 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
                 say(f"{progress}: {_name(training.cell)} {what}")
             time.sleep(_LOOK_AGAIN)
     except BaseException:
+        for training in running.values():  # all before the first wait, which a second Ctrl-C would end
+            training.ask_to_stop()
         for training in running.values():
             training.stop()
         raise
