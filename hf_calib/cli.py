@@ -566,7 +566,7 @@ def compare(
         chosen = methods.split(",") if methods is not None else None
         if Path(source).is_dir():
             study = Path(source)
-            command.check_only_reports(arguments, config, output)
+            command.check_only_reports(arguments, config, grid, output, launcher, print_commands, submitit)
         else:
             study = command.check_study_folder(output)
             launch, cells = command.plan_study(

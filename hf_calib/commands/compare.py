@@ -13,7 +13,7 @@ import yaml
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.study.comparing import METHODS, check_methods, check_seeds, report_study
-from hf_calib.study.folder import is_finished, write_plan
+from hf_calib.study.folder import is_finished, trained_by_another_version, write_plan
 from hf_calib.study.grid import Cell, resolved, variants
 from hf_calib.study.running import Launch, submit_cells, train_cells
 
@@ -73,7 +73,7 @@ def plan_study(
         for variant in variants(losses, grid, path)
     ]
     base = resolved(path.name, launch.configs, arguments)
-    return launch, write_plan(output.absolute(), cells, methods, base)
+    return launch, write_plan(output.absolute(), cells, methods, base, launch.script)
 
 
 def train(
@@ -84,6 +84,12 @@ def train(
     Raises:
         ValueError: if no training of the study is finished in the end.
     """
+    changed = sum(trained_by_another_version(folder, launch.script) for folder in cells.values())
+    if changed:
+        say(
+            f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
+            "trained again: remove their folders in cells/ if the change matters"
+        )
     if submitit is None:
         failed = train_cells(launch, cells, jobs=jobs, say=say)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 import time
@@ -102,12 +103,19 @@ def print_progress(line: str) -> None:
 
 @contextmanager
 def interruptible(way_on: str) -> Iterator[None]:
-    """End with code 130 and one line on stderr where the user interrupts."""
+    """End with code 130 and one line on stderr where the user, or a scheduler, interrupts."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt:
         print(f"hf-calib: interrupted. {way_on}", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def print_json(record: Any) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from hf_calib._errors import InputTypeError, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
@@ -45,7 +46,16 @@ def train_and_report(
 
     Returns:
         The test metrics, keys `test_...`; on every process, once all is written.
+
+    Raises:
+        TypeError: if the model cannot be saved as this would at the end; before the training.
     """
+    if not hasattr(trainer._unwrapped, "save_pretrained"):
+        got = type(trainer._unwrapped).__name__
+        way_out = (
+            "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
+        )
+        raise InputTypeError(expected("the model", "have save_pretrained", got, way_out))
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():

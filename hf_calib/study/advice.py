@@ -43,7 +43,10 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
     if best == baseline:
         sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}, the baseline itself.")
     else:
-        found = _comparison(results.differences[(*best, PRIMARY)])
+        difference = results.differences[(*best, PRIMARY)]
+        found = _comparison(difference)
+        if difference.n_seeds < max(means[best].n_seeds, means[baseline].n_seeds):
+            found += f", over the {difference.n_seeds} seeds that both have"
         sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}; {its_own} ({found}).")
     better = sorted(_beyond_chance(results, PRIMARY, sign=-1), key=lambda pair: means[pair].value)
     rows_only = " on these test rows" if _one_seed(results) else ""

@@ -12,7 +12,7 @@ from typing import Any
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_file
 from hf_calib.predictions.of_training import PREDICTIONS
-from hf_calib.study.grid import Cell
+from hf_calib.study.grid import Cell, content_hash
 
 STUDY, CELLS = "study.json", "cells"
 CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
@@ -21,7 +21,11 @@ _MODELS = ("calibrated", "uncalibrated")
 
 
 def write_plan(
-    study: Path, cells: Sequence[Cell], methods: Sequence[str], base: Mapping[str, Any]
+    study: Path,
+    cells: Sequence[Cell],
+    methods: Sequence[str],
+    base: Mapping[str, Any],
+    script: Path | None = None,
 ) -> dict[Cell, Path]:
     """Write study.json, and cell.json of each cell; return the cells' folders.
 
@@ -32,6 +36,7 @@ def write_plan(
         cells: of this grid.
         methods: post-hoc maps.
         base: the resolved configuration, without what differs between the cells.
+        script: that trains them, whose content is recorded; or None.
 
     Raises:
         ValueError: if the folder cannot be written, or is full of something else.
@@ -47,10 +52,11 @@ def write_plan(
     listed = _of_the_same_losses(study, before["cells"], cells) if before["base"] == base else {}
     listed |= {cell.name: {"loss": cell.variant.label, "seed": cell.seed} for cell in cells}
     folders = {cell: study / CELLS / cell.name for cell in cells}
+    version = None if script is None else content_hash(script)
     for cell, folder in folders.items():
-        _write(
-            folder / CELL, {"key": cell.key, "loss": cell.variant.label, "arguments": dict(cell.arguments)}
-        )
+        if not is_finished(folder):
+            record = {"key": cell.key, "loss": cell.variant.label, "script": version}
+            _write(folder / CELL, {**record, "arguments": dict(cell.arguments)})
     plan = {
         "losses": list(dict.fromkeys(entry["loss"] for entry in listed.values())),
         "seeds": sorted({entry["seed"] for entry in listed.values()}),
@@ -117,6 +123,15 @@ def read_plan(study: Path) -> dict[str, Any]:
 def is_finished(folder: Path) -> bool:
     """Whether a training has left its results; they are written last."""
     return (folder / RESULTS).is_file() and (folder / PREDICTIONS).is_file()
+
+
+def trained_by_another_version(folder: Path, script: Path) -> bool:
+    """Whether a script has changed since it trained a cell, as far as the cell says."""
+    try:
+        version = json.loads((folder / CELL).read_text(encoding="utf-8"))["script"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return version not in (None, content_hash(script))
 
 
 def problem(folder: Path) -> str:

@@ -102,7 +102,7 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
         own = {name: values for name, values in grid.items() if name in LOSSES[base.loss].hyperparameters}
         for values in product(*own.values()):
             changed = dict(zip(own, values, strict=True))
-            label = " ".join([base.label, *(f"{name}={value}" for name, value in changed.items())])
+            label = " ".join([base.label, *(f"{name}={_short(value)}" for name, value in changed.items())])
             found.append(Variant(label, base.loss, {**base.hyperparameters, **changed}, base.config))
             make_loss(base.loss, **found[-1].hyperparameters)  # raises before any training does
     labels = [variant.label for variant in found]
@@ -111,6 +111,11 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
         way_out = "name each loss once, and give its files different names"
         raise InputValueError(expected("losses", "differ", f"{twice!r} twice", way_out))
     return found
+
+
+def _short(value: Any) -> str:
+    """A hyperparameter's value in a label: 1 and 1.0 are the same."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _variant(word: str, script: Path | None) -> Variant:
@@ -202,10 +207,14 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _content(value: Any) -> Any:
     """A value; of a file what is in it, so that a file may move, and a changed one is a changed configuration."""
-    if not isinstance(value, str) or not os.path.isfile(value):
-        return value
+    is_file = isinstance(value, str) and os.path.isfile(value)
+    return f"sha256:{content_hash(Path(value))}" if is_file else value
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file."""
     digest = hashlib.sha256()
-    with open(value, "rb") as file:
+    with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)
-    return f"sha256:{digest.hexdigest()}"
+    return digest.hexdigest()

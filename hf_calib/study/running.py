@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.study.folder import LOG, clean_up, is_finished, last_lines, mark_failed
+from hf_calib.study.folder import FAILED, LOG, clean_up, is_finished, last_lines, mark_failed
 from hf_calib.study.grid import Cell
 
 try:
@@ -74,6 +74,7 @@ class _Training:
         self.launch, self.cell, self.folder, self.started = launch, cell, folder, time.monotonic()
         self._lock = lock
         remove_cut_short(folder)
+        (folder / FAILED).unlink(missing_ok=True)  # of an earlier try
         with open(folder / LOG, "ab") as log:
             self.process = subprocess.Popen(
                 launch.command(cell, folder),
@@ -307,6 +308,8 @@ def _environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
         visible = _visible_gpus()
         for slot, environment in enumerate(made):
             own = visible[slot::jobs] or ([visible[slot % len(visible)]] if visible else [])
+            if launch.launcher is None:  # with several, the Trainer would enlarge the batch
+                own = own[:1]
             if own:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     if launch.launcher is not None:

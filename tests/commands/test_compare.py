@@ -32,7 +32,7 @@ def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
-    words = (str(SCRIPT), "--losses", "cross_entropy,focal,brier", "--seeds", "0,1")
+    words = (str(SCRIPT), "--losses", "cross_entropy,brier", "--seeds", "0,1")
     trained = compare(
         tmp_path,
         *words,
@@ -47,7 +47,7 @@ def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
         "brier",
     )
     assert trained.returncode == 0, trained.stderr
-    assert "3 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
+    assert "2 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
     assert trained.stderr.count("brier, seed 1 FAILED: exit status 1; its last lines:") == 1
     assert "about" in trained.stderr
     study = tmp_path / "study"
@@ -55,15 +55,14 @@ def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
     assert "no such column" in report
     with (study / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["loss"] for row in rows} == {"cross_entropy", "focal"}
+    assert {row["loss"] for row in rows} == {"cross_entropy"}
     assert {row["method"] for row in rows} == {"none", "temperature"}
-    # The same seeds give the same logits here, whatever the loss.
     nll = {
         (row["loss"], row["seed"]): row["value"]
         for row in rows
         if (row["method"], row["metric"]) == ("none", "nll")
     }
-    assert nll["cross_entropy", "1"] == nll["focal", "1"] != nll["cross_entropy", "0"]
+    assert nll["cross_entropy", "1"] != nll["cross_entropy", "0"]
 
     again = CliRunner().invoke(app, ["compare", str(study), "--methods", "temperature,vector", "--json"])
     assert again.exit_code == 0, again.output
@@ -95,9 +94,10 @@ def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
         ([str(SCRIPT), "--output", "s", "--methods", "temprature"], "did you mean 'temperature'?"),
         ([str(SCRIPT), "--output", "s", "--submitit", "gpu"], "expected --submitit to be a JSON object"),
         ([str(SCRIPT), "--output", "s", "--", "--seed", "1"], "got --seed; list it in --seeds"),
-        (
+        pytest.param(
             [str(SCRIPT), "--output", "s", "--losses", "focal", "--", "--fails", "focal"],
             "got 3 failures of 3",
+            marks=pytest.mark.slow,
         ),
         ([".", "--output", "s"], "expected a script to be given with these arguments"),
         (["."], "expected the study to be readable, got study.json"),
@@ -133,7 +133,10 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_it_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_trainings_and_says_how_it_goes_on(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
     words = [str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", "s", "--", "--seconds", "60"]
     process = subprocess.Popen(
         [*COMMAND, *words], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
@@ -141,10 +144,11 @@ def test_ctrl_c_says_how_it_goes_on(tmp_path: Path) -> None:
     while not list(tmp_path.glob("s/cells/*/checkpoint-1")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert said.splitlines()[-1].startswith("hf-calib: interrupted. The same command goes on where it was: ")
+    assert not subprocess.run(["pgrep", "-f", f"[-]-output_dir {tmp_path}"], capture_output=True).stdout
 
 
 def logits(study: Path) -> dict[str, Any]:

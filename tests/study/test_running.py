@@ -251,7 +251,7 @@ def test_a_plan_that_was_edited_is_read_by_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "jobs", "own"),
-    [("0,1,2,3", 2, ["0,2", "1,3"]), ("4,5", 3, ["4", "5", "4"]), ("0,1", 1, [None]), ("", 2, [None, None])],
+    [("0,1,2,3", 2, ["0", "1"]), ("4,5", 3, ["4", "5", "4"]), ("0,1", 1, [None]), ("", 2, [None, None])],
 )
 def test_gpus_are_shared_out(
     visible: str, jobs: int, own: list[str | None], monkeypatch: pytest.MonkeyPatch
@@ -264,6 +264,8 @@ def test_gpus_are_shared_out(
     assert {environment["OMP_NUM_THREADS"] for environment in made} == {str(max(1, n_cores // jobs))}
     assert not any("MASTER_PORT" in environment for environment in made)
     launched = _environments(2, Launch(SCRIPT, launcher="torchrun --nproc_per_node 2"))
+    if visible == "0,1,2,3":
+        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in launched] == ["0,2", "1,3"]
     assert launched[0]["MASTER_PORT"] != launched[1]["MASTER_PORT"]
 
 

@@ -260,6 +260,7 @@ def test_a_trial_that_diverges_fails_alone(tmp_path: Path) -> None:
     assert sorted(trial.state.name for trial in trials) == ["COMPLETE", "FAIL"]
 
 
+@pytest.mark.slow
 def test_trials_start_from_their_seed_and_what_they_do_not_set_is_as_before(tmp_path: Path) -> None:
     """The Trainer alone seeds a trial's model with the trial before's seed."""
     model_init = lambda: tiny_bert(seed=int(torch.randint(2**30, ())))  # noqa: E731
@@ -314,6 +315,7 @@ def test_several_objectives_leave_the_arguments_as_they_were(tmp_path: Path) -> 
     assert trainer.args.to_dict() == before
 
 
+@pytest.mark.slow
 def test_a_result_of_another_space_is_kept(tmp_path: Path) -> None:
     """A study that goes on with another space, which does not take the best trial's values."""
     trainer, _ = searching(tmp_path, num_train_epochs=1)

@@ -179,6 +179,7 @@ def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]],
     assert len(list(tmp_path.glob("fold_*/*"))) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_search_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = (found["searched"] for found in evaluations)
     alone = searched(tmp_path, GLOBAL_BATCH)
