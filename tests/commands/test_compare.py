@@ -176,6 +176,7 @@ def test_a_recipe_that_is_killed_twice_ends_as_if_it_had_not_been(tmp_path: Path
             assert process.poll() is None
             time.sleep(0.02)
         process.kill()
+        process.wait()
         subprocess.run(["pkill", "-KILL", "-f", f"[-]-output_dir {tmp_path}/cut"], check=True)
     done = compare(tmp_path, *words, "--output", "cut")
     assert done.returncode == 0, done.stderr

@@ -270,6 +270,10 @@ def test_gpus_are_shared_out(
 
 
 @pytest.mark.slow
+# submitit does not wait for the processes of its local executor.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Popen:pytest.PytestUnraisableExceptionWarning"
+)
 def test_jobs_of_submitit(tmp_path: Path) -> None:
     said: list[str] = []
     launch, cells = plan(tmp_path, "--fails", "focal")
