@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.study.comparing import METHODS, check_methods, check_seeds, report_study
+from hf_calib.study.comparing import METHODS, check_seeds, report_study
 from hf_calib.study.folder import is_finished, trained_by_another_version, write_plan
 from hf_calib.study.grid import Cell, resolved, variants
+from hf_calib.study.measured import check_methods
 from hf_calib.study.running import Launch, submit_cells, train_cells
 
 __all__ = ["METHODS", "report_study"]

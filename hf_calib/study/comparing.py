@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 from hf_calib.study.folder import clean_up, is_finished, mark_failed, read_plan, write_plan
 from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, variants
+from hf_calib.study.measured import check_methods, measure_study
 
 if TYPE_CHECKING:
     from hf_calib.study.results import StudyResults
@@ -113,7 +113,6 @@ def report_study(
     Raises:
         ValueError: if the folder is no study, or a method is unknown.
     """
-    from hf_calib.study.measured import measure_study
     from hf_calib.study.report import write_study_report
 
     plan = read_plan(study)
@@ -121,14 +120,6 @@ def report_study(
     stages("writing the report")
     write_study_report(results, study)
     return results
-
-
-def check_methods(methods: Sequence[str]) -> None:
-    """Raise for a post-hoc map that there is not."""
-    for method in methods:
-        if method not in SINGLE_LABEL_SCALERS:
-            way_out = did_you_mean(method, SINGLE_LABEL_SCALERS)
-            raise InputValueError(expected("methods", "be post-hoc maps", repr(method), way_out))
 
 
 def check_seeds(seeds: Sequence[int]) -> Sequence[int]:

@@ -89,7 +89,7 @@ def measure_study(
         ValueError: if the folder is of no study, or an argument is out of range.
     """
     plan = read_plan(folder)
-    all_methods = _check_methods(methods)
+    all_methods = check_methods(methods)
     check_seed(seed)
     if check_n_resamples(n_resamples) < _FEWEST_RESAMPLES:
         way_out = "leave it out, for 1000"
@@ -142,13 +142,12 @@ def measure_study(
     return replace(results, advice=advise(results), notes=(*notes_on_statistics(results), *notes))
 
 
-def _check_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """`UNSCALED` first, then the maps in the order given."""
+def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
+    """`UNSCALED` first, then the maps in the order given; raises for one that there is not."""
     for method in methods:
         if method not in SINGLE_LABEL_SCALERS and method != UNSCALED:
-            requirement = f"be of {', '.join(SINGLE_LABEL_SCALERS)}"
             way_out = did_you_mean(method, SINGLE_LABEL_SCALERS)
-            raise InputValueError(expected("methods", requirement, repr(method), way_out))
+            raise InputValueError(expected("methods", "be post-hoc maps", repr(method), way_out))
     return tuple(dict.fromkeys([UNSCALED, *methods]))
 
 
