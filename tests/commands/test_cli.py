@@ -728,6 +728,7 @@ class TestOutput:
         ):
             assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
 
+    @pytest.mark.slow
     def test_a_full_disk(self, workplace: Path, tmp_path: Path) -> None:
         """The limit on a file's size stands for it."""
         call("evaluate", workplace / "data.npz", "--output", tmp_path)

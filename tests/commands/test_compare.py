@@ -31,6 +31,7 @@ def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
     words = (str(SCRIPT), "--losses", "cross_entropy,brier", "--seeds", "0,1")
     trained = compare(

@@ -222,6 +222,7 @@ class TestOnnx:
 
 
 class TestTorch:
+    @pytest.mark.slow
     def test_a_map_beside_the_model_is_folded_first(self, workplace: Path, tmp_path: Path) -> None:
         output = tmp_path / "out"
         done = called_for_json("export", workplace / "beside", output, "--format", "torch")

@@ -81,7 +81,7 @@ def test_p_values_of_a_discrete_metric_are_never_too_small(
         *[(ECE, {"binning": binning}) for binning in BINNINGS],
         (CLASSWISE, {}),
         ("brier_score", {}),
-        ("smooth_calibration_error", {}),
+        pytest.param("smooth_calibration_error", {}, marks=pytest.mark.slow),
         ("kde_calibration_error", {"bandwidth": 0.05}),
     ],
 )

@@ -320,7 +320,10 @@ def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ("temprature",)}, "expected methods to be post-hoc maps, got 'temprature'; did you mean 'temperature'"),
+        (
+            {"methods": ("temprature",)},
+            "expected methods to be post-hoc maps, got 'temprature'; did you mean 'temperature'",
+        ),
         ({"methods": ("per_label_temperature",)}, "expected methods"),
         ({"n_resamples": 10}, "expected n_resamples to be at least 50, got 10"),
         ({"seed": -1}, "expected seed"),

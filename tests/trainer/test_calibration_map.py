@@ -165,7 +165,7 @@ class AtTheStart(TrainerCallback):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=() if method in ("auto", "structured_matrix") else pytest.mark.slow)
+        pytest.param(method, marks=() if method == "auto" else pytest.mark.slow)
         for method, multi_label in CASES
         if not multi_label
     ],

@@ -244,6 +244,7 @@ def test_the_calibrated_objective_is_out_of_fold(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This evaluation has no calibration metrics")
 @pytest.mark.filterwarnings("ignore:The calibration map could not be scored")
+@pytest.mark.slow
 def test_a_trial_that_diverges_fails_alone(tmp_path: Path) -> None:
     trainer, _ = searching(tmp_path, num_train_epochs=1)
     best = trainer.hyperparameter_search(
@@ -381,6 +382,7 @@ def test_a_hyperparameter_of_another_loss_is_refused_before_the_training(tmp_pat
         trainer.train()
 
 
+@pytest.mark.slow
 def test_an_objective_of_the_users_is_taken(tmp_path: Path) -> None:
     trainer, _ = searching(tmp_path)
     best = trainer.hyperparameter_search(

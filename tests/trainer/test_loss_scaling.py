@@ -134,7 +134,17 @@ class ExtendedMean(CalibrationTrainer):
         return super().compute_loss(model, inputs, return_outputs)
 
 
-@pytest.mark.parametrize("kind", [CalibrationTrainer, OwnLoss, NormalisedLoss, ExtendedLoss, ExtendedMean])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        CalibrationTrainer,
+        OwnLoss,
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (NormalisedLoss, ExtendedLoss, ExtendedMean)
+        ),
+    ],
+)
 def test_a_loss_of_ones_own_is_a_mean_over_the_step(kind: type[CalibrationTrainer], tmp_path: Path) -> None:
     if kind is NormalisedLoss and not hasattr(Trainer, "loss_is_scaled_for_ga"):
         pytest.skip("the flag came with transformers 5.19")

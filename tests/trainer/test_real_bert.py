@@ -91,6 +91,7 @@ def test_from_training_to_serving(minilm: str, news: DatasetDict, tmp_path: Path
     np.testing.assert_allclose([[row[name] for name in LABELS] for row in scores], wanted, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_accumulation_changes_nothing(minilm: str, news: DatasetDict, tmp_path: Path) -> None:
     """Sentences of different lengths: micro-batches are padded differently, and still the mean is the same."""
     runs = []

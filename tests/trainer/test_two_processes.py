@@ -170,6 +170,7 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
         assert theirs == f"RuntimeError: Saving or pushing failed on another process: {reason}"
 
 
+@pytest.mark.slow
 def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = (found["cross-calibrated"] for found in evaluations)
     assert first == second
