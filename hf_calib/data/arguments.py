@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 BUILT_IN = "docstrings"
+_HELD_OUT = 0.2  # of a file alone
 NEWSGROUPS = "sklearn/20newsgroups"
 
 
@@ -36,7 +38,12 @@ class DataArguments:
     calibration_file: str | None = field(
         default=None, metadata={"help": "Without it, rows of train are held out."}
     )
-    test_file: str | None = field(default=None, metadata={"help": "Used for the final report only."})
+    test_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "Used for the final report only. Without it, rows of train_file are held out: test_size."
+        },
+    )
     test_split: str = field(
         default="test", metadata={"help": "'validation' if the test labels are withheld."}
     )
@@ -55,8 +62,8 @@ class DataArguments:
     test_size: float | None = field(
         default=None,
         metadata={
-            "help": "Merge train and test, and draw this fraction, or number of rows, as a new test set; "
-            "with files, test_file may be left out."
+            "help": "Merge train and test, and draw this fraction, or number of rows, as a new test set. "
+            "Default: 0.2 where there is a train_file alone."
         },
     )
     label_noise: float = field(
@@ -75,13 +82,21 @@ class DataArguments:
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     """The splits train, calibration and test, with columns `text` (or `image`) and `label`."""
+    test_size = args.test_size
     if args.dataset == BUILT_IN and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
         if args.dataset == NEWSGROUPS and not args.train_file:
             dataset = newsgroups_dataset()
         else:
-            one_file = args.train_file and args.test_size is not None and not args.test_file
+            one_file = args.train_file and not args.test_file
+            if one_file and test_size is None:
+                test_size = _HELD_OUT
+                warnings.warn(
+                    f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
+                    "Name a test_file, or set test_size.",
+                    stacklevel=2,
+                )
             dataset = load_splits(
                 None if args.train_file else args.dataset,  # a file on the command line, a name in the config
                 config_name=args.dataset_config,
@@ -95,8 +110,8 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
     if args.strip_headers and not images:
         dataset = strip_headers(dataset)
-    if args.test_size is not None:
-        dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
+    if test_size is not None:
+        dataset = draw_test(dataset, size=_rows_or_share(test_size), seed=args.split_seed)
     dataset = split_calibration(dataset, size=_rows_or_share(args.calibration_size), seed=args.split_seed)
     if args.label_noise != 0:
         dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)

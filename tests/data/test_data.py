@@ -603,6 +603,24 @@ def test_label_noise_is_uniform_over_the_other_classes_and_leaves_the_test_set()
         add_label_noise(dataset, fraction=20)
 
 
+def test_of_a_file_alone_rows_are_held_out_to_test_on(tmp_path: Path) -> None:
+    rows = "".join(f"text {i},{i % 4}\n" for i in range(200))
+    (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
+    file = str(tmp_path / "train.csv")
+    with pytest.warns(
+        UserWarning, match="There is no test_file, so 20% of the rows of train_file are held out"
+    ):
+        dataset = load_data(DataArguments(train_file=file))
+    assert {name: len(split) for name, split in dataset.items()} == {
+        "train": 144,
+        "calibration": 16,
+        "test": 40,
+    }
+    assert len({text for split in dataset.values() for text in split["text"]}) == 200
+    sized = load_data(DataArguments(train_file=file, test_size=20))
+    assert len(sized["test"]) == 20
+
+
 @pytest.mark.parametrize(
     ("sizes", "expected_counts"),
     [
