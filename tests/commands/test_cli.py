@@ -884,6 +884,7 @@ class TestReport:
             (lambda r: r.update(note="1e999 "), "readable as JSON, got .*1e999 is not a finite number"),
         ],
     )
+    @pytest.mark.slow
     def test_an_edited_report(self, change: Any, message: str, workplace: Path, tmp_path: Path) -> None:
         assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
         path = tmp_path / "report.json"

@@ -226,6 +226,7 @@ def test_each_training_on_two_processes(tmp_path: Path) -> None:
     assert n_rows == 60
 
 
+@pytest.mark.slow
 def test_printed_commands_are_a_line_each_however_narrow_the_terminal(tmp_path: Path) -> None:
     words = (str(SCRIPT), "--losses", "focal", "--seeds", "0,1", "--output", "a study", "--print-commands")
     done = compare(tmp_path, *words, "--", "--rows", "[red] and two  spaces " + 20 * "long ")

@@ -110,6 +110,7 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert "**Consistency test.**" in card
 
 
+@pytest.mark.slow
 def test_the_predictions_of_calibration_and_test_rows_are_kept(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, eval_strategy="no", save_strategy="steps", save_steps=2)
     test = sequences(trainer.model, 12, seed=5)

@@ -472,6 +472,7 @@ def test_pull_requests_are_not_opened_twice(model: Path, hub: Hub) -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize(("is_new", "large"), [(True, True), (False, False)])
+@pytest.mark.slow
 def test_the_connection_is_cut_at_each_request_in_turn(
     is_new: bool, large: bool, is_done: bool, model: Path, hub: Hub
 ) -> None:

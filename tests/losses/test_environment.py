@@ -28,6 +28,7 @@ class TestCompile:
     """Traced as one graph; without code generation, which takes minutes on two cores."""
 
     @pytest.mark.parametrize("name", LOSSES)
+    @pytest.mark.slow
     def test_one_graph_same_result(self, name: str) -> None:
         torch.compiler.reset()
         loss = make_variant((name, {}), 5)

@@ -61,6 +61,7 @@ def odd_classes(probs: np.ndarray, labels: np.ndarray) -> float:
         (odd_classes, {}),
     ],
 )
+@pytest.mark.slow
 def test_p_values_are_uniform_on_calibrated_data(metric: object, options: dict[str, object]) -> None:
     assert stats.kstest(p_values(metric, **options), "uniform").pvalue > 0.01
 

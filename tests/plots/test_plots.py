@@ -203,6 +203,7 @@ def test_a_training_that_went_on_with_a_later_version() -> None:
 
 
 @pytest.mark.parametrize(("n_updates", "n_bins", "with_edges"), [(1, 1, True), (3, 15, True), (3, 15, False)])
+@pytest.mark.slow
 def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int, with_edges: bool) -> None:
     figure = gamma_dynamics(history(n_updates, n_bins, with_edges=with_edges), title="AdaFocal")
     assert overlapping(figure) == []

@@ -166,6 +166,7 @@ def test_the_files_of_a_report(written_report: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_every_case_has_its_text_and_figures(case: str) -> None:
     figures, n_tables = {
         "nothing": (set(), 0),

@@ -72,6 +72,7 @@ def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tm
     assert len(recorded["cells"]) == 5
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Path) -> None:
     train(tmp_path / "s", losses="focal")
     train(tmp_path / "s", "--seconds", "0.01", losses="focal")
@@ -98,6 +99,7 @@ def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_
     assert len(read_plan(tmp_path / "s")["cells"]) == 1 + 3
 
 
+@pytest.mark.slow
 def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_asked(tmp_path: Path) -> None:
     train(tmp_path / "kept", losses="focal")
     train(tmp_path / "not", losses="focal", keep_models=False)

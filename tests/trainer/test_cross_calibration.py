@@ -113,6 +113,7 @@ def test_folds_are_stratified_where_rows_have_one_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "tokens", "multi-label", "torch"])
+@pytest.mark.slow
 def test_other_rows(kind: str, tmp_path: Path) -> None:
     config = {"problem_type": "multi_label_classification"} if kind == "multi-label" else {}
 

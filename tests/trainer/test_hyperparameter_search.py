@@ -277,6 +277,7 @@ def test_trials_start_from_their_seed_and_what_they_do_not_set_is_as_before(tmp_
 
 
 @pytest.mark.parametrize("base", [{}, {"loss": "focal", "loss_kwargs": {"gamma": 2.5}}])
+@pytest.mark.slow
 def test_the_arguments_hold_the_best_trial_with_the_constants_of_its_space(
     base: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -302,6 +303,7 @@ def test_the_arguments_hold_the_best_trial_with_the_constants_of_its_space(
     assert trainer.temperature is not None
 
 
+@pytest.mark.slow
 def test_several_objectives_leave_the_arguments_as_they_were(tmp_path: Path) -> None:
     trainer, _ = searching(tmp_path, num_train_epochs=1, loss="focal", loss_kwargs={"gamma": 2.5})
     before = trainer.args.to_dict()

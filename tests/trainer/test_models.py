@@ -146,6 +146,7 @@ def test_checkpointed_activations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Network, NetworkWithTuple, NetworkWithDict])
 @pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.slow
 def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
     def rows(n: int) -> Any:
         found = [{k: v.tolist() for k, v in row.items()} for row in images(n)]
