@@ -63,6 +63,7 @@ ALL: dict[str, Callable[[int], Figure]] = {"ranks": ranks, "differences": differ
 
 @pytest.mark.parametrize("n_losses", [2, 5, 15])
 @pytest.mark.parametrize("kind", ALL)
+@pytest.mark.slow
 def test_no_text_covers_another_or_is_cut_and_names_are_no_formulas(kind: str, n_losses: int) -> None:
     figure = ALL[kind](n_losses)
     assert overlapping(figure) == []

@@ -168,6 +168,7 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     "task", ["20newsgroups_cnn", "ag_news_cnn", "finsen_cnn", "20newsgroups_bert", "ag_news_bert"]
 )
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_text_recipe_trains_each_task(task: str, text_arguments: list[str], tmp_path: Path) -> None:
     glove = tmp_path / "glove.txt"
     glove.write_text("".join(f"{word} {' '.join(['0.1'] * 8)}\n" for word in ("array", "the", "of")))

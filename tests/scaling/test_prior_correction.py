@@ -195,6 +195,7 @@ class TestGuarantees:
     """Over many draws: intervals cover, and what is no shift is not corrected."""
 
     @pytest.mark.parametrize("method", ["em", "bbse", "bbse_soft", "em without source"])
+    @pytest.mark.slow
     def test_intervals_cover_and_noise_is_refused(self, method: str) -> None:
         rng = np.random.default_rng(4)
         covered, kept, found = [], [], []

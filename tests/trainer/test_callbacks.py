@@ -353,6 +353,7 @@ def test_other_evaluations_do_not_pass_for_held_out_ones(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal", "ece_ce"])
+@pytest.mark.slow
 def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss=loss, num_train_epochs=2, **BY_STEPS)
     start = {name: value.clone() for name, value in trainer.calibration_loss.named_buffers()}

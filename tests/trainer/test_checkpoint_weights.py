@@ -136,6 +136,7 @@ def by_torch_save_in_shards(model: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     "save", [as_saved, named_as_in_memory, in_shards, by_torch_save, by_torch_save_in_shards]
 )
+@pytest.mark.slow
 def test_every_format_is_read(save: Any, tmp_path: Path) -> None:
     for name in sorted(QUICK):
         model = build(name, CONFIGS[name])

@@ -137,6 +137,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("damage", REFUSED)
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.slow
 def test_a_wrong_table_is_refused_before_training(damage: Any, named: bool, checkpoint: Path) -> None:
     for path in checkpoint.parent.glob(f"checkpoint-*/{LOSS_STATE_NAME}"):
         damage(path)
