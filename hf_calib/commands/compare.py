@@ -14,7 +14,7 @@ import yaml
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.study.comparing import METHODS, check_seeds, report_study
 from hf_calib.study.folder import is_finished, trained_by_another_version, write_plan
-from hf_calib.study.grid import Cell, resolved, variants
+from hf_calib.study.grid import Cell, content_hash, resolved, variants
 from hf_calib.study.measured import check_methods
 from hf_calib.study.running import Launch, submit_cells, train_cells
 
@@ -68,10 +68,15 @@ def plan_study(
         launcher,
         keep_models,
     )
-    cells = [
-        Cell(variant, seed, {**resolved(path.name, launch.configs, arguments, variant), "seed": seed})
-        for seed in check_seeds(seeds)
+    # Once for a loss: this reads its file, and hashes the data.
+    configurations = [
+        (variant, resolved(path.name, launch.configs, arguments, variant))
         for variant in variants(losses, grid, path)
+    ]
+    cells = [
+        Cell(variant, seed, {**configuration, "seed": seed})
+        for seed in check_seeds(seeds)
+        for variant, configuration in configurations
     ]
     base = resolved(path.name, launch.configs, arguments)
     return launch, write_plan(output.absolute(), cells, methods, base, launch.script)
@@ -85,7 +90,8 @@ def train(
     Raises:
         ValueError: if no training of the study is finished in the end.
     """
-    changed = sum(trained_by_another_version(folder, launch.script) for folder in cells.values())
+    version = content_hash(launch.script)
+    changed = sum(trained_by_another_version(folder, version) for folder in cells.values())
     if changed:
         say(
             f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +85,9 @@ def compare(
     """
     check_methods(methods)
     study = Path(output)
-    trainings = [
-        (variant, seed) for seed in check_seeds(seeds) for variant in variants(losses, grid or {}, None)
-    ]
+    trainings = product(check_seeds(seeds), variants(losses, grid or {}, None))
     cells: list[Cell] = []
-    for variant, seed in trainings:
+    for seed, variant in trainings:
         trainer = _made(make_trainer, variant, seed)
         cells.append(Cell(variant, seed, _configuration(trainer, test_dataset)))
         base = {name: value for name, value in cells[0].arguments.items() if name not in OWN_ARGUMENTS}

@@ -125,13 +125,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULTS).is_file() and (folder / PREDICTIONS).is_file()
 
 
-def trained_by_another_version(folder: Path, script: Path) -> bool:
-    """Whether a script has changed since it trained a cell, as far as the cell says."""
+def trained_by_another_version(folder: Path, version: str) -> bool:
+    """Whether a script, of which the version is the `content_hash`, was another when it trained a cell."""
     try:
-        version = json.loads((folder / CELL).read_text(encoding="utf-8"))["script"]
+        recorded = json.loads((folder / CELL).read_text(encoding="utf-8"))["script"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return version not in (None, content_hash(script))
+    return recorded not in (None, version)
 
 
 def problem(folder: Path) -> str:

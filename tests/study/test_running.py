@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hf_calib.commands.compare import command_lines, plan_study
+from hf_calib.commands.compare import train as run
 from hf_calib.study.folder import is_finished, problem, read_plan
 from hf_calib.study.grid import Cell
 from hf_calib.study.running import Launch, _environments, _lock, newest_checkpoint, submit_cells, train_cells
@@ -286,3 +287,19 @@ def test_jobs_of_submitit(tmp_path: Path) -> None:
     assert submit_cells(launch, cells, {"cluster": "local"}, say=said.append)
     with pytest.raises(ValueError, match="expected --submitit to hold parameters of submitit"):
         submit_cells(launch, cells, {"cluster": "local", "gpus": 3}, say=said.append)
+
+
+def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT.read_text())
+    said: list[str] = []
+    for _ in range(2):
+        launch, cells = plan_study(
+            str(script), configs=[], losses=["focal"], seeds=[0], grid={}, arguments=[], output=tmp_path / "s"
+        )
+        run(launch, cells, jobs=1, submitit=None, say=said.append)
+        script.write_text(SCRIPT.read_text() + "# edited\n")
+    assert said[0].startswith("1 of 1: focal, seed 0 finished")
+    assert said[1].startswith("mine.py has changed since it trained 1 of these 1. They are not trained again")
+    assert said[2] == "1 of 1 trainings are finished already"
+    assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}
