@@ -14,6 +14,7 @@ from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 _FOLDED = ", ".join(method for method, entry in SINGLE_LABEL_SCALERS.items() if entry.foldable)
+_COMPARED_LOSSES = ("cross_entropy", "focal", "dual_focal", "adafocal", "bsce_gra")
 Method = Enum("Method", {method: method for method in SINGLE_LABEL_SCALERS}, type=str)  # type: ignore[misc]
 
 
@@ -514,12 +515,13 @@ def compare(
         typer.Option(help="YAML file of the script, or the name of one in configs/ beside it; also several."),
     ] = None,
     losses: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Losses, a,b,c: names, YAML files, or names of files in configs/losses beside the script."
+            help="Losses, a,b,c: names, YAML files, or names of files in configs/losses beside the script.",
+            show_default=",".join(_COMPARED_LOSSES),
         ),
-    ] = "cross_entropy,focal,dual_focal,adafocal,bsce_gra",
-    seeds: Annotated[str, typer.Option(help="Seeds of the trainings, 0,1,2.")] = "0,1,2",
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the trainings.", show_default="0,1,2")] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -566,14 +568,17 @@ def compare(
         chosen = methods.split(",") if methods is not None else None
         if Path(source).is_dir():
             study = Path(source)
-            command.check_only_reports(arguments, config, grid, output, launcher, print_commands, submitit)
+            command.check_only_reports(
+                arguments, config, losses, seeds, grid, output, launcher, print_commands, submitit
+            )
         else:
             study = command.check_study_folder(output)
+            scheduler = command.parse_submitit(submitit)
             launch, cells = command.plan_study(
                 source,
                 configs=config or [],
-                losses=losses.split(","),
-                seeds=command.parse_seeds(seeds),
+                losses=losses.split(",") if losses is not None else _COMPARED_LOSSES,
+                seeds=command.parse_seeds(seeds or "0,1,2"),
                 grid=command.parse_grid(grid or []),
                 methods=chosen or command.METHODS,
                 arguments=arguments or [],
@@ -585,7 +590,7 @@ def compare(
                 console.print_commands(command.command_lines(launch, cells))
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
-                command.train(launch, cells, jobs=jobs, submitit=submitit, say=console.print_progress)
+                command.train(launch, cells, jobs=jobs, scheduler=scheduler, say=console.print_progress)
         results = command.report_study(study, methods=chosen, stages=stages)
         if as_json:
             console.print_json(results.to_dict())

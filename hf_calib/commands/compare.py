@@ -83,9 +83,14 @@ def plan_study(
 
 
 def train(
-    launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, submitit: str | None, say: Callable[[str], None]
+    launch: Launch,
+    cells: Mapping[Cell, Path],
+    *,
+    jobs: int,
+    scheduler: Mapping[str, Any] | None,
+    say: Callable[[str], None],
 ) -> None:
-    """Train what is missing, here or as jobs of a scheduler.
+    """Train what is missing: here, or with parameters of submitit as jobs of a scheduler.
 
     Raises:
         ValueError: if no training of the study is finished in the end.
@@ -97,18 +102,10 @@ def train(
             f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
             "trained again: remove their folders in cells/ if the change matters"
         )
-    if submitit is None:
+    if scheduler is None:
         failed = train_cells(launch, cells, jobs=jobs, say=say)
     else:
-        try:
-            parameters = json.loads(submitit)
-            dict(**parameters)
-        except (ValueError, TypeError) as error:
-            way_out = """write '{"timeout_min": 600}', or '{}'"""
-            raise InputValueError(
-                expected("--submitit", "be a JSON object", repr(submitit), way_out)
-            ) from error
-        failed = submit_cells(launch, cells, parameters, say=say)
+        failed = submit_cells(launch, cells, scheduler, say=say)
     if len(failed) == len(cells):
         way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
         raise InputValueError(
@@ -190,6 +187,21 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def parse_submitit(text: str | None) -> dict[str, Any] | None:
+    """Parameters of submitit.
+
+    >>> parse_submitit('{"timeout_min": 600}')
+    {'timeout_min': 600}
+    """
+    if text is None:
+        return None
+    try:
+        return dict(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        way_out = """write '{"timeout_min": 600}', or '{}'"""
+        raise InputValueError(expected("--submitit", "be a JSON object", repr(text), way_out)) from error
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -151,13 +151,21 @@ def resolved(
         configs: YAML files, of which later ones win.
         arguments: words of the command line, which win over the files.
         variant: the loss.
+
+    Raises:
+        ValueError: if one of the files cannot be read, or sets a loss's hyperparameters.
     """
     from hf_calib.experiments.config_file import read_config
     from hf_calib.losses import make_loss
 
     found: dict[str, Any] = {"script": script}
-    for path in [*configs, *([variant.config] if variant is not None and variant.config is not None else [])]:
+    for path in configs:
         found |= read_config(path)
+        if "loss_kwargs" in found:  # they would be thought to be those of the study's losses
+            way_out = "use --grid, or list a YAML file with loss and loss_kwargs in --losses"
+            raise InputValueError(expected(str(path), "leave losses to the study", "loss_kwargs", way_out))
+    if variant is not None and variant.config is not None:
+        found |= read_config(variant.config)
     found |= given(arguments)
     ignored = (*_NOT_OF_THE_TRAINING, *OWN_ARGUMENTS)
     found = {name: _content(value) for name, value in found.items() if name not in ignored}

@@ -111,6 +111,14 @@ def test_of_a_file_its_content_counts(tmp_path: Path) -> None:
     assert first != key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
 
 
+def test_a_file_of_the_script_sets_no_hyperparameters_of_a_loss(tmp_path: Path) -> None:
+    # The recipe alone would train focal with gamma 5; the study's focal has gamma 3.
+    with pytest.raises(
+        ValueError, match=r"c\.yaml to leave losses to the study, got loss_kwargs; use --grid"
+    ):
+        key(tmp_path, config="loss: focal\nloss_kwargs: {gamma: 5}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

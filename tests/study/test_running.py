@@ -297,7 +297,7 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
         launch, cells = plan_study(
             str(script), configs=[], losses=["focal"], seeds=[0], grid={}, arguments=[], output=tmp_path / "s"
         )
-        run(launch, cells, jobs=1, submitit=None, say=said.append)
+        run(launch, cells, jobs=1, scheduler=None, say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")
     assert said[1].startswith("mine.py has changed since it trained 1 of these 1. They are not trained again")
