@@ -31,12 +31,13 @@ ng_losses=$losses,focal_calibration_20newsgroups,$mmce,brier,inverse_focal,adafo
 few=cross_entropy,focal,adafocal_every_10_steps
 
 for seed in ${seeds:-0 1 2}; do
+  # The shortest first, so that a run that is cut short has them of each seed.
   minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
   minilm_study clinc150_3_epochs "$clinc_losses" "${clinc150[@]}"
+  minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
+  study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
   minilm_study ag_news_10_epochs "$ag_losses" "${ag_news[@]}" --num_train_epochs 10 --save_strategy epoch
   minilm_study clinc150_10_epochs "$clinc_losses" "${clinc150[@]}" --num_train_epochs 10 --save_strategy epoch
-  study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
-  minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
   minilm_study ag_news_30_epochs "$few" "${ag_news[@]}" --num_train_epochs 30 --save_strategy epoch
   minilm_study clinc150_30_epochs "$few" "${clinc150[@]}" --num_train_epochs 30 --save_strategy epoch
 done
