@@ -11,6 +11,9 @@ common=(--use_cpu true --disable_tqdm true --save_total_limit 1)
 ag_news=(--train_file "$(file ag_news/train)" --test_file "$(file ag_news/test)" --max_test_samples 3000)
 clinc150=(--train_file "$(file clinc150/train)" --calibration_file "$(file clinc150/validation)"
   --test_file "$(file clinc150/test)" --max_train_samples 5000 --max_calibration_samples 1000 --max_length 32)
+# Cross entropy's NLL on the validation split after 3 epochs: 2.35, 1.13, 0.59, 5.02 at 1e-4, 2e-4, 4e-4, 8e-4. At 5e-5, as
+# for AG News, 150 classes are learnt to an accuracy of 0.6: a study of its own.
+trains=(--learning_rate 4e-4)
 newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20newsgroups/test)"
   --max_length 250 --per_device_train_batch_size 64 --num_train_epochs 10)
 
@@ -33,11 +36,12 @@ few=cross_entropy,focal,adafocal_every_10_steps
 for seed in ${seeds:-0 1 2}; do
   # The shortest first, so that a run that is cut short has them of each seed.
   minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
-  minilm_study clinc150_3_epochs "$clinc_losses" "${clinc150[@]}"
   minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
   study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"
+  minilm_study clinc150_3_epochs "$clinc_losses" "${clinc150[@]}" "${trains[@]}"
+  minilm_study clinc150_under_trained "$clinc_losses" "${clinc150[@]}"
   minilm_study ag_news_10_epochs "$ag_losses" "${ag_news[@]}" --num_train_epochs 10 --save_strategy epoch
-  minilm_study clinc150_10_epochs "$clinc_losses" "${clinc150[@]}" --num_train_epochs 10 --save_strategy epoch
+  minilm_study clinc150_10_epochs "$clinc_losses" "${clinc150[@]}" "${trains[@]}" --num_train_epochs 10 --save_strategy epoch
   minilm_study ag_news_30_epochs "$few" "${ag_news[@]}" --num_train_epochs 30 --save_strategy epoch
-  minilm_study clinc150_30_epochs "$few" "${clinc150[@]}" --num_train_epochs 30 --save_strategy epoch
+  minilm_study clinc150_30_epochs "$few" "${clinc150[@]}" "${trains[@]}" --num_train_epochs 30 --save_strategy epoch
 done
