@@ -8,8 +8,10 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
+MARKERS = "os^Dv<>PX*hd"
 METHODS = {"none": "", "temperature": " after T", "auto": " after auto"}
 # ECE in %, before and after the temperature, of the CNN on 20 Newsgroups: Table 1 of the dual focal paper,
 # Table 4 of FCL's, and Table 1 of AdaFocal's, which has equal-mass bins.
@@ -103,19 +105,21 @@ def draw_regimes(reports: dict[str, dict], path: Path) -> None:
         return
     figure = Figure(figsize=(5 * len(tasks), 7), layout="constrained")
     grid = figure.subplots(2, len(tasks), sharex=True, squeeze=False)
-    markers = "os^Dv<>PX*hd"
     for column, (task, studies) in enumerate(sorted(tasks.items())):
         for row, method in enumerate(("none", "temperature")):
             axes = grid[row][column]
             losses = list(dict.fromkeys(loss for report in studies.values() for loss in report["losses"]))
             for number, loss in enumerate(losses):
                 points = [
-                    (epochs, means[loss, method, "ece"]["value"])
+                    (epochs * 1.02 ** (number - len(losses) / 2), mean["value"], mean["low"], mean["high"])
                     for epochs, report in sorted(studies.items())
-                    if (loss, method, "ece") in (means := by(report, "means"))
+                    if (mean := by(report, "means").get((loss, method, "ece"))) is not None
                 ]
                 if points:
-                    axes.plot(*zip(*points, strict=True), marker=markers[number % 12], label=loss)
+                    x, y, low, high = np.array(points).T
+                    style = {"color": "black", "lw": 2.5} if loss == "cross_entropy" else {"lw": 1}
+                    marker = MARKERS[number % len(MARKERS)]
+                    axes.errorbar(x, y, [y - low, high - y], marker=marker, label=loss, elinewidth=1, **style)
             axes.set(xscale="log", xticks=sorted(studies), xticklabels=sorted(studies), ylim=(0, None))
             axes.minorticks_off()
             axes.set_title(f"{task}, {'as trained' if method == 'none' else 'after the temperature'}")
