@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
+from hf_calib.models.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
+from hf_calib.models.densenet import DenseNetConfig, DenseNetForImageClassification
 from hf_calib.models.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
+from hf_calib.models.vgg import VGGConfig, VGGForImageClassification
+from hf_calib.models.wide_resnet import WideResNetConfig, WideResNetForImageClassification
 from hf_calib.models.words import load_glove, train_word_tokenizer
 
 __all__ = [
+    "CifarResNetConfig",
+    "CifarResNetForImageClassification",
+    "DenseNetConfig",
+    "DenseNetForImageClassification",
     "GlobalPoolingCNNConfig",
     "GlobalPoolingCNNForSequenceClassification",
+    "VGGConfig",
+    "VGGForImageClassification",
+    "WideResNetConfig",
+    "WideResNetForImageClassification",
     "load_glove",
     "train_word_tokenizer",
 ]
@@ -21,3 +33,11 @@ AutoConfig.register(GlobalPoolingCNNConfig.model_type, GlobalPoolingCNNConfig, e
 AutoModelForSequenceClassification.register(
     GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification, exist_ok=True
 )
+for _model in (
+    CifarResNetForImageClassification,
+    DenseNetForImageClassification,
+    VGGForImageClassification,
+    WideResNetForImageClassification,
+):
+    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+    AutoModelForImageClassification.register(_model.config_class, _model, exist_ok=True)

@@ -1,0 +1,254 @@
+"""The papers' image networks: sizes and logits of the authors' code, initial weights, saving, folding, pipelines."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    PreTrainedConfig,
+    ViTImageProcessorPil,
+    pipeline,
+)
+
+from hf_calib.export import fold_temperature
+from hf_calib.models import (
+    CifarResNetConfig,
+    DenseNetConfig,
+    DenseNetForImageClassification,
+    VGGConfig,
+    VGGForImageClassification,
+    WideResNetConfig,
+)
+from hf_calib.models.image_classifier import ImageClassifier
+from tests.helpers.places import GOLDEN
+
+AUTHORS = json.loads((GOLDEN / "image_networks.json").read_text())
+TINY_IMAGENET = {"pooled_size": 2, "he_initialization": True}
+THEIRS: dict[str, tuple[PreTrainedConfig, int]] = {
+    "resnet18": (CifarResNetConfig(depth=18), 32),
+    "resnet50": (CifarResNetConfig(depth=50), 32),
+    "resnet110": (CifarResNetConfig(depth=110), 32),
+    "resnet50_tiny_imagenet": (CifarResNetConfig(depth=50, **TINY_IMAGENET), 64),
+    "wide_resnet_26_10": (WideResNetConfig(), 32),
+    "densenet121": (DenseNetConfig(), 32),
+}
+SMALL = {
+    "cifar_resnet": CifarResNetConfig(depth=8, num_labels=3),
+    "wide_resnet": WideResNetConfig(depth=8, width=1, num_labels=3),
+    "densenet": DenseNetConfig(num_labels=3),
+    "vgg": VGGConfig(depth=11, num_labels=3),
+}
+
+
+def make(config: PreTrainedConfig, **changes: Any) -> ImageClassifier:
+    torch.manual_seed(0)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return AutoModelForImageClassification.from_config(config).eval()
+
+
+def fill(model: nn.Module) -> None:
+    """Weights and statistics of seed 0, in the order of the layers, which is that of the authors' networks."""
+    rng = np.random.default_rng(0)
+    filled = {}
+    for name, old in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            filled[name] = old
+            continue
+        values = rng.standard_normal(tuple(old.shape))
+        if name.endswith("running_var"):
+            values = 0.5 + np.abs(values)
+        elif old.ndim > 1:
+            values = values / math.sqrt(old[0].numel())
+        else:
+            values = 0.1 * values + name.endswith("weight")
+        filled[name] = torch.tensor(values)
+    model.load_state_dict(filled)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        pytest.param("resnet50", marks=pytest.mark.slow),
+        pytest.param("resnet110", marks=pytest.mark.slow),
+        pytest.param("resnet50_tiny_imagenet", marks=pytest.mark.slow),
+        pytest.param("wide_resnet_26_10", marks=pytest.mark.slow),
+        "densenet121",
+    ],
+)
+def test_parameters_and_logits_are_those_of_the_authors_network(name: str) -> None:
+    config, size = THEIRS[name]
+    model = make(config, num_labels=10).double()
+    assert sum(weight.numel() for weight in model.parameters()) == AUTHORS[name]["parameters"]
+    fill(model)
+    pixels = torch.tensor(np.random.default_rng(1).standard_normal((2, 3, size, size)))
+    with torch.no_grad():
+        logits = model(pixels).logits
+    np.testing.assert_allclose(logits, AUTHORS[name]["logits"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("config", "n_parameters"),
+    [
+        (CifarResNetConfig(depth=20), 269_722),  # He et al. 2016, Table 6: 0.27 million
+        (CifarResNetConfig(depth=110, block="basic"), 1_727_962),  # 1.7 million
+        (DenseNetConfig(stem="large", num_labels=1000), 7_978_856),  # torchvision's
+        (VGGConfig(), 14_728_266),
+    ],
+    ids=["resnet20", "resnet110 of basic blocks", "densenet121 for ImageNet", "vgg16"],
+)
+def test_sizes_of_the_other_networks(config: PreTrainedConfig, n_parameters: int) -> None:
+    if config.num_labels == 2:
+        config.num_labels = 10
+    assert sum(weight.numel() for weight in make(config).parameters()) == n_parameters
+
+
+def test_the_shortcuts_of_6n_plus_2_have_no_parameters_and_keep_the_pixels() -> None:
+    model = make(SMALL["cifar_resnet"])
+    first = model.features.stage2[0]
+    assert not list(first.shortcut.parameters())
+    pixels = torch.rand(1, 16, 8, 8)
+    found = first.shortcut(pixels)
+    assert torch.equal(found[:, 8:24], pixels[:, :, ::2, ::2])
+    assert found.shape == (1, 32, 4, 4)
+    assert found[:, :8].count_nonzero() + found[:, 24:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "he"),
+    [
+        (CifarResNetConfig(depth=18), False),
+        (CifarResNetConfig(depth=18, **TINY_IMAGENET), True),
+        (CifarResNetConfig(depth=20), True),
+        (WideResNetConfig(depth=8), True),
+        (DenseNetConfig(), False),
+        (DenseNetConfig(stem="large"), True),
+        (VGGConfig(), False),
+    ],
+)
+def test_initial_weights(config: PreTrainedConfig, he: bool) -> None:
+    model = make(config)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    for layer in max(convolutions, key=lambda layer: layer.weight.numel()), model.classifier:
+        weight = layer.weight.detach()
+        if he and isinstance(layer, nn.Conv2d):
+            expected = math.sqrt(2 / (layer.weight.shape[0] * layer.kernel_size[0] ** 2))
+        else:  # torch's default: uniform in 1 / sqrt(inputs) either side
+            expected = 1 / math.sqrt(3 * weight[0].numel())
+            assert weight.abs().max() <= math.sqrt(3) * expected
+        # Twelve standard errors of the standard deviation of so many draws.
+        assert abs(weight.std() / expected - 1) < 12 / math.sqrt(2 * weight.numel())
+    assert model.classifier.bias.abs().max() > 0
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.weight.eq(1).all()
+            assert layer.bias.eq(0).all()
+            assert layer.running_var.eq(1).all()
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_saved_loaded_and_served(model_type: str, tmp_path: Path) -> None:
+    model = make(SMALL[model_type], id2label={0: "cat", 1: "dog", 2: "eel"})
+    model.train()(torch.randn(4, 3, 32, 32))  # statistics of batch norm that are not the initial ones
+    model.eval().save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    again = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    assert AutoConfig.from_pretrained(tmp_path).model_type == model_type
+    pixels = torch.randn(2, 3, 32, 32)
+    assert torch.equal(again(pixels).logits, model(pixels).logits)
+    answers = pipeline("image-classification", str(tmp_path), top_k=3)(
+        Image.new("RGB", (40, 30), (200, 0, 0))
+    )
+    assert {answer["label"] for answer in answers} == {"cat", "dog", "eel"}
+    assert sum(answer["score"] for answer in answers) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_a_temperature_folds_into_the_head(model_type: str, tmp_path: Path) -> None:
+    model, pixels = make(SMALL[model_type]), torch.randn(2, 3, 32, 32)
+    before = model(pixels).logits
+    fold_temperature(model, 2.5, batch={"pixel_values": pixels}).save_pretrained(tmp_path)
+    folded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(folded(pixels).logits, before / 2.5)
+
+
+def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) -> None:
+    model = make(SMALL["cifar_resnet"])
+    model.save_pretrained(tmp_path)
+    other = AutoModelForImageClassification.from_pretrained(
+        tmp_path, num_labels=5, ignore_mismatched_sizes=True
+    )
+    assert other.classifier.weight.shape == (5, 64)
+    assert 0 < other.classifier.weight.abs().max() <= 1 / 8  # 1 / sqrt(64)
+    for name, weight in model.features.state_dict().items():
+        assert torch.equal(other.features.state_dict()[name], weight)
+
+
+def test_losses_by_the_kind_of_problem() -> None:
+    model, pixels = make(SMALL["cifar_resnet"]), torch.randn(2, 3, 32, 32)
+    logits = model(pixels).logits
+    loss, same = model(pixels, labels=torch.tensor([0, 2]), return_dict=False)
+    assert torch.equal(same, logits)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, torch.tensor([0, 2])))
+    several = make(SMALL["cifar_resnet"], problem_type="multi_label_classification")
+    labels = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    torch.testing.assert_close(several(pixels, labels=labels).loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("make_config", "message"),
+    [
+        (lambda: CifarResNetConfig(depth=51), "expected depth with basic blocks to be one of 18, 34 or 6n"),
+        (
+            lambda: CifarResNetConfig(depth=20, block="bottleneck"),
+            "expected depth with bottleneck blocks to be one of 50, 101, 110, 152, got 20",
+        ),
+        (lambda: CifarResNetConfig(block="wide"), "expected block to be basic or bottleneck, got 'wide'"),
+        (lambda: CifarResNetConfig(pooled_size=0), "expected pooled_size to be at least 1, got 0"),
+        (lambda: WideResNetConfig(depth=28), r"expected depth to be 6n \+ 2, got 28; the papers' is 26"),
+        (lambda: WideResNetConfig(width=0), "expected width to be at least 1, got 0"),
+        (lambda: DenseNetConfig(depth=120), "expected depth to be one of 121, 161, 169, 201, got 120"),
+        (lambda: DenseNetConfig(stem="cifar"), "expected stem to be one of small, large, got 'cifar'"),
+        (lambda: VGGConfig(depth=12), "expected depth to be one of 11, 13, 16, 19, got 12"),
+    ],
+)
+def test_networks_that_there_are_not(make_config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config()
+
+
+def test_weights_of_torchvision_load_by_their_names() -> None:
+    # The names of torchvision's densenet121 and of timm's; the classifier's too.
+    names = set(DenseNetForImageClassification(DenseNetConfig(stem="large")).state_dict())
+    assert {
+        "features.conv0.weight",
+        "features.norm0.running_mean",
+        "features.denseblock1.denselayer1.norm1.weight",
+        "features.denseblock4.denselayer16.conv2.weight",
+        "features.transition3.conv.weight",
+        "features.norm5.bias",
+        "classifier.weight",
+    } <= names
+    vgg = VGGForImageClassification(VGGConfig()).features
+    assert [type(layer) for layer in vgg[:7]] == [
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.ReLU,
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.ReLU,
+        nn.MaxPool2d,
+    ]
