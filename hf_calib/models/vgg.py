@@ -53,6 +53,7 @@ class VGGForImageClassification(ImageClassifier):
     References:
         Simonyan, Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition, 2015.
 
+    >>> import torch
     >>> model = VGGForImageClassification(VGGConfig(depth=11, num_labels=10)).eval()
     >>> model(torch.zeros(1, 3, 32, 32)).logits.shape
     torch.Size([1, 10])

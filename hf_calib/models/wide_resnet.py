@@ -53,6 +53,7 @@ class WideResNetForImageClassification(ImageClassifier):
         Zagoruyko, Komodakis, Wide Residual Networks, 2016; the code of Mukhoti et al., Calibrating Deep Neural Networks
         using Focal Loss, 2020, which later papers took.
 
+    >>> import torch
     >>> model = WideResNetForImageClassification(WideResNetConfig(depth=8, width=1, num_labels=10))
     >>> model(torch.zeros(2, 3, 32, 32)).logits.shape
     torch.Size([2, 10])
