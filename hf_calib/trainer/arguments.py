@@ -28,6 +28,8 @@ else:  # HfArgumentParser takes one type per field: words, which become numbers 
 BALANCED = "balanced"
 CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
 TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
+LOSS_REDUCTIONS = ("mean", "sum")
+_WITH_MILESTONES = ("linear", "constant", "constant_with_warmup")  # the default, or none
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
 # Lowest and highest value of whole numbers; NumPy takes no larger seed.
 WHOLE_NUMBERS = {
@@ -149,6 +151,21 @@ class CalibrationTrainingArguments(TrainingArguments):
         },
     )
 
+    loss_reduction: str = field(
+        default="mean",
+        metadata={
+            "help": "'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image papers, "
+            "their 'sum', which goes with max_grad_norm=2."
+        },
+    )
+    lr_milestones: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250."
+        },
+    )
+    lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones: the factor, in (0, 1)."})
+
     def __post_init__(self) -> None:
         self.loss_kwargs = _mapping(self.loss_kwargs)
         needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _BY_METRIC
@@ -170,6 +187,11 @@ class CalibrationTrainingArguments(TrainingArguments):
                 way_out = "leave it out for the default"
                 requirement = f"be a whole number, at least {low}, at most {high}"
                 raise InputValueError(expected(name, requirement, repr(value), way_out))
+        if self.loss_reduction not in LOSS_REDUCTIONS:
+            got, way_out = repr(self.loss_reduction), did_you_mean(self.loss_reduction, LOSS_REDUCTIONS)
+            raise InputValueError(expected("loss_reduction", f"be one of {LOSS_REDUCTIONS}", got, way_out))
+        if self.lr_milestones is not None:
+            self._check_milestones(self.lr_milestones)
         if not isinstance(self.gather_batch, bool):
             got = repr(self.gather_batch)
             raise InputTypeError(expected("gather_batch", "be True or False", got, "write it without quotes"))
@@ -196,6 +218,22 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise InputValueError(expected("label smoothing", "go with cross entropy", got, way_out))
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
+
+    def _check_milestones(self, milestones: Sequence[float]) -> None:
+        numbers = all(isinstance(epoch, (int, float)) and epoch > 0 for epoch in milestones)
+        if not (numbers and milestones and list(milestones) == sorted(set(milestones))):
+            requirement, way_out = "be epochs that rise, from above 0", "write for example 150 250"
+            raise InputValueError(expected("lr_milestones", requirement, repr(milestones), way_out))
+        if not 0 < self.lr_decay < 1:
+            raise InputValueError(
+                expected("lr_decay", "be in (0, 1)", repr(self.lr_decay), "the papers' is 0.1")
+            )
+        if self.lr_scheduler_type not in _WITH_MILESTONES:
+            got, way_out = f"lr_scheduler_type={str(self.lr_scheduler_type.value)!r}", "leave one of them out"
+            raise InputValueError(expected("lr_milestones", "be the only schedule", got, way_out))
+        if self.max_steps > 0:
+            got, way_out = f"max_steps={self.max_steps}", "set num_train_epochs instead"
+            raise InputValueError(expected("lr_milestones", "go with a number of epochs", got, way_out))
 
     if not TYPE_CHECKING:  # which would take every attribute for one of these
 

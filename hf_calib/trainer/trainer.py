@@ -81,6 +81,7 @@ from hf_calib.trainer.labels import (
     predicts_next_token,
     read_labels,
 )
+from hf_calib.trainer.milestones import milestone_schedule
 from hf_calib.trainer.random_state import random_state_left_as_found
 from hf_calib.trainer.report import REPORT, about_data, is_map_of, measured, write_results
 from hf_calib.trainer.search import objective_named, out_of_fold_metrics, values_of_best_trial
@@ -636,8 +637,24 @@ class CalibrationTrainer(Trainer):
         labels = [batch[self._label_key].to(device) for batch in batches if self._label_key in batch]
         if not labels:
             return batches, None
+        if self.args.loss_reduction == "sum":
+            return batches, torch.ones((), device=device)
         counts = [self.calibration_loss.normalizer(self._aligned(each)).float() for each in labels]
         return batches, self.accelerator.reduce(torch.stack(counts).sum(), "sum").clamp_min(1e-12)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """That of the arguments; `lr_milestones` are epochs of this training."""
+        args = self.args
+        if self.lr_scheduler is None and args.lr_milestones is not None:
+            self.lr_scheduler = milestone_schedule(
+                optimizer or self.optimizer,
+                args.lr_milestones,
+                decay=args.lr_decay,
+                steps_per_epoch=num_training_steps / args.num_train_epochs,
+                n_warmup_steps=args.get_warmup_steps(num_training_steps),
+            )
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _ignore_repeated_rows(self, batch: Any) -> None:
         """Take the rows out that accelerate adds from the start of the epoch, so that processes have equal batches."""

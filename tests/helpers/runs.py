@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cross_entropy AdamW": {"loss": "cross_entropy", "optim": "adamw_torch"},
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
     "dual_focal": {"loss": "dual_focal"},
+    "focal summed": {"loss": "focal", "loss_reduction": "sum", "learning_rate": 2e-4},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
     "adafocal by a schedule": {
         **{"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "num_train_epochs": 2},
