@@ -18,6 +18,7 @@ from hf_calib.data.columns import choose_columns, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
 from hf_calib.data.newsgroups import newsgroups_dataset
+from hf_calib.data.pixels import PixelTransform, decode_images
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import (
     add_label_noise,
@@ -30,9 +31,11 @@ from hf_calib.data.splits import (
 __all__ = [
     "DataArguments",
     "ImageTransform",
+    "PixelTransform",
     "add_label_noise",
     "choose_columns",
     "collate_images",
+    "decode_images",
     "docstring_dataset",
     "draw_test",
     "label_maps",

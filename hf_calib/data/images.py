@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import datasets
@@ -18,7 +20,7 @@ from hf_calib._errors import InputValueError, expected
 _DECODER = datasets.Image()
 _SMALLEST_AREA = 0.08  # of the image, as in Inception training
 _LARGEST_ASPECT = 4 / 3
-_PADDING = 1 / 8  # of the side: the usual 4 pixels at 32
+PADDING = 1 / 8  # of the side: the usual 4 pixels at 32
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ImageTransform:
                     "use choose_columns, and remove_unused_columns=False in the training arguments",
                 )
             )
-        images = [_decode(stored) for stored in batch["image"]]
+        images = [decode(stored) for stored in batch["image"]]
         images = [_CROPS[self.crop](image) for image in images]
         if self.flip:
             images = [ImageOps.mirror(image) if _draw() < 0.5 else image for image in images]
@@ -111,10 +113,10 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     return batch
 
 
-def _decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
+def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them."""
     try:
-        image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(dict(stored))
+        image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(_with_bytes(stored))
     except OSError as error:
         raise InputValueError(
             expected("image", "be readable", _describe(stored), f"{error}; remove or replace this row")
@@ -126,6 +128,14 @@ def _decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     if "transparency" in image.info:  # else Pillow warns
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """With the contents of a local file, which Pillow would leave open where it cannot read it."""
+    path = stored.get("path")
+    if stored.get("bytes") is None and path is not None and os.path.isfile(path):
+        return {"path": path, "bytes": Path(path).read_bytes()}
+    return dict(stored)
 
 
 def _describe(stored: Any) -> str:
@@ -144,7 +154,7 @@ def _whole(image: Image.Image) -> Image.Image:
 
 def _padded_crop(image: Image.Image) -> Image.Image:
     width, height = image.size
-    borders = (max(1, round(width * _PADDING)), max(1, round(height * _PADDING)))
+    borders = (max(1, round(width * PADDING)), max(1, round(height * PADDING)))
     left, top = (int(torch.randint(2 * border + 1, ())) for border in borders)
     return ImageOps.expand(image, border=borders).crop((left, top, left + width, top + height))
 

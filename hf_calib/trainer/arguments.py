@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
@@ -229,7 +229,10 @@ class CalibrationTrainingArguments(TrainingArguments):
                 expected("lr_decay", "be in (0, 1)", repr(self.lr_decay), "the papers' is 0.1")
             )
         if self.lr_scheduler_type not in _WITH_MILESTONES:
-            got, way_out = f"lr_scheduler_type={str(self.lr_scheduler_type.value)!r}", "leave one of them out"
+            got, way_out = (
+                f"lr_scheduler_type={SchedulerType(self.lr_scheduler_type).value!r}",
+                "leave one of them out",
+            )
             raise InputValueError(expected("lr_milestones", "be the only schedule", got, way_out))
         if self.max_steps > 0:
             got, way_out = f"max_steps={self.max_steps}", "set num_train_epochs instead"

@@ -647,7 +647,7 @@ class CalibrationTrainer(Trainer):
         args = self.args
         if self.lr_scheduler is None and args.lr_milestones is not None:
             self.lr_scheduler = milestone_schedule(
-                optimizer or self.optimizer,
+                self.optimizer if optimizer is None else optimizer,  # type: ignore[arg-type]  # there is one
                 args.lr_milestones,
                 decay=args.lr_decay,
                 steps_per_epoch=num_training_steps / args.num_train_epochs,
