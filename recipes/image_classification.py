@@ -4,27 +4,67 @@
 
 On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
 `torchrun --nproc_per_node 8` in place of `python`. No torchvision is needed.
+
+The networks of the papers, trained from scratch:
+
+    python recipes/image_classification.py --config recipes/configs/cifar10_papers.yaml \
+        --config recipes/configs/networks/resnet50.yaml --config recipes/configs/losses/adafocal.yaml
 """
 
+import json
 from dataclasses import dataclass, field
 
-from transformers import AutoImageProcessor, AutoModelForImageClassification, set_seed
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    ViTImageProcessorPil,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments, ImageTransform, collate_images, label_maps, load_data
+from hf_calib.data import (
+    DataArguments,
+    ImageTransform,
+    PixelTransform,
+    collate_images,
+    decode_images,
+    label_maps,
+    load_data,
+)
 from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.models import IMAGE_NETWORKS
 
 
 @dataclass
 class ModelArguments:
     model: str = field(
-        default="google/vit-base-patch16-224-in21k", metadata={"help": "A model on the Hub or on disk."}
+        default="google/vit-base-patch16-224-in21k",
+        metadata={
+            "help": f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}."
+        },
+    )
+    model_kwargs: str = field(
+        default="{}", metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."}
+    )
+    image_size: int = field(default=32, metadata={"help": "Height and width, for a network from scratch."})
+    image_mean: list[float] = field(
+        default_factory=lambda: [0.5, 0.5, 0.5],
+        metadata={"help": "Of the channels, for a network from scratch."},
+    )
+    image_std: list[float] = field(
+        default_factory=lambda: [0.5, 0.5, 0.5],
+        metadata={"help": "Of the channels, for a network from scratch."},
     )
     crop: str = field(
         default="resized",
         metadata={"help": "In training: resized (photographs), pad (small images) or none."},
     )
     flip: bool = field(default=True, metadata={"help": "In training: flip half of the images horizontally."})
+    decode_once: bool = field(
+        default=False,
+        metadata={"help": "Keep the pixels of all images on disk; for small images, which train faster."},
+    )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
 
@@ -37,25 +77,41 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
+labels = label_maps(dataset)
 
-# Model and image processor; a head for other classes is replaced.
-processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
-model = AutoModelForImageClassification.from_pretrained(
-    model_args.model, ignore_mismatched_sizes=True, **label_maps(dataset)
-)
-augmented = ImageTransform(processor, crop=model_args.crop, flip=model_args.flip)
-plain = ImageTransform(processor)
-calibration = dataset["calibration"].with_transform(plain)
+# Model and image processor.
+if model_args.model in IMAGE_NETWORKS:
+    size = {"height": model_args.image_size, "width": model_args.image_size}
+    processor = ViTImageProcessorPil(
+        size=size, image_mean=model_args.image_mean, image_std=model_args.image_std
+    )
+    config = AutoConfig.for_model(model_args.model, **json.loads(model_args.model_kwargs), **labels)
+    model = AutoModelForImageClassification.from_config(config)
+else:
+    processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
+    model = AutoModelForImageClassification.from_pretrained(
+        model_args.model, ignore_mismatched_sizes=True, **labels
+    )  # a head for other classes is replaced
+
+# Augmentation, in training only.
+transform = ImageTransform
+if model_args.decode_once:
+    transform = PixelTransform
+    with training_args.main_process_first():
+        dataset = {name: decode_images(split, processor) for name, split in dataset.items()}
+train = dataset["train"].with_transform(transform(processor, crop=model_args.crop, flip=model_args.flip))
+calibration = dataset["calibration"].with_transform(transform(processor))
+test = dataset["test"].with_transform(transform(processor))
 
 # Train, report, save.
 trainer = CalibrationTrainer(
     model,
     training_args,
-    train_dataset=dataset["train"].with_transform(augmented),
+    train_dataset=train,
     eval_dataset=calibration,
     calibration_dataset=calibration,
     processing_class=processor,
     data_collator=collate_images,
 )
-train_and_report(trainer, dataset["test"].with_transform(plain), resume=model_args.resume)
+train_and_report(trainer, test, resume=model_args.resume)
 trainer.accelerator.end_training()

@@ -15,6 +15,7 @@ from hf_calib.models.wide_resnet import WideResNetConfig, WideResNetForImageClas
 from hf_calib.models.words import load_glove, train_word_tokenizer
 
 __all__ = [
+    "IMAGE_NETWORKS",
     "CifarResNetConfig",
     "CifarResNetForImageClassification",
     "DenseNetConfig",
@@ -33,11 +34,16 @@ AutoConfig.register(GlobalPoolingCNNConfig.model_type, GlobalPoolingCNNConfig, e
 AutoModelForSequenceClassification.register(
     GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification, exist_ok=True
 )
-for _model in (
-    CifarResNetForImageClassification,
-    DenseNetForImageClassification,
-    VGGForImageClassification,
-    WideResNetForImageClassification,
-):
-    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+# By model type: the image networks, which are trained from scratch.
+IMAGE_NETWORKS = {
+    model.config_class.model_type: model
+    for model in (
+        CifarResNetForImageClassification,
+        WideResNetForImageClassification,
+        DenseNetForImageClassification,
+        VGGForImageClassification,
+    )
+}
+for _model_type, _model in IMAGE_NETWORKS.items():
+    AutoConfig.register(_model_type, _model.config_class, exist_ok=True)
     AutoModelForImageClassification.register(_model.config_class, _model, exist_ok=True)
