@@ -44,6 +44,9 @@ class ModelArguments:
             "help": f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}."
         },
     )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Take the network and the processor of the model, with new weights."}
+    )
     model_kwargs: str = field(
         default="{}", metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."}
     )
@@ -59,6 +62,9 @@ class ModelArguments:
     crop: str = field(
         default="resized",
         metadata={"help": "In training: resized (photographs), pad (small images) or none."},
+    )
+    padding: int | None = field(
+        default=None, metadata={"help": "Of the crop pad, in pixels; by default an eighth of the side."}
     )
     flip: bool = field(default=True, metadata={"help": "In training: flip half of the images horizontally."})
     decode_once: bool = field(
@@ -89,9 +95,13 @@ if model_args.model in IMAGE_NETWORKS:
     model = AutoModelForImageClassification.from_config(config)
 else:
     processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
-    model = AutoModelForImageClassification.from_pretrained(
-        model_args.model, ignore_mismatched_sizes=True, **labels
-    )  # a head for other classes is replaced
+    if model_args.from_scratch:
+        config = AutoConfig.from_pretrained(model_args.model, **labels)
+        model = AutoModelForImageClassification.from_config(config)
+    else:  # a head for other classes is replaced
+        model = AutoModelForImageClassification.from_pretrained(
+            model_args.model, ignore_mismatched_sizes=True, **labels
+        )
 
 # Augmentation, in training only.
 transform = ImageTransform
@@ -99,7 +109,8 @@ if model_args.decode_once:
     transform = PixelTransform
     with training_args.main_process_first():
         dataset = {name: decode_images(split, processor) for name, split in dataset.items()}
-train = dataset["train"].with_transform(transform(processor, crop=model_args.crop, flip=model_args.flip))
+augmented = transform(processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding)
+train = dataset["train"].with_transform(augmented)
 calibration = dataset["calibration"].with_transform(transform(processor))
 test = dataset["test"].with_transform(transform(processor))
 

@@ -57,7 +57,16 @@ class DataArguments:
         default=None, metadata={"help": "Class names in order of their id."}
     )
     calibration_size: float = field(
-        default=0.1, metadata={"help": "Fraction of train, or from 1 on the number of its rows, to hold out."}
+        default=0.1,
+        metadata={
+            "help": "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out."
+        },
+    )
+    calibration_from: str = field(
+        default="train",
+        metadata={
+            "help": "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet."
+        },
     )
     test_size: float | None = field(
         default=None,
@@ -112,7 +121,12 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         dataset = strip_headers(dataset)
     if test_size is not None:
         dataset = draw_test(dataset, size=_rows_or_share(test_size), seed=args.split_seed)
-    dataset = split_calibration(dataset, size=_rows_or_share(args.calibration_size), seed=args.split_seed)
+    dataset = split_calibration(
+        dataset,
+        size=_rows_or_share(args.calibration_size),
+        seed=args.split_seed,
+        source=args.calibration_from,
+    )
     if args.label_noise != 0:
         dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)
     return limit_samples(

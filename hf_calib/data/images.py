@@ -20,7 +20,6 @@ from hf_calib._errors import InputValueError, expected
 _DECODER = datasets.Image()
 _SMALLEST_AREA = 0.08  # of the image, as in Inception training
 _LARGEST_ASPECT = 4 / 3
-PADDING = 1 / 8  # of the side: the usual 4 pixels at 32
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,11 @@ class ImageTransform:
     Args:
         processor: an image processor on the PIL backend, such as
             `AutoImageProcessor.from_pretrained(name, backend="pil")`; it resizes and normalises.
-        crop: "pad" shifts the image by up to an eighth of its side, over black (small images, CIFAR);
+        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR);
             "resized" crops 8% to 100% of the area and changes the aspect ratio by up to 4/3 (photographs);
             "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
+        padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
 
     Raises:
         ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a
@@ -58,6 +58,7 @@ class ImageTransform:
     processor: BaseImageProcessor
     crop: Literal["none", "pad", "resized"] = "none"
     flip: bool = False
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         if self.crop not in _CROPS:
@@ -76,7 +77,7 @@ class ImageTransform:
                 )
             )
         images = [decode(stored) for stored in batch["image"]]
-        images = [_CROPS[self.crop](image) for image in images]
+        images = [_CROPS[self.crop](image, self.padding) for image in images]
         if self.flip:
             images = [ImageOps.mirror(image) if _draw() < 0.5 else image for image in images]
         pixels = self.processor(images=images)["pixel_values"]
@@ -148,18 +149,23 @@ def _draw(low: float = 0.0, high: float = 1.0) -> float:
     return low + (high - low) * float(torch.rand(()))
 
 
-def _whole(image: Image.Image) -> Image.Image:
+def border(size: int, padding: int | None) -> int:
+    """Pixels beside a side of this size; an eighth of it by default: the usual 4 at 32."""
+    return max(1, round(size / 8)) if padding is None else padding
+
+
+def _whole(image: Image.Image, padding: int | None) -> Image.Image:
     return image
 
 
-def _padded_crop(image: Image.Image) -> Image.Image:
+def _padded_crop(image: Image.Image, padding: int | None) -> Image.Image:
     width, height = image.size
-    borders = (max(1, round(width * PADDING)), max(1, round(height * PADDING)))
-    left, top = (int(torch.randint(2 * border + 1, ())) for border in borders)
+    borders = (border(width, padding), border(height, padding))
+    left, top = (int(torch.randint(2 * each + 1, ())) for each in borders)
     return ImageOps.expand(image, border=borders).crop((left, top, left + width, top + height))
 
 
-def _resized_crop(image: Image.Image) -> Image.Image:
+def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     """A random part; the processor gives it its final size."""
     width, height = image.size
     area = width * height * _draw(_SMALLEST_AREA, 1.0)

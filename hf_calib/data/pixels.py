@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.data.images import PADDING, decode
+from hf_calib.data.images import border, decode
 
 _CROPS = ("none", "pad")
 
@@ -93,8 +93,9 @@ class PixelTransform:
 
     Args:
         processor: the one of `decode_images`; its mean and standard deviation normalise.
-        crop: "pad" shifts the image by up to an eighth of its side, over black; "none" for evaluation.
+        crop: "pad" shifts the image by up to `padding`, over black; "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
+        padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
 
     Raises:
         ValueError: if `crop` is unknown; when called, if the dataset is not one of `decode_images`.
@@ -113,6 +114,7 @@ class PixelTransform:
     processor: BaseImageProcessor
     crop: Literal["none", "pad"] = "none"
     flip: bool = False
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         if self.crop not in _CROPS:
@@ -126,7 +128,7 @@ class PixelTransform:
         shape = (len(batch["pixels"]), batch["height"][0], batch["width"][0], 3)
         images = torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(shape)
         if self.crop == "pad":
-            images = _shifted(images)
+            images = _shifted(images, self.padding)
         if self.flip:
             flipped = torch.rand(len(images)) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(2), images)
@@ -147,14 +149,15 @@ class PixelTransform:
         return values
 
 
-def _shifted(images: Tensor) -> Tensor:
+def _shifted(images: Tensor, padding: int | None) -> Tensor:
     """(N, height, width, 3), each cut at random from the image with a black border."""
     n, height, width, _ = images.shape
-    rows, columns = (
-        torch.randint(2 * border + 1, (n, 1)) - border + torch.arange(size)
-        for size in (height, width)
-        for border in [max(1, round(size * PADDING))]
-    )
+
+    def drawn(size: int) -> Tensor:
+        beside = border(size, padding)
+        return torch.randint(2 * beside + 1, (n, 1)) - beside + torch.arange(size)
+
+    rows, columns = drawn(height), drawn(width)
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     picked = images[
         torch.arange(n)[:, None, None],

@@ -12,24 +12,30 @@ from hf_calib._errors import InputValueError, expected
 
 
 def split_calibration(
-    dataset: DatasetDict, *, size: float | int = 0.1, seed: int = 0, stratify: bool = True
+    dataset: DatasetDict,
+    *,
+    size: float | int = 0.1,
+    seed: int = 0,
+    stratify: bool = True,
+    source: str = "train",
 ) -> DatasetDict:
-    """Give a dataset a calibration split: the one that it has, or else a part of train.
+    """Give a dataset a calibration split: the one that it has, or else a part of train or of test.
 
     Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
 
     Args:
         dataset: as `choose_columns` returns it, with the splits `train` and `test`. One that has a
             `calibration` split comes back as it is.
-        size: a fraction of train in (0, 1), or a number of rows (int >= 1).
+        size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
         seed: the same seed draws the same rows.
-        stratify: keep the class frequencies of train, to the nearest row; train keeps a row of each class.
+        stratify: keep the class frequencies of `source`, to the nearest row; it keeps a row of each class.
+        source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
 
     Returns:
         DatasetDict of `train`, `calibration` and `test`; the drawn rows keep their order.
 
     Raises:
-        ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for train.
+        ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for `source`.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = split_calibration(DatasetDict({"train": rows, "test": rows}), size=0.25)
@@ -38,16 +44,21 @@ def split_calibration(
     """
     if "calibration" in dataset:
         return dataset
-    train = dataset["train"]
-    n_rows = _row_count(size, len(train))
+    if source not in dataset:
+        requirement, way_out = f"name a split ({', '.join(dataset)})", "the default is train"
+        raise InputValueError(expected("source", requirement, repr(source), way_out))
+    whole = dataset[source]
+    n_rows = _row_count(size, len(whole))
     rng = np.random.default_rng(seed)
     if stratify:
-        chosen = draw_rows(np.asarray(read_column(train, "label").to_pylist()), n_rows, rng)
+        chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
     else:
-        chosen = np.sort(rng.permutation(len(train))[:n_rows])
-    rest = np.setdiff1d(np.arange(len(train)), chosen)
-    others = {name: split for name, split in dataset.items() if name != "train"}
-    return DatasetDict({"train": train.select(rest), "calibration": train.select(chosen), **others})
+        chosen = np.sort(rng.permutation(len(whole))[:n_rows])
+    rest = np.setdiff1d(np.arange(len(whole)), chosen)
+    parts = {source: whole.select(rest), "calibration": whole.select(chosen)}
+    return DatasetDict(
+        {"train": dataset["train"]} | parts | {k: v for k, v in dataset.items() if k not in parts}
+    )
 
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:

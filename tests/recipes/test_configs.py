@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import AutoConfig
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
+from hf_calib.models import IMAGE_NETWORKS
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tiny_bert
 
@@ -63,7 +65,17 @@ def test_each_loss_has_a_config() -> None:
 @pytest.mark.parametrize("path", TASK_FILES, ids=lambda path: path.stem)
 def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     """With nothing but the recipe's own arguments left out, so that a misspelt name is found."""
-    of_models = {"model", "max_length", "eval_max_length", "crop"}
+    of_models = {
+        "model",
+        "max_length",
+        "eval_max_length",
+        "crop",
+        "padding",
+        "flip",
+        "decode_once",
+        "from_scratch",
+    }
+    of_models |= {"image_size", "image_mean", "image_std"}
     config = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in of_models}
     stripped = tmp_path / "config.yaml"
     stripped.write_text(yaml.safe_dump(config))
@@ -72,3 +84,12 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     assert (data.dataset is None) != (data.train_file is None)
     assert training.calibration_method == "temperature"
     assert training.output_dir == f"outputs/{path.stem}"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "networks").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_network_is_there(path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    if config["model"] in IMAGE_NETWORKS:
+        AutoConfig.for_model(config["model"], **config["model_kwargs"])
+    else:
+        assert config == {"model": "microsoft/resnet-50", "from_scratch": True}

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from transformers import (
     BartConfig,
     BartForSequenceClassification,
@@ -33,7 +34,7 @@ from transformers import (
 
 from hf_calib import CalibrationTrainer
 from hf_calib.commands.demo import train_tokenizer
-from hf_calib.data import docstring_dataset
+from hf_calib.data import DataArguments, docstring_dataset, load_data
 from hf_calib.experiments import train_and_report
 from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.trainer import report as trainer_report
@@ -243,6 +244,52 @@ def test_image_recipe(
     calibration = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
     assert calibration["folded"] is True
     assert calibration["n_examples"] == 32
+
+
+@pytest.mark.parametrize(
+    ("task", "network", "extra"),
+    [
+        ("cifar10_papers", "resnet20", ["--loss", "adafocal"]),
+        pytest.param("cifar10_short", "vgg16", ["--bf16", "false"], marks=pytest.mark.slow),
+        pytest.param("cifar100_papers", "densenet121", ["--label_column", "label"], marks=pytest.mark.slow),
+        pytest.param(
+            "tiny_imagenet_papers",
+            "resnet18",
+            ["--load_best_model_at_end", "false", "--image_size", "32"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.usefixtures("quick_report")
+def test_networks_of_the_papers_from_scratch(
+    task: str, network: str, extra: list[str], image_arguments: list[str], tmp_path: Path
+) -> None:
+    files = (CONFIGS / f"{task}.yaml", CONFIGS / "networks" / f"{network}.yaml")
+    configs = [word for file in files for word in ("--config", str(file))]
+    own = ["--image_column", "image", "--calibration_size", "32", "--dataloader_num_workers", "0"]
+    short = [*SHORT, "--num_train_epochs", "2", "--lr_milestones", "1", "--max_steps", "-1"]
+    settings = [*configs, *own, *short, *extra, *image_arguments]
+    run("image_classification.py", *settings, "--output_dir", str(tmp_path))
+    config = json.loads((tmp_path / "calibrated" / "config.json").read_text())
+    assert config["calibration"]["folded"] is True
+    answers = pipeline("image-classification", str(tmp_path / "calibrated"))(Image.new("RGB", (32, 32)))
+    assert answers[0]["label"] in config["label2id"]
+
+
+def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_data: Path) -> None:
+    folder = shared_data / "cifar10"
+    args = DataArguments(
+        train_file=str(folder / "train.parquet"),
+        test_file=str(folder / "test.parquet"),
+        calibration_from="test",
+        calibration_size=5000,
+    )
+    dataset = load_data(args, images=True)
+    assert {name: len(split) for name, split in dataset.items()} == {
+        "train": 50_000,
+        "calibration": 5_000,
+        "test": 5_000,
+    }
 
 
 @pytest.mark.slow
