@@ -14,6 +14,7 @@ from hf_calib.metrics.calibration import (
 )
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
 from hf_calib.metrics.kernel import kde_calibration_error
+from hf_calib.metrics.out_of_distribution import OodDetection, ood_auroc, ood_detection
 from hf_calib.metrics.post_processing import post_processing_gap
 from hf_calib.metrics.proper_scores import (
     BrierDecomposition,
@@ -26,7 +27,6 @@ from hf_calib.metrics.proper_scores import (
 from hf_calib.metrics.selective import (
     RiskCoverage,
     area_under_risk_coverage,
-    ood_auroc,
     risk_coverage_curve,
 )
 from hf_calib.metrics.smooth import smooth_calibration_error
@@ -41,6 +41,7 @@ __all__ = [
     "CalibrationReport",
     "ConsistencyTest",
     "Interval",
+    "OodDetection",
     "RiskCoverage",
     "accuracy",
     "area_under_risk_coverage",
@@ -56,6 +57,7 @@ __all__ = [
     "maximum_calibration_error",
     "negative_log_likelihood",
     "ood_auroc",
+    "ood_detection",
     "post_processing_gap",
     "risk_coverage_curve",
     "root_brier_score",

@@ -1,26 +1,16 @@
-"""Out-of-distribution detection and selective prediction: two uses of a confidence."""
+"""Selective prediction: answering where the confidence is high."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr
-from scipy.stats import rankdata
+from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import (
-    as_floats,
-    check_choice,
-    check_probs,
-    check_probs_and_any_labels,
-    row_chunks,
-)
+from hf_calib.metrics._inputs import as_floats, check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
-
-UncertaintyScore = Literal["entropy", "max_probability"]
 
 
 class RiskCoverage(NamedTuple):
@@ -28,48 +18,6 @@ class RiskCoverage(NamedTuple):
 
     coverage: FloatArray
     risk: FloatArray
-
-
-def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
-    r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
-
-    For robustness: calibration errors look at one dataset, this compares two. It is the probability that a
-    random input from outside looks more uncertain than a random one from inside; a tie counts half.
-
-    $$P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in}), \qquad
-    u = -\sum_c p_c \log p_c \ \text{ or } \ u = -\max_c p_c$$
-
-    Args:
-        probs_in: (N, C) float, rows that sum to 1: the model's test set.
-        probs_out: (N', C) float, rows that sum to 1: inputs from elsewhere.
-        score: "entropy" of the row, as in the papers; or "max_probability", its confidence.
-
-    Returns:
-        A fraction: 1 if every input from outside is more uncertain, 0.5 if uncertainty says nothing.
-
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if either are no probabilities, or their numbers of classes differ.
-
-    Notes:
-        It asks for no labels. A temperature cannot change it for two classes; for more it can, because it does
-        not keep the order of the scores.
-
-    References:
-        Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
-
-    >>> ood_auroc([[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.6, 0.4]])
-    0.875
-    """
-    check_choice("score", score, ("entropy", "max_probability"))
-    inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
-    if inside.shape[1] != outside.shape[1]:
-        got = f"{outside.shape[1]} columns"
-        way_out = "pass the probabilities of one model on both sets"
-        raise InputValueError(expected("probs_out", f"have {inside.shape[1]} columns", got, way_out))
-    ranks = rankdata(np.concatenate([_uncertainty(inside, score), _uncertainty(outside, score)]))
-    n_in, n_out = len(inside), len(outside)
-    return float((ranks[n_in:].mean() - (n_out + 1) / 2) / n_in)
 
 
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
@@ -139,18 +87,6 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     evenly_spread = np.repeat(np.add.reduceat(wrong, starts) / sizes, sizes)
     answered = np.arange(1, len(wrong) + 1)
     return RiskCoverage(answered / len(wrong), np.cumsum(evenly_spread) / answered)
-
-
-def _uncertainty(probs: NDArray[Any], score: UncertaintyScore) -> FloatArray:
-    if score == "max_probability":
-        return -probs.max(axis=1).astype(np.float64)
-    entropy = np.empty(len(probs))
-    for part in row_chunks(*probs.shape):
-        # Probabilities that rounding put just below 0 count as 0.
-        rows = np.maximum(probs[part].astype(np.float64, copy=False), 0)
-        # Sorted, so that rows which differ in the order of the classes only are tied to the last bit.
-        entropy[part] = entr(np.sort(rows, axis=1)).sum(axis=1)
-    return entropy
 
 
 def _check_curve(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:

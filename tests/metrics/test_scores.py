@@ -156,9 +156,7 @@ def test_ood_auroc_accepts_probabilities_that_rounding_put_below_zero() -> None:
 
 def test_ood_auroc_refuses_what_it_cannot_compare() -> None:
     two, three = np.full((2, 2), 0.5), np.full((2, 3), 1 / 3)
-    with pytest.raises(
-        ValueError, match="probs_out to have 2 columns, got 3 columns; pass the probabilities of one"
-    ):
+    with pytest.raises(ValueError, match="probs_out to have 2 columns, got 3 columns; pass the probs of one"):
         metrics.ood_auroc(two, three)
     with pytest.raises(ValueError, match=r"each row of probs_out to sum to 1, got 0\.9 in row 1"):
         metrics.ood_auroc(two, [[0.5, 0.5], [0.5, 0.4]])

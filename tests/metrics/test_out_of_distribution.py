@@ -1,0 +1,144 @@
+"""Detection by scores of the logits: against scikit-learn, definitions, and how often intervals hold the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from hf_calib.metrics import ood_auroc, ood_detection
+
+SCORES = ("max_probability", "entropy", "max_logit", "energy")
+
+
+def two_sets(n: int = 300, n_classes: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return 2.5 * rng.standard_normal((n, n_classes)), 1.5 * rng.standard_normal((n // 2, n_classes))
+
+
+def uncertainty(logits: np.ndarray, score: str) -> np.ndarray:
+    probs = softmax(logits.astype(np.float64), axis=1)
+    return {
+        "max_probability": -probs.max(axis=1),
+        "entropy": -(probs * log_softmax(logits, axis=1)).sum(axis=1),
+        "max_logit": -logits.max(axis=1),
+        "energy": -np.log(np.exp(logits.astype(np.float64)).sum(axis=1)),
+    }[score]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_values_are_those_of_scikit_learn(score: str, ties: bool) -> None:
+    inside, outside = two_sets()
+    if ties:  # rows that stand several times, on both sides
+        inside, outside = np.repeat(inside[:40], 5, axis=0), np.repeat(inside[20:50], 3, axis=0)
+    found = ood_detection(inside, outside, n_resamples=2)[score]
+    flagged = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    # Rounded: sums of a row in another order would break ties.
+    values = np.round(np.r_[uncertainty(inside, score), uncertainty(outside, score)], 10)
+    assert found.auroc.value == pytest.approx(roc_auc_score(flagged, values), abs=1e-12)
+    # Familiar rows are the positives: accepted where the uncertainty is at most the threshold.
+    fpr, tpr, _ = roc_curve(1 - flagged, -values, drop_intermediate=False)
+    assert found.fpr95.value == pytest.approx(fpr[np.argmax(tpr >= 0.95 - 1e-12)], abs=1e-12)
+    area = np.trapezoid(found.curve.outside, found.curve.inside)
+    assert area == pytest.approx(found.auroc.value, abs=1e-12)
+    assert (found.curve.inside[[0, -1]] == [0, 1]).all()
+
+
+def test_the_area_is_that_of_probabilities() -> None:
+    inside, outside = two_sets()
+    found = ood_detection(inside, outside, scores=["entropy", "max_probability"], n_resamples=2)
+    for score in ("entropy", "max_probability"):
+        expected = ood_auroc(softmax(inside, axis=1), softmax(outside, axis=1), score=score)
+        assert found[score].auroc.value == pytest.approx(expected, abs=1e-12)
+    logs = ood_detection(
+        log_softmax(inside, axis=1), log_softmax(outside, axis=1), scores=["entropy"], n_resamples=2
+    )
+    assert logs["entropy"].auroc.value == pytest.approx(found["entropy"].auroc.value, abs=1e-12)
+
+
+def test_a_temperature_leaves_the_maximum_logit_and_two_classes_in_order() -> None:
+    inside, outside = two_sets()
+    for score, same in {"max_logit": True, "max_probability": False, "energy": False}.items():
+        raw, scaled = (
+            ood_detection(inside / t, outside / t, scores=[score], n_resamples=2)[score].auroc.value
+            for t in (1, 3)
+        )
+        assert (raw == scaled) == same
+    for score in ("max_probability", "entropy"):
+        raw, scaled = (
+            ood_detection(inside[:, :2] / t, outside[:, :2] / t, scores=[score], n_resamples=2)[score].auroc
+            for t in (1, 3)
+        )
+        assert raw.value == pytest.approx(scaled.value, abs=1e-12)
+
+
+def test_confidences_that_round_to_one_keep_their_order() -> None:
+    # exp(-60) is lost beside 1: as probabilities these are all equal.
+    inside, outside = [[80.0, 0.0], [70.0, 0.0]], [[60.0, 0.0]]
+    assert ood_detection(inside, outside, n_resamples=2)["max_probability"].auroc.value == 1
+    assert ood_auroc(softmax(inside, axis=1), softmax(outside, axis=1), score="max_probability") == 0.5
+
+
+def test_classes_in_another_order_are_ties() -> None:
+    rng = np.random.default_rng(0)
+    inside = rng.standard_normal((200, 10)).astype(np.float32)
+    found = ood_detection(inside, rng.permuted(inside, axis=1), n_resamples=2)
+    assert {found[score].auroc.value for score in ("entropy", "max_logit")} == {0.5}
+
+
+@pytest.mark.parametrize(("score", "n_trials"), [("energy", 200)])
+def test_intervals_hold_the_truth(score: str, n_trials: int) -> None:
+    """Energy of one large logit is that logit, so that both rates are known: of Gaussians a shift apart."""
+    shift, truth = 1.0, {"auroc": norm.cdf(1 / np.sqrt(2)), "fpr95": norm.cdf(norm.ppf(0.95) - 1.0)}
+    held = dict.fromkeys(truth, 0)
+    for trial in range(n_trials):
+        rng = np.random.default_rng(trial)
+        inside, outside = rng.standard_normal(300) + shift, rng.standard_normal(200)
+        logits = [np.stack([values, np.full_like(values, -1e3)], axis=1) for values in (inside, outside)]
+        found = ood_detection(*logits, scores=[score], n_resamples=200, seed=trial)[score]
+        for name, value in truth.items():
+            interval = getattr(found, name)
+            held[name] += interval.low <= value <= interval.high
+    # 95% nominal; the binomial's standard deviation is 1.5%.
+    assert 0.89 <= held["auroc"] / n_trials <= 0.99
+    assert 0.89 <= held["fpr95"] / n_trials <= 0.99
+
+
+def test_a_seed_gives_the_same_intervals() -> None:
+    inside, outside = two_sets()
+    one, same, other = (
+        ood_detection(inside, outside, scores=["energy"], n_resamples=50, seed=seed)["energy"].auroc
+        for seed in (0, 0, 1)
+    )
+    assert one == same
+    assert one.value == other.value
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "message"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 4)), "logits_out to have 3 columns, got 4 columns; pass the logits"),
+        (
+            np.zeros((2, 3)),
+            np.zeros((0, 3)),
+            r"logits_out to have shape \(N, C\), N >= 1, got shape \(0, 3\)",
+        ),
+        (np.zeros((2, 1)), np.zeros((2, 1)), "at least two classes"),
+        (np.zeros(3), np.zeros((2, 3)), r"logits_in to have shape \(N, C\)"),
+        (np.full((2, 3), np.nan), np.zeros((2, 3)), "NaN or infinity in 2 of 2 rows"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(inside: np.ndarray, outside: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ood_detection(inside, outside)
+
+
+def test_unknown_scores_and_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean 'energy'"):
+        ood_detection(np.zeros((2, 3)), np.zeros((2, 3)), scores=["enrgy"])
+    with pytest.raises(TypeError, match="logits_in to hold real numbers"):
+        ood_detection(np.array([["a", "b"]]), np.zeros((2, 2)))
