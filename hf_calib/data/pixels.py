@@ -138,7 +138,8 @@ class PixelTransform:
         return transformed
 
     def _normalised(self, images: Tensor) -> Tensor:
-        values, processor = images.to(torch.float32, memory_format=torch.contiguous_format), self.processor
+        values = images.to(torch.float32, memory_format=torch.contiguous_format)
+        processor: Any = self.processor  # of which the base class declares nothing
         if processor.do_rescale:
             values *= processor.rescale_factor
         if processor.do_normalize:

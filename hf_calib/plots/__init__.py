@@ -7,6 +7,7 @@ from hf_calib.plots._common import save_figure
 from hf_calib.plots.binned import reliability_diagram, reliability_grid
 from hf_calib.plots.classes import class_reliability_grid
 from hf_calib.plots.decisions import promise_diagram
+from hf_calib.plots.detection import roc_diagram
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
 from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
@@ -24,6 +25,7 @@ __all__ = [
     "reliability_grid",
     "reliability_panels",
     "risk_coverage_diagram",
+    "roc_diagram",
     "save_figure",
     "smooth_reliability_diagram",
 ]

@@ -3,6 +3,7 @@
 from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.measures import MEASURES, Measure, Measurement
+from hf_calib.report.out_of_distribution import OodSection
 from hf_calib.report.tables import BinRow, ClassRow
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "DecisionSection",
     "Measure",
     "Measurement",
+    "OodSection",
     "calibration_report",
 ]

@@ -18,6 +18,7 @@ from hf_calib.plots._common import check_class_names
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.measures import Measurement, Settings, measure_all
+from hf_calib.report.out_of_distribution import OodSection
 from hf_calib.report.tables import BinRow, ClassRow, bin_rows, class_rows
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class CalibrationReport:
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
+        out_of_distribution: how well inputs from elsewhere are told from these examples, or None.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
             numbers, see `hf_calib.cards.facts`.
     """
@@ -80,6 +82,7 @@ class CalibrationReport:
     seed: int
     notes: tuple[str, ...] = ()
     decisions: DecisionSection | None = None
+    out_of_distribution: OodSection | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

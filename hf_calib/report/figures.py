@@ -11,6 +11,7 @@ from hf_calib.plots import (
     promise_diagram,
     reliability_diagram,
     risk_coverage_diagram,
+    roc_diagram,
     smooth_reliability_diagram,
 )
 
@@ -28,6 +29,8 @@ CAPTIONS = {
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "
     "intervals (right).",
+    "out_of_distribution": "Inputs from elsewhere that are flagged, against familiar ones that are, for every "
+    "threshold.",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
 
@@ -43,6 +46,7 @@ def alt_texts(report: CalibrationReport) -> dict[str, str]:
         "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
         "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
         "decisions": f"Share answered for promised accuracies. {'; '.join(promises)}.",
+        "out_of_distribution": f"ROC curves. {_of_detection(report)}.",
         "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
     }
 
@@ -83,6 +87,11 @@ def _of_promises(name: str, curve: PromiseCurve) -> str:
     return f"{name}: {', '.join(f'{answered:.1%} at {promised:.1%}' for promised, answered in pairs)}"
 
 
+def _of_detection(report: CalibrationReport) -> str:
+    found = {} if report.out_of_distribution is None else report.out_of_distribution.curves()
+    return ", ".join(f"{name}: area {detection.auroc.value:.4f}" for name, detection in found.items())
+
+
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     """What `CalibrationReport.figures` returns."""
     columns = {report.name: report.before}
@@ -92,6 +101,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     final = report.after or report.before
     decisions = report.decisions
     promises = {"decisions": promise_diagram(decisions.curves)} if decisions and decisions.curves else {}
+    elsewhere = report.out_of_distribution
     return {
         "reliability": reliability_diagram(panels, n_bins=report.n_bins),
         "smooth_reliability": smooth_reliability_diagram(
@@ -100,6 +110,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         "confidence_histogram": confidence_histogram(panels),
         "risk_coverage": risk_coverage_diagram(panels),
         **promises,
+        **({"out_of_distribution": roc_diagram(elsewhere.curves())} if elsewhere else {}),
         "classwise": class_reliability_grid(
             final.probs, report.labels, class_names=report.class_names, n_bins=report.n_bins
         ),

@@ -11,6 +11,7 @@ from hf_calib.report.text import bin_table, class_table, final_state, footnotes,
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
     from hf_calib.report.decisions import DecisionSection
+    from hf_calib.report.out_of_distribution import OodSection
 
 
 def to_html(report: CalibrationReport) -> str:
@@ -26,6 +27,7 @@ def to_html(report: CalibrationReport) -> str:
         section("Diagnosis", bullets(report.diagnosis)),
         section("Caveats", bullets(report.warnings)) if report.warnings else "",
         _decisions(report.decisions) if report.decisions is not None else "",
+        _elsewhere(report.out_of_distribution, level) if report.out_of_distribution is not None else "",
         section("Metrics", metrics, bullets(footnotes(report), "notes")),
         section("Figures", figures(images, CAPTIONS, alt_texts(report))),
         section(f"Bins that add most to the calibration error{state}", bins),
@@ -37,3 +39,8 @@ def to_html(report: CalibrationReport) -> str:
 def _decisions(decisions: DecisionSection) -> str:
     rule = table("What the rule does, with 95% intervals", *decisions.table())
     return section("Decisions", rule, bullets(decisions.sentences(), "notes"))
+
+
+def _elsewhere(found: OodSection, level: str) -> str:
+    rates = table(f"Inputs from elsewhere, with {level} intervals", *found.table())
+    return section("Out of distribution", rates, bullets(found.sentences(), "notes"))

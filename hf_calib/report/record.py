@@ -28,6 +28,9 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "diagnosis": list(report.diagnosis),
         "warnings": list(report.warnings),
         "decisions": None if report.decisions is None else report.decisions.to_dict(),
+        "out_of_distribution": None
+        if report.out_of_distribution is None
+        else report.out_of_distribution.to_dict(),
         "about": dict(report.about),
     }
 

@@ -19,13 +19,16 @@ from scipy.stats import binomtest
 
 import hf_calib.metrics as metrics
 from hf_calib.decisions import AbstainRule
-from hf_calib.metrics import calibration_report
+from hf_calib.metrics import calibration_report, ood_detection
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.report import MEASURES, CalibrationReport, DecisionSection
+from hf_calib.metrics.out_of_distribution import OOD_SCORES
+from hf_calib.plots import roc_diagram
+from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection
 from hf_calib.report.diagnosis import misjudged_frequencies, overall, significant_runs
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.tables import bin_rows, gap_p_value, worst_bins
 from hf_calib.report.text import with_interval
+from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
@@ -612,3 +615,53 @@ def test_decisions_without_a_figure_and_without_an_answer() -> None:
     assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
     assert "decisions" not in replace(quick(probs, labels), decisions=section).figures()
     assert quick(probs, labels).to_dict()["decisions"] is None
+
+
+# Out of distribution
+
+
+@pytest.mark.slow
+def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
+    probs, labels = predictions(temperature=0.4)
+    calibrated, elsewhere = predictions()[0], np.random.default_rng(1).standard_normal((50, probs.shape[1]))
+    before, after = (
+        ood_detection(np.log(rows), elsewhere / t, n_resamples=20)
+        for rows, t in ((probs, 0.4), (calibrated, 1.0))
+    )
+    section = OodSection("<b>noise", 50, before, after)
+    report = replace(quick(probs, labels, calibrated=calibrated), out_of_distribution=section)
+    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"]
+    assert record["after"]["energy"]["auroc"]["value"] == after["energy"].auroc.value
+    assert record["n_examples"] == 50
+    rates = ("auroc", "fpr95")
+    shown = [
+        ["uncertainty by", "AUROC before", "AUROC after", "FPR at 95% before", "FPR at 95% after"],
+        *(
+            [
+                title,
+                *(
+                    with_interval(*getattr(found[score], rate))
+                    for rate in ("auroc", "fpr95")
+                    for found in (before, after)
+                ),
+            ]
+            for score, title in OOD_SCORES.items()
+        ),
+    ]
+    markdown, html = report.to_markdown(), report.to_html()
+    for row in shown:
+        assert f"| {' | '.join(row)} |" in markdown
+    assert cells(re.findall(r"<table>.*?</table>", html, flags=re.DOTALL)[0]) == shown
+    assert "50 inputs of &lt;b&gt;noise, which are none of the classes" in html
+    assert "<b>" not in html
+    assert "<b>" not in markdown
+    figure = report.figures()["out_of_distribution"]
+    assert {f"{title} (area {after[score].auroc.value:.4f})" for score, title in OOD_SCORES.items()} <= set(
+        written(figure)
+    )
+    assert not overlapping(figure)
+    alone = replace(section, after=None)
+    assert alone.table()[0] == ["uncertainty by", "AUROC", "FPR at 95%"]
+    assert quick(probs, labels).to_dict()["out_of_distribution"] is None
+    with pytest.raises(ValueError, match="expected found to have at least one entry"):
+        roc_diagram({})

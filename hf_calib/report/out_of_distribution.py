@@ -1,0 +1,81 @@
+"""The section of a report on inputs from elsewhere: how well the model's uncertainty tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_calib.metrics.out_of_distribution import OOD_SCORES, OodDetection
+from hf_calib.report.text import Table, with_interval
+
+
+@dataclass(frozen=True)
+class OodSection:
+    """Inputs from elsewhere against the rows of a report.
+
+    Args:
+        name: of the data from elsewhere.
+        n_examples: of them.
+        before: score -> what `hf_calib.metrics.ood_detection` found for the logits as the model gives them.
+        after: the same for the calibrated ones, or None.
+    """
+
+    name: str
+    n_examples: int
+    before: Mapping[str, OodDetection]
+    after: Mapping[str, OodDetection] | None = None
+
+    def sentences(self, escape: Callable[[str], str] = str) -> list[str]:
+        """What was compared, and what the columns mean."""
+        return [
+            f"{self.n_examples:,} inputs of {escape(self.name)}, which are none of the classes, against the rows of "
+            "this report. An input is flagged where its uncertainty is above a threshold.",
+            "AUROC: the probability that an input from elsewhere looks more uncertain than a familiar one; 0.5 is "
+            "chance. FPR at 95%: the share of the inputs from elsewhere that is accepted where 95% of the familiar "
+            "ones are.",
+        ]
+
+    def table(self) -> Table:
+        """Both rates for each score, with intervals, before and after calibration."""
+        states = self.states()
+        header = [f"{title}{state}" for title in ("AUROC", "FPR at 95%") for state in states]
+        rows = [
+            [
+                OOD_SCORES[score],
+                *(
+                    with_interval(*getattr(found[score], rate))
+                    for rate in ("auroc", "fpr95")
+                    for found in states.values()
+                ),
+            ]
+            for score in self.before
+        ]
+        return ["uncertainty by", *header], rows
+
+    def curves(self) -> dict[str, OodDetection]:
+        """What a figure draws: each score, after calibration where there is that."""
+        found = self.before if self.after is None else self.after
+        return {OOD_SCORES[score]: detection for score, detection in found.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the curves, of JSON's own types."""
+        return {
+            "name": self.name,
+            "n_examples": self.n_examples,
+            **{
+                state: None
+                if found is None
+                else {
+                    score: {rate: getattr(detection, rate)._asdict() for rate in ("auroc", "fpr95")}
+                    for score, detection in found.items()
+                }
+                for state, found in (("before", self.before), ("after", self.after))
+            },
+        }
+
+    def states(self) -> dict[str, Mapping[str, OodDetection]]:
+        """By what a header adds: nothing, or whether it is before or after calibration."""
+        if self.after is None:
+            return {"": self.before}
+        return {" before": self.before, " after": self.after}
