@@ -97,6 +97,14 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="Folder for report.md, .html, .json and the figures.")
     ] = None,
+    ood_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Inputs from elsewhere, of none of the classes: texts like --data, whose labels are not read, or a "
+            "file of predictions beside one. Reports how well the model's uncertainty tells them."
+        ),
+    ] = None,
+    ood_split: Annotated[str, typer.Option(help="Split of these, of a Hub dataset or folder.")] = "test",
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
@@ -107,19 +115,25 @@ def evaluate(
         command.check_data(source, data)
         if data is None:
             report = command.evaluate_predictions(
-                source, label_column=label_column, n_bins=n_bins, output=output, stages=stages
+                source,
+                label_column=label_column,
+                n_bins=n_bins,
+                output=output,
+                ood_data=ood_data,
+                stages=stages,
             )
         else:
             names = class_names.split(",") if class_names else None
-            rows = command.LabelledTexts(
-                data, config_name, split, text_column, label_column, names, max_length, batch_size
-            )
+            reading = (text_column, label_column, names, max_length, batch_size)
+            rows = command.LabelledTexts(data, config_name, split, *reading)
+            ood = None if ood_data is None else command.LabelledTexts(ood_data, None, ood_split, *reading)
             with console.progress() as progress:
                 report = command.evaluate_model(
                     source,
                     rows,
                     n_bins=n_bins,
                     output=output,
+                    ood=ood,
                     trust_remote_code=trust_remote_code,
                     progress=progress,
                     stages=stages,

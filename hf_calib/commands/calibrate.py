@@ -17,13 +17,18 @@ from hf_calib.commands.fitting import (
     FOLDED,
     METHODS,
     Measured,
-    check_same_classes,
     fit_and_measure,
     make_scaler,
     rows_in_both,
     texts_in_both,
 )
-from hf_calib.predictions.files import Predictions, load_predictions, load_unlabelled, save_predictions
+from hf_calib.predictions.files import (
+    Predictions,
+    check_same_classes,
+    load_predictions,
+    load_unlabelled,
+    save_predictions,
+)
 from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate

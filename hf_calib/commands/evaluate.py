@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
-from hf_calib.predictions.files import FORMATS, Predictions, load_predictions
-from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.predictions.files import (
+    FORMATS,
+    Predictions,
+    check_same_classes,
+    load_predictions,
+    load_unlabelled,
+)
+from hf_calib.report import CalibrationReport, calibration_report, ood_section
 from hf_calib.report.writing import write_to
 
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
@@ -123,6 +130,7 @@ def evaluate_predictions(
     label_column: str = "label",
     n_bins: int = 15,
     output: Path | None = None,
+    ood_data: str | None = None,
     stages: Stages = in_silence,
 ) -> CalibrationReport:
     """Report the calibration of a file of predictions.
@@ -132,17 +140,27 @@ def evaluate_predictions(
         label_column: of labels, in a table.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
+        ood_data: a file of the same model's predictions for inputs from elsewhere, of none of the classes.
         stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if the file is missing, unreadable or wrong.
+        ValueError: if a file is missing, unreadable or wrong.
         TypeError: if columns or arrays are of the wrong kind.
     """
     check_output(output)
     stages(f"reading {source}")
     predictions = load_predictions(source, label_column=label_column)
+    elsewhere = None
+    if ood_data is not None:
+        stages(f"reading {ood_data}")
+        elsewhere, names = load_unlabelled(ood_data, label_column=label_column)
+        check_same_classes("the data from elsewhere", predictions, elsewhere.shape[1], names)
     stages(f"measuring {len(predictions):,} rows")
     report = report_on(predictions, source, n_bins)
+    if ood_data is not None and elsewhere is not None:
+        pair = (predictions.as_logits(), elsewhere)
+        found = ood_section(name_of(ood_data), pair, probabilities=predictions.logits is None)
+        report = replace(report, out_of_distribution=found)
     write_to(output, report)
     return report
 
@@ -153,6 +171,7 @@ def evaluate_model(
     *,
     n_bins: int = 15,
     output: Path | None = None,
+    ood: LabelledTexts | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     stages: Stages = in_silence,
@@ -164,6 +183,8 @@ def evaluate_model(
         rows: labelled texts that it was not trained on.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
+        ood: texts from elsewhere, of none of the classes, whose labels are not read. Where the model has a map in its
+            head, they are told apart before it, too.
         trust_remote_code: whether code that comes with the model may run.
         progress: called with the number of rows just predicted and of all rows.
         stages: called with the name of each stage as it begins.
@@ -173,20 +194,39 @@ def evaluate_model(
         TypeError: if columns are of the wrong kind.
     """
     from hf_calib.export.fingerprint import fingerprint
-    from hf_calib.predictions.texts import load_classifier
+    from hf_calib.export.unfold import unfold
+    from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
+    from hf_calib.scaling.saved_map import recorded_in
 
     check_output(output)
     stages(f"reading {rows.data}")
     data = rows.load()
+    if ood is not None:
+        stages(f"reading {ood.data}")
+        ood_data = ood.load()
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     stages(f"tokenizing {len(data):,} texts")
     encoded = rows.encode(classifier, data)
+    if ood is not None:
+        stages(f"tokenizing {len(ood_data):,} texts")
+        ood_tokens = encode_texts(
+            classifier, ood_data, text_column=ood.text_column, max_length=ood.max_length
+        )
     stages(f"predicting {len(data):,} rows")
     found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)
     stages(f"measuring {len(found):,} rows")
     about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
     report = replace(report_on(found, source, n_bins), about=about)
+    if ood is not None:
+        stages(f"predicting {len(ood_tokens):,} rows from elsewhere")
+        predict = partial(predict_logits, classifier, batch_size=rows.batch_size, on_progress=progress)
+        pairs = [(found.as_logits(), predict(ood_tokens))]
+        if recorded_in(classifier.model.config).get("folded"):
+            stages("predicting without the map")
+            unfold(classifier.model)
+            pairs.insert(0, (predict(encoded.tokens), predict(ood_tokens)))
+        report = replace(report, out_of_distribution=ood_section(ood.source()["name"], *pairs))
     write_to(output, report)
     return report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.commands.evaluate import LabelledTexts, Stages, report_on
-from hf_calib.predictions.files import Predictions
+from hf_calib.predictions.files import Predictions, check_same_classes
 from hf_calib.report import CalibrationReport
 from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
@@ -131,19 +131,6 @@ def split_roles(
     rest = np.setdiff1d(np.arange(len(found)), chosen)
     held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
     return found.select(chosen), found.select(rest), held_out
-
-
-def check_same_classes(
-    argument: str, found: Predictions, n_classes: int, class_names: Sequence[str] | None
-) -> None:
-    """Raise where other rows have other classes than those to fit on, or the same by other names."""
-    if n_classes != found.n_classes or (
-        None not in (class_names, found.class_names) and class_names != found.class_names
-    ):
-        got = f"{n_classes} classes and {found.n_classes}, or other names"
-        raise InputValueError(
-            expected(argument, "have the same classes", got, "use predictions of one model")
-        )
 
 
 def corrected(

@@ -167,6 +167,19 @@ def load_unlabelled(
     return found.as_logits(), found.class_names
 
 
+def check_same_classes(
+    argument: str, found: Predictions, n_classes: int, class_names: Sequence[str] | None
+) -> None:
+    """Raise where other rows have other classes than those found, or the same by other names."""
+    if n_classes != found.n_classes or (
+        None not in (class_names, found.class_names) and class_names != found.class_names
+    ):
+        got = f"{n_classes} classes and {found.n_classes}, or other names"
+        raise InputValueError(
+            expected(argument, "have the same classes", got, "use predictions of one model")
+        )
+
+
 def _load(path: Path, label_column: str, *, labelled: bool) -> Predictions:
     """The predictions of a file; without labels, all of them are 0."""
     if not os.path.isfile(path):

@@ -3,7 +3,7 @@
 from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.measures import MEASURES, Measure, Measurement
-from hf_calib.report.out_of_distribution import OodSection
+from hf_calib.report.out_of_distribution import OodSection, ood_section
 from hf_calib.report.tables import BinRow, ClassRow
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Measurement",
     "OodSection",
     "calibration_report",
+    "ood_section",
 ]

@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_calib.metrics.out_of_distribution import OOD_SCORES, OodDetection
+from numpy.typing import ArrayLike
+
+from hf_calib.metrics.out_of_distribution import OOD_SCORES, OodDetection, ood_detection
 from hf_calib.report.text import Table, with_interval
+
+# Of probabilities, whose logarithms are logits that are shifted in each row.
+_OF_PROBABILITIES = ("max_probability", "entropy")
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,31 @@ class OodSection:
         if self.after is None:
             return {"": self.before}
         return {" before": self.before, " after": self.after}
+
+
+def ood_section(
+    name: str,
+    before: tuple[ArrayLike, ArrayLike],
+    after: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    probabilities: bool = False,
+    seed: int = 0,
+) -> OodSection:
+    """Measure how well inputs from elsewhere are told from the rows of a report.
+
+    Args:
+        name: of the data from elsewhere.
+        before: logits (N, C) of the report's rows and (N', C) of those from elsewhere, as the model gives them.
+        after: the calibrated ones, or None.
+        probabilities: whether these are logarithms of probabilities, for which two of the scores say nothing.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: as `hf_calib.metrics.ood_detection`.
+    """
+    scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
+    found = [
+        None if pair is None else ood_detection(*pair, scores=scores, seed=seed) for pair in (before, after)
+    ]
+    assert found[0] is not None
+    return OodSection(name, len(before[1]), found[0], found[1])  # type: ignore[arg-type]  # arrays have a length

@@ -633,18 +633,11 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
     record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"]
     assert record["after"]["energy"]["auroc"]["value"] == after["energy"].auroc.value
     assert record["n_examples"] == 50
-    rates = ("auroc", "fpr95")
+    rates = [(rate, found) for rate in ("auroc", "fpr95") for found in (before, after)]
     shown = [
         ["uncertainty by", "AUROC before", "AUROC after", "FPR at 95% before", "FPR at 95% after"],
         *(
-            [
-                title,
-                *(
-                    with_interval(*getattr(found[score], rate))
-                    for rate in ("auroc", "fpr95")
-                    for found in (before, after)
-                ),
-            ]
+            [title, *(with_interval(*getattr(found[score], rate)) for rate, found in rates)]
             for score, title in OOD_SCORES.items()
         ),
     ]
