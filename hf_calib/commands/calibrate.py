@@ -278,8 +278,9 @@ def calibrate_predictions(
     tested = None if test is None else load_predictions(test, label_column=label_column)
     target_logits = None
     if target is not None:
-        target_logits, target_names = load_unlabelled(target, label_column=label_column)
-        check_same_classes("the target data", found, target_logits.shape[1], target_names)
+        target_rows = load_unlabelled(target, label_column=label_column)
+        check_same_classes("the target data", found, target_rows)
+        target_logits = target_rows.as_logits()
     n_seen = 0 if tested is None else rows_in_both(found, tested)
     measured = fit_and_measure(
         scaler,

@@ -153,12 +153,17 @@ def evaluate_predictions(
     elsewhere = None
     if ood_data is not None:
         stages(f"reading {ood_data}")
-        elsewhere, names = load_unlabelled(ood_data, label_column=label_column)
-        check_same_classes("the data from elsewhere", predictions, elsewhere.shape[1], names)
+        elsewhere = load_unlabelled(ood_data, label_column=label_column)
+        check_same_classes("the data from elsewhere", predictions, elsewhere)
+        kinds = ["logits" if each.probs is None else "probabilities" for each in (predictions, elsewhere)]
+        if kinds[0] != kinds[1]:
+            requirement = f"hold {kinds[0]}, as {Path(source).name} does"
+            way_out = "use predictions of one kind"
+            raise InputValueError(expected("the data from elsewhere", requirement, kinds[1], way_out))
     stages(f"measuring {len(predictions):,} rows")
     report = report_on(predictions, source, n_bins)
     if ood_data is not None and elsewhere is not None:
-        pair = (predictions.as_logits(), elsewhere)
+        pair = (predictions.as_logits(), elsewhere.as_logits())
         found = ood_section(name_of(ood_data), pair, probabilities=predictions.logits is None)
         report = replace(report, out_of_distribution=found)
     write_to(output, report)

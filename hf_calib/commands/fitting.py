@@ -122,7 +122,7 @@ def split_roles(
 ) -> tuple[Predictions, Predictions, str]:
     """The rows to fit on, the rows to report on, and which the latter are, in words."""
     if tested is not None:
-        check_same_classes("the test data", found, tested.n_classes, tested.class_names)
+        check_same_classes("the test data", found, tested)
         return found, tested, f"all {len(tested):,} rows of the test data"
     if len(found) < 2:
         way_out = "pass more rows, or test data"

@@ -148,9 +148,7 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
     return _load(Path(path), label_column, labelled=True)
 
 
-def load_unlabelled(
-    path: str | os.PathLike[str], *, label_column: str = "label"
-) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+def load_unlabelled(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
     """Read predictions whose labels are not known, or not to be looked at.
 
     Args:
@@ -158,23 +156,19 @@ def load_unlabelled(
         label_column: a column of a table that is not read.
 
     Returns:
-        Logits (N, C), or logarithms of probabilities; and the class names, where there are any.
+        The predictions, whose labels are all 0 and mean nothing.
 
     Raises:
         ValueError, TypeError: as `load_predictions`.
     """
-    found = _load(Path(path), label_column, labelled=False)
-    return found.as_logits(), found.class_names
+    return _load(Path(path), label_column, labelled=False)
 
 
-def check_same_classes(
-    argument: str, found: Predictions, n_classes: int, class_names: Sequence[str] | None
-) -> None:
+def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
     """Raise where other rows have other classes than those found, or the same by other names."""
-    if n_classes != found.n_classes or (
-        None not in (class_names, found.class_names) and class_names != found.class_names
-    ):
-        got = f"{n_classes} classes and {found.n_classes}, or other names"
+    names = (other.class_names, found.class_names)
+    if other.n_classes != found.n_classes or (None not in names and names[0] != names[1]):
+        got = f"{other.n_classes} classes and {found.n_classes}, or other names"
         raise InputValueError(
             expected(argument, "have the same classes", got, "use predictions of one model")
         )

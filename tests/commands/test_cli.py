@@ -29,7 +29,7 @@ from hf_calib.commands import console, evaluate
 from hf_calib.commands.fitting import METHODS
 from hf_calib.export import saving
 from hf_calib.export.fold import fold_and_return_head
-from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
+from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, ood_detection
 from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
 from hf_calib.report import CalibrationReport, writing
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
@@ -164,6 +164,78 @@ class TestEvaluate:
         theirs = called_for_json(*words, "--class-names", "K,R,F,S")
         ours = called_for_json("evaluate", workplace / "model", "--data", workplace / "test.csv")
         assert theirs["before"]["metrics"] == ours["before"]["metrics"]
+
+    def test_inputs_from_elsewhere_before_and_after_the_map(self, workplace: Path, tmp_path: Path) -> None:
+        calibrate = (
+            "calibrate",
+            workplace / "model",
+            "--data",
+            workplace / "data.csv",
+            "--method",
+            "temperature",
+        )
+        assert call(*calibrate, "--output", tmp_path / "calibrated").exit_code == 0
+        elsewhere = pandas.DataFrame({"text": [text_of([i, i, 7]) for i in range(5, 60)]})  # without labels
+        elsewhere.to_csv(tmp_path / "other.csv", index=False)
+        words = ("--data", workplace / "test.csv", "--ood-data", tmp_path / "other.csv")
+        found = called_for_json("evaluate", tmp_path / "calibrated", *words)["out_of_distribution"]
+        raw = called_for_json("evaluate", workplace / "model", *words)["out_of_distribution"]
+        assert (found["name"], found["n_examples"]) == ("other.csv", 55)
+        assert raw["after"] is None
+        for score, rates in raw["before"].items():
+            for rate, interval in rates.items():
+                assert found["before"][score][rate] == pytest.approx(interval, abs=1e-6), (score, rate)
+        # A temperature does not change the order of maximum logits.
+        areas = {
+            state: {score: rates["auroc"]["value"] for score, rates in found[state].items()}
+            for state in ("before", "after")
+        }
+        assert areas["after"]["max_logit"] == pytest.approx(areas["before"]["max_logit"])
+        assert areas["after"]["entropy"] != pytest.approx(areas["before"]["entropy"])
+        shown = call("evaluate", tmp_path / "calibrated", *words).stdout
+        assert re.search(r"Maximum logit( +0\.\d{4} \[0\.\d{4}, [01]\.\d{4}\]){4}", shown)
+
+    def test_two_files_of_predictions(self, workplace: Path, tmp_path: Path) -> None:
+        inside = load_predictions(workplace / "data.npz")
+        logits = np.random.default_rng(0).standard_normal((50, 4))
+        np.savez(tmp_path / "logits.npz", logits=logits)
+        np.savez(tmp_path / "probs.npz", probs=softmax(logits, axis=1))
+        np.savez(tmp_path / "three.npz", logits=logits[:, :3])
+        found = called_for_json("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "logits.npz")
+        wanted = ood_detection(inside.as_logits(), logits)
+        for score, detection in wanted.items():
+            interval = detection.auroc._asdict()
+            assert found["out_of_distribution"]["before"][score]["auroc"] == pytest.approx(interval)
+        save_predictions(
+            Predictions(inside.labels, probs=inside.probabilities(), class_names=NAMES),
+            tmp_path / "inside.npz",
+        )
+        of_probabilities = called_for_json(
+            "evaluate", tmp_path / "inside.npz", "--ood-data", tmp_path / "probs.npz"
+        )
+        assert set(of_probabilities["out_of_distribution"]["before"]) == {"max_probability", "entropy"}
+        assert_refused(
+            call("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "three.npz"),
+            "expected the data from elsewhere to have the same classes, got 3 classes and 4",
+        )
+        assert_refused(
+            call("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "probs.npz"),
+            "expected the data from elsewhere to hold logits, as data.npz does, got probabilities",
+        )
+
+    def test_nothing_from_elsewhere_is_refused(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "none.csv").write_text("text,label\n")
+        words = (
+            "evaluate",
+            workplace / "model",
+            "--data",
+            workplace / "test.csv",
+            "--output",
+            tmp_path / "report",
+        )
+        assert_refused(call(*words, "--ood-data", tmp_path / "none.csv"), "corresponds to no data")
+        assert_refused(call(*words, "--ood-data", tmp_path / "missing.csv"), "missing.csv")
+        assert not (tmp_path / "report").exists()
 
     def test_a_failure_leaves_no_files(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
