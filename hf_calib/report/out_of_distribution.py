@@ -43,20 +43,16 @@ class OodSection:
 
     def table(self) -> Table:
         """Both rates for each score, with intervals, before and after calibration."""
-        states = self.states()
-        header = [f"{title}{state}" for title in ("AUROC", "FPR at 95%") for state in states]
+        states = (
+            {"value": self.before} if self.after is None else {"before": self.before, "after": self.after}
+        )
         rows = [
-            [
-                OOD_SCORES[score],
-                *(
-                    with_interval(*getattr(found[score], rate))
-                    for rate in ("auroc", "fpr95")
-                    for found in states.values()
-                ),
-            ]
+            [f"{title}, {OOD_SCORES[score].lower()}"]
+            + [with_interval(*getattr(found[score], rate)) for found in states.values()]
+            for rate, title in (("auroc", "AUROC"), ("fpr95", "FPR at 95%"))
             for score in self.before
         ]
-        return ["uncertainty by", *header], rows
+        return ["told by", *states], rows
 
     def curves(self) -> dict[str, OodDetection]:
         """What a figure draws: each score, after calibration where there is that."""
@@ -78,12 +74,6 @@ class OodSection:
                 for state, found in (("before", self.before), ("after", self.after))
             },
         }
-
-    def states(self) -> dict[str, Mapping[str, OodDetection]]:
-        """By what a header adds: nothing, or whether it is before or after calibration."""
-        if self.after is None:
-            return {"": self.before}
-        return {" before": self.before, " after": self.after}
 
 
 def ood_section(

@@ -193,7 +193,7 @@ class TestEvaluate:
         assert areas["after"]["max_logit"] == pytest.approx(areas["before"]["max_logit"])
         assert areas["after"]["entropy"] != pytest.approx(areas["before"]["entropy"])
         shown = call("evaluate", tmp_path / "calibrated", *words).stdout
-        assert re.search(r"Maximum logit( +0\.\d{4} \[0\.\d{4}, [01]\.\d{4}\]){4}", shown)
+        assert re.search(r"AUROC, maximum logit( +0\.\d{4} \[0\.\d{4}, [01]\.\d{4}\]){2}", shown)
 
     def test_two_files_of_predictions(self, workplace: Path, tmp_path: Path) -> None:
         inside = load_predictions(workplace / "data.npz")

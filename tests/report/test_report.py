@@ -633,11 +633,14 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
     record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"]
     assert record["after"]["energy"]["auroc"]["value"] == after["energy"].auroc.value
     assert record["n_examples"] == 50
-    rates = [(rate, found) for rate in ("auroc", "fpr95") for found in (before, after)]
     shown = [
-        ["uncertainty by", "AUROC before", "AUROC after", "FPR at 95% before", "FPR at 95% after"],
+        ["told by", "before", "after"],
         *(
-            [title, *(with_interval(*getattr(found[score], rate)) for rate, found in rates)]
+            [
+                f"{name}, {title.lower()}",
+                *(with_interval(*getattr(found[score], rate)) for found in (before, after)),
+            ]
+            for rate, name in (("auroc", "AUROC"), ("fpr95", "FPR at 95%"))
             for score, title in OOD_SCORES.items()
         ),
     ]
@@ -654,7 +657,7 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
     )
     assert not overlapping(figure)
     alone = replace(section, after=None)
-    assert alone.table()[0] == ["uncertainty by", "AUROC", "FPR at 95%"]
+    assert alone.table()[0] == ["told by", "value"]
     assert quick(probs, labels).to_dict()["out_of_distribution"] is None
     with pytest.raises(ValueError, match="expected found to have at least one entry"):
         roc_diagram({})
