@@ -98,10 +98,10 @@ def evaluate(
         Path | None, typer.Option(help="Folder for report.md, .html, .json and the figures.")
     ] = None,
     ood_data: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Inputs from elsewhere, of none of the classes: texts like --data, whose labels are not read, or a "
-            "file of predictions beside one. Reports how well the model's uncertainty tells them."
+            "file of predictions beside one; also several. Reports how well the model's uncertainty tells them."
         ),
     ] = None,
     ood_split: Annotated[str, typer.Option(help="Split of these, of a Hub dataset or folder.")] = "test",
@@ -119,14 +119,14 @@ def evaluate(
                 label_column=label_column,
                 n_bins=n_bins,
                 output=output,
-                ood_data=ood_data,
+                ood=ood_data or (),
                 stages=stages,
             )
         else:
             names = class_names.split(",") if class_names else None
             reading = (text_column, label_column, names, max_length, batch_size)
             rows = command.LabelledTexts(data, config_name, split, *reading)
-            ood = None if ood_data is None else command.LabelledTexts(ood_data, None, ood_split, *reading)
+            ood = [command.LabelledTexts(other, None, ood_split, *reading) for other in ood_data or ()]
             with console.progress() as progress:
                 report = command.evaluate_model(
                     source,

@@ -128,8 +128,8 @@ def print_report(report: CalibrationReport) -> None:
     from hf_calib.report.text import metric_table, summary
 
     print_table(f"Calibration of {report.name}", *metric_table(report))
-    if report.out_of_distribution is not None:
-        print_table(f"Told from {report.out_of_distribution.name}", *report.out_of_distribution.table())
+    for section in report.out_of_distribution:
+        print_table(f"Told from {section.name}", *section.table())
     print_lines([summary(report), "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
 
 

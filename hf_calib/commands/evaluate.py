@@ -130,7 +130,7 @@ def evaluate_predictions(
     label_column: str = "label",
     n_bins: int = 15,
     output: Path | None = None,
-    ood_data: str | None = None,
+    ood: Sequence[str] = (),
     stages: Stages = in_silence,
 ) -> CalibrationReport:
     """Report the calibration of a file of predictions.
@@ -140,7 +140,7 @@ def evaluate_predictions(
         label_column: of labels, in a table.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
-        ood_data: a file of the same model's predictions for inputs from elsewhere, of none of the classes.
+        ood: files of the same model's predictions for inputs from elsewhere, of none of the classes.
         stages: called with the name of each stage as it begins.
 
     Raises:
@@ -150,24 +150,32 @@ def evaluate_predictions(
     check_output(output)
     stages(f"reading {source}")
     predictions = load_predictions(source, label_column=label_column)
-    elsewhere = None
-    if ood_data is not None:
-        stages(f"reading {ood_data}")
-        elsewhere = load_unlabelled(ood_data, label_column=label_column)
-        check_same_classes("the data from elsewhere", predictions, elsewhere)
-        kinds = ["logits" if each.probs is None else "probabilities" for each in (predictions, elsewhere)]
-        if kinds[0] != kinds[1]:
-            requirement = f"hold {kinds[0]}, as {Path(source).name} does"
-            way_out = "use predictions of one kind"
-            raise InputValueError(expected("the data from elsewhere", requirement, kinds[1], way_out))
+    elsewhere = {}
+    for name in ood:
+        stages(f"reading {name}")
+        elsewhere[name_of(name)] = _of_the_same_kind(predictions, source, name, label_column)
     stages(f"measuring {len(predictions):,} rows")
     report = report_on(predictions, source, n_bins)
-    if ood_data is not None and elsewhere is not None:
-        pair = (predictions.as_logits(), elsewhere.as_logits())
-        found = ood_section(name_of(ood_data), pair, probabilities=predictions.logits is None)
-        report = replace(report, out_of_distribution=found)
+    found = tuple(
+        ood_section(
+            name, (predictions.as_logits(), other.as_logits()), probabilities=predictions.logits is None
+        )
+        for name, other in elsewhere.items()
+    )
+    report = replace(report, out_of_distribution=found)
     write_to(output, report)
     return report
+
+
+def _of_the_same_kind(predictions: Predictions, source: str, other: str, label_column: str) -> Predictions:
+    """Predictions from elsewhere by the same model; raises if they cannot be."""
+    found = load_unlabelled(other, label_column=label_column)
+    check_same_classes("the data from elsewhere", predictions, found)
+    kinds = ["logits" if each.probs is None else "probabilities" for each in (predictions, found)]
+    if kinds[0] != kinds[1]:
+        requirement, way_out = f"hold {kinds[0]}, as {Path(source).name} does", "use predictions of one kind"
+        raise InputValueError(expected("the data from elsewhere", requirement, kinds[1], way_out))
+    return found
 
 
 def evaluate_model(
@@ -176,7 +184,7 @@ def evaluate_model(
     *,
     n_bins: int = 15,
     output: Path | None = None,
-    ood: LabelledTexts | None = None,
+    ood: Sequence[LabelledTexts] = (),
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     stages: Stages = in_silence,
@@ -206,32 +214,38 @@ def evaluate_model(
     check_output(output)
     stages(f"reading {rows.data}")
     data = rows.load()
-    if ood is not None:
-        stages(f"reading {ood.data}")
-        ood_data = ood.load()
+    elsewhere = []
+    for texts in ood:
+        stages(f"reading {texts.data}")
+        elsewhere.append(texts.load())
     stages(f"loading {source}")
     classifier = load_classifier(source, trust_remote_code=trust_remote_code)
     stages(f"tokenizing {len(data):,} texts")
     encoded = rows.encode(classifier, data)
-    if ood is not None:
-        stages(f"tokenizing {len(ood_data):,} texts")
-        ood_tokens = encode_texts(
-            classifier, ood_data, text_column=ood.text_column, max_length=ood.max_length
+    tokens = {
+        texts.source()["name"]: encode_texts(
+            classifier, other, text_column=texts.text_column, max_length=texts.max_length
         )
+        for texts, other in zip(ood, elsewhere, strict=True)
+    }
     stages(f"predicting {len(data):,} rows")
     found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)
     stages(f"measuring {len(found):,} rows")
     about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
     report = replace(report_on(found, source, n_bins), about=about)
-    if ood is not None:
-        stages(f"predicting {len(ood_tokens):,} rows from elsewhere")
+    if tokens:
         predict = partial(predict_logits, classifier, batch_size=rows.batch_size, on_progress=progress)
-        pairs = [(found.as_logits(), predict(ood_tokens))]
+        stages("predicting inputs from elsewhere")
+        states = [(found.as_logits(), {name: predict(other) for name, other in tokens.items()})]
         if recorded_in(classifier.model.config).get("folded"):
             stages("predicting without the map")
             unfold(classifier.model)
-            pairs.insert(0, (predict(encoded.tokens), predict(ood_tokens)))
-        report = replace(report, out_of_distribution=ood_section(ood.source()["name"], *pairs))
+            raw = {name: predict(other) for name, other in tokens.items()}
+            states.insert(0, (predict(encoded.tokens), raw))
+        sections = (
+            ood_section(name, *((inside, outside[name]) for inside, outside in states)) for name in tokens
+        )
+        report = replace(report, out_of_distribution=tuple(sections))
     write_to(output, report)
     return report
 

@@ -66,7 +66,7 @@ class CalibrationReport:
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
-        out_of_distribution: how well inputs from elsewhere are told from these examples, or None.
+        out_of_distribution: how well inputs from elsewhere are told from these examples; one for each data set.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
             numbers, see `hf_calib.cards.facts`.
     """
@@ -82,7 +82,7 @@ class CalibrationReport:
     seed: int
     notes: tuple[str, ...] = ()
     decisions: DecisionSection | None = None
-    out_of_distribution: OodSection | None = None
+    out_of_distribution: tuple[OodSection, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

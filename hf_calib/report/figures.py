@@ -46,7 +46,7 @@ def alt_texts(report: CalibrationReport) -> dict[str, str]:
         "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
         "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
         "decisions": f"Share answered for promised accuracies. {'; '.join(promises)}.",
-        "out_of_distribution": f"ROC curves. {_of_detection(report)}.",
+        "out_of_distribution": f"ROC curves, area by score. {_of_detection(report)}.",
         "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
     }
 
@@ -88,8 +88,11 @@ def _of_promises(name: str, curve: PromiseCurve) -> str:
 
 
 def _of_detection(report: CalibrationReport) -> str:
-    found = {} if report.out_of_distribution is None else report.out_of_distribution.curves()
-    return ", ".join(f"{name}: area {detection.auroc.value:.4f}" for name, detection in found.items())
+    return "; ".join(
+        f"{section.name}: "
+        + ", ".join(f"{name} {detection.auroc.value:.4f}" for name, detection in section.curves().items())
+        for section in report.out_of_distribution
+    )
 
 
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
@@ -101,7 +104,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     final = report.after or report.before
     decisions = report.decisions
     promises = {"decisions": promise_diagram(decisions.curves)} if decisions and decisions.curves else {}
-    elsewhere = report.out_of_distribution
+    elsewhere = {section.name: section.curves() for section in report.out_of_distribution}
     return {
         "reliability": reliability_diagram(panels, n_bins=report.n_bins),
         "smooth_reliability": smooth_reliability_diagram(
@@ -110,7 +113,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         "confidence_histogram": confidence_histogram(panels),
         "risk_coverage": risk_coverage_diagram(panels),
         **promises,
-        **({"out_of_distribution": roc_diagram(elsewhere.curves())} if elsewhere else {}),
+        **({"out_of_distribution": roc_diagram(elsewhere)} if elsewhere else {}),
         "classwise": class_reliability_grid(
             final.probs, report.labels, class_names=report.class_names, n_bins=report.n_bins
         ),

@@ -27,7 +27,7 @@ def to_html(report: CalibrationReport) -> str:
         section("Diagnosis", bullets(report.diagnosis)),
         section("Caveats", bullets(report.warnings)) if report.warnings else "",
         _decisions(report.decisions) if report.decisions is not None else "",
-        _elsewhere(report.out_of_distribution, level) if report.out_of_distribution is not None else "",
+        *(_elsewhere(found, level) for found in report.out_of_distribution),
         section("Metrics", metrics, bullets(footnotes(report), "notes")),
         section("Figures", figures(images, CAPTIONS, alt_texts(report))),
         section(f"Bins that add most to the calibration error{state}", bins),
@@ -43,4 +43,4 @@ def _decisions(decisions: DecisionSection) -> str:
 
 def _elsewhere(found: OodSection, level: str) -> str:
     rates = table(f"Inputs from elsewhere, with {level} intervals", *found.table())
-    return section("Out of distribution", rates, bullets(found.sentences(), "notes"))
+    return section(f"Out of distribution: {found.name}", rates, bullets(found.sentences(), "notes"))

@@ -24,10 +24,14 @@ def to_markdown(report: CalibrationReport) -> str:
         header, rows = report.decisions.table()
         lines += ["", "## Decisions", "", *markdown_table(header, rows)]
         lines += ["", *_bullets(report.decisions.sentences())]
-    if report.out_of_distribution is not None:
-        header, rows = report.out_of_distribution.table()
-        lines += ["", "## Out of distribution", "", *markdown_table(header, rows)]
-        lines += ["", *_bullets(report.out_of_distribution.sentences(escape))]
+    for section in report.out_of_distribution:
+        lines += [
+            "",
+            f"## Out of distribution: {escape(section.name)}",
+            "",
+            *markdown_table(*section.table()),
+        ]
+        lines += ["", *_bullets(section.sentences(escape))]
     lines += ["", "## Metrics", "", *markdown_table(*metric_table(report)), "", *_bullets(footnotes(report))]
     for title, (header, rows) in (
         ("Bins that add most to the calibration error", bin_table(report)),

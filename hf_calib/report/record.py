@@ -28,9 +28,7 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "diagnosis": list(report.diagnosis),
         "warnings": list(report.warnings),
         "decisions": None if report.decisions is None else report.decisions.to_dict(),
-        "out_of_distribution": None
-        if report.out_of_distribution is None
-        else report.out_of_distribution.to_dict(),
+        "out_of_distribution": [section.to_dict() for section in report.out_of_distribution],
         "about": dict(report.about),
     }
 

@@ -178,8 +178,8 @@ class TestEvaluate:
         elsewhere = pandas.DataFrame({"text": [text_of([i, i, 7]) for i in range(5, 60)]})  # without labels
         elsewhere.to_csv(tmp_path / "other.csv", index=False)
         words = ("--data", workplace / "test.csv", "--ood-data", tmp_path / "other.csv")
-        found = called_for_json("evaluate", tmp_path / "calibrated", *words)["out_of_distribution"]
-        raw = called_for_json("evaluate", workplace / "model", *words)["out_of_distribution"]
+        found = called_for_json("evaluate", tmp_path / "calibrated", *words)["out_of_distribution"][0]
+        raw = called_for_json("evaluate", workplace / "model", *words)["out_of_distribution"][0]
         assert (found["name"], found["n_examples"]) == ("other.csv", 55)
         assert raw["after"] is None
         for score, rates in raw["before"].items():
@@ -201,11 +201,15 @@ class TestEvaluate:
         np.savez(tmp_path / "logits.npz", logits=logits)
         np.savez(tmp_path / "probs.npz", probs=softmax(logits, axis=1))
         np.savez(tmp_path / "three.npz", logits=logits[:, :3])
-        found = called_for_json("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "logits.npz")
+        save_predictions(Predictions(inside.labels, logits=inside.as_logits()), tmp_path / "same.npz")
+        words = ("--ood-data", tmp_path / "logits.npz", "--ood-data", tmp_path / "same.npz")
+        found = called_for_json("evaluate", workplace / "data.npz", *words)
+        same = found["out_of_distribution"][1]
+        assert (same["name"], same["before"]["energy"]["auroc"]["value"]) == ("same", 0.5)
         wanted = ood_detection(inside.as_logits(), logits)
         for score, detection in wanted.items():
             interval = detection.auroc._asdict()
-            assert found["out_of_distribution"]["before"][score]["auroc"] == pytest.approx(interval)
+            assert found["out_of_distribution"][0]["before"][score]["auroc"] == pytest.approx(interval)
         save_predictions(
             Predictions(inside.labels, probs=inside.probabilities(), class_names=NAMES),
             tmp_path / "inside.npz",
@@ -213,7 +217,7 @@ class TestEvaluate:
         of_probabilities = called_for_json(
             "evaluate", tmp_path / "inside.npz", "--ood-data", tmp_path / "probs.npz"
         )
-        assert set(of_probabilities["out_of_distribution"]["before"]) == {"max_probability", "entropy"}
+        assert set(of_probabilities["out_of_distribution"][0]["before"]) == {"max_probability", "entropy"}
         assert_refused(
             call("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "three.npz"),
             "expected the data from elsewhere to have the same classes, got 3 classes and 4",

@@ -629,8 +629,8 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
         for rows, t in ((probs, 0.4), (calibrated, 1.0))
     )
     section = OodSection("<b>noise", 50, before, after)
-    report = replace(quick(probs, labels, calibrated=calibrated), out_of_distribution=section)
-    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"]
+    report = replace(quick(probs, labels, calibrated=calibrated), out_of_distribution=(section,))
+    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"][0]
     assert record["after"]["energy"]["auroc"]["value"] == after["energy"].auroc.value
     assert record["n_examples"] == 50
     shown = [
@@ -652,12 +652,12 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
     assert "<b>" not in html
     assert "<b>" not in markdown
     figure = report.figures()["out_of_distribution"]
-    assert {f"{title} (area {after[score].auroc.value:.4f})" for score, title in OOD_SCORES.items()} <= set(
+    assert {f"{title} (area {after[score].auroc.value:.3f})" for score, title in OOD_SCORES.items()} <= set(
         written(figure)
     )
     assert not overlapping(figure)
     alone = replace(section, after=None)
     assert alone.table()[0] == ["told by", "value"]
-    assert quick(probs, labels).to_dict()["out_of_distribution"] is None
-    with pytest.raises(ValueError, match="expected found to have at least one entry"):
+    assert quick(probs, labels).to_dict()["out_of_distribution"] == []
+    with pytest.raises(ValueError, match="expected panels to have at least one curve each"):
         roc_diagram({})
