@@ -31,6 +31,7 @@ from hf_calib.data import (
     decode_images,
     label_maps,
     load_data,
+    load_elsewhere,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import IMAGE_NETWORKS
@@ -83,6 +84,7 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
+    elsewhere = load_elsewhere(data_args, dataset["test"], images=True)
 labels = label_maps(dataset)
 
 # Model and image processor.
@@ -109,10 +111,12 @@ if model_args.decode_once:
     transform = PixelTransform
     with training_args.main_process_first():
         dataset = {name: decode_images(split, processor) for name, split in dataset.items()}
+        elsewhere = {name: decode_images(rows, processor) for name, rows in elsewhere.items()}
 augmented = transform(processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding)
 train = dataset["train"].with_transform(augmented)
 calibration = dataset["calibration"].with_transform(transform(processor))
 test = dataset["test"].with_transform(transform(processor))
+elsewhere = {name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()}
 
 # Train, report, save.
 trainer = CalibrationTrainer(
@@ -124,5 +128,5 @@ trainer = CalibrationTrainer(
     processing_class=processor,
     data_collator=collate_images,
 )
-train_and_report(trainer, test, resume=model_args.resume)
+train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 trainer.accelerator.end_training()

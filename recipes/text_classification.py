@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments, label_maps, load_data
+from hf_calib.data import DataArguments, label_maps, load_data, load_elsewhere
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import (
     GlobalPoolingCNNConfig,
@@ -47,6 +47,7 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args)
+    elsewhere = load_elsewhere(data_args, dataset["test"])
 labels = label_maps(dataset)
 
 # Model and tokenizer.
@@ -72,8 +73,8 @@ else:
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def tokenize(split, max_length):
-    return dataset[split].map(
+def tokenize(rows, max_length):
+    return rows.map(
         lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
         batched=True,
         remove_columns="text",
@@ -82,9 +83,10 @@ def tokenize(split, max_length):
 
 with training_args.main_process_first():
     eval_length = model_args.eval_max_length or model_args.max_length
-    train = tokenize("train", model_args.max_length)
-    calibration = tokenize("calibration", eval_length)
-    test = tokenize("test", eval_length)
+    train = tokenize(dataset["train"], model_args.max_length)
+    calibration = tokenize(dataset["calibration"], eval_length)
+    test = tokenize(dataset["test"], eval_length)
+    elsewhere = {name: tokenize(rows, eval_length) for name, rows in elsewhere.items()}
 
 # Train, report, save.
 trainer = CalibrationTrainer(
@@ -96,5 +98,5 @@ trainer = CalibrationTrainer(
     processing_class=tokenizer,
     data_collator=DataCollatorWithPadding(tokenizer),
 )
-train_and_report(trainer, test, resume=model_args.resume)
+train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 trainer.accelerator.end_training()

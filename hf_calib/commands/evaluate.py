@@ -82,7 +82,7 @@ class LabelledTexts:
 
     def load(self) -> Dataset:
         """The rows, with the columns as they are."""
-        from hf_calib.predictions.texts import load_rows
+        from hf_calib.data.sources import load_rows
 
         return load_rows(self.data, config_name=self.config_name, split=self.split)
 

@@ -13,8 +13,9 @@ split.
 
 from __future__ import annotations
 
-from hf_calib.data.arguments import DataArguments, label_maps, load_data
-from hf_calib.data.columns import choose_columns, strip_headers
+from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_elsewhere
+from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
+from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
 from hf_calib.data.newsgroups import newsgroups_dataset
@@ -34,13 +35,16 @@ __all__ = [
     "PixelTransform",
     "add_label_noise",
     "choose_columns",
+    "choose_inputs",
     "collate_images",
     "decode_images",
     "docstring_dataset",
     "draw_test",
+    "gaussian_noise",
     "label_maps",
     "limit_samples",
     "load_data",
+    "load_elsewhere",
     "load_splits",
     "newsgroups_dataset",
     "split_calibration",

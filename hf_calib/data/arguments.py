@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib.data.columns import choose_columns, strip_headers
+from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
+from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.newsgroups import newsgroups_dataset
-from hf_calib.data.sources import load_splits
+from hf_calib.data.sources import load_rows, load_splits
 from hf_calib.data.splits import add_label_noise, draw_test, limit_samples, split_calibration
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
 NEWSGROUPS = "sklearn/20newsgroups"
+NOISE = "gaussian_noise"
 
 
 @dataclass
@@ -84,6 +88,14 @@ class DataArguments:
     split_seed: int = field(
         default=0, metadata={"help": "Seed of the splits; keep it for all runs that are compared."}
     )
+    ood_data: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Inputs of none of the classes, which the report tells from the test set: files, folders or "
+            f"datasets on the Hub, also several; for images {NOISE!r}, the test set's with the noise of CIFAR-10-C."
+        },
+    )
+    ood_split: str = field(default="test", metadata={"help": "Of these, where they are no files."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
     max_calibration_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
     max_test_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
@@ -136,6 +148,29 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         max_test_samples=args.max_test_samples,
         seed=args.split_seed,
     )
+
+
+def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) -> dict[str, Dataset]:
+    """The inputs of `ood_data` by name, each with the column `text` (or `image`).
+
+    Args:
+        args: with the columns' names.
+        test: the split to add noise to.
+        images: whether the inputs are images.
+
+    Raises:
+        ValueError: if data are missing, unreadable or empty, or have no such column.
+    """
+    found = {}
+    for source in args.ood_data or ():
+        if images and source == NOISE:
+            found["gaussian noise"] = gaussian_noise(test.select_columns(["image"]), seed=args.split_seed)
+            continue
+        rows = load_rows(source, split=args.ood_split)
+        column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
+        name = "/".join(Path(source).parts[-2:]) if os.path.exists(source) else source
+        found[name] = choose_inputs(rows, name=source, **column)
+    return found
 
 
 def _rows_or_share(size: float) -> float | int:

@@ -79,6 +79,40 @@ def choose_columns(
     )
 
 
+def choose_inputs(
+    rows: Dataset, *, name: str, text_column: str | None = None, image_column: str | None = None
+) -> Dataset:
+    """Keep the inputs of rows whose labels are not read, such as those from elsewhere.
+
+    Args:
+        rows: with any columns.
+        name: of the data, for errors.
+        text_column: the column of str; give this one or `image_column`. If there is no such column, the only one of
+            its kind is taken.
+        image_column: the column of images.
+
+    Returns:
+        A dataset of the column `text`, or `image`.
+
+    Raises:
+        ValueError: if there is no such column, no row, or a value is missing.
+        TypeError: if the column holds anything else.
+
+    >>> rows = Dataset.from_dict({"utterance": ["play jazz"], "intent": [3]})
+    >>> choose_inputs(rows, name="others", text_column="text")[0]
+    {'text': 'play jazz'}
+    """
+    kind = "text" if image_column is None else "image"
+    column, prepare, fits = (
+        (text_column, _texts, _is_text) if image_column is None else (image_column, _images, _is_image)
+    )
+    of_the_kind = [each for each, feature in rows.features.items() if fits(feature)]
+    if column not in rows.column_names and len(of_the_kind) == 1:
+        column = of_the_kind[0]
+    _check_columns(name, rows, str(column))
+    return prepare(name, rows.select_columns([str(column)]), str(column)).select_columns([kind])
+
+
 def strip_headers(dataset: DatasetDict) -> DatasetDict:
     """Cut each text up to its first blank line: the header of a newsgroup post, or of an e-mail.
 
@@ -111,12 +145,12 @@ def strip_headers(dataset: DatasetDict) -> DatasetDict:
     return dataset.map(cut, batched=True, desc="Cutting headers")
 
 
-def _check_columns(name: str, split: Dataset, input_column: str, label_column: str) -> None:
+def _check_columns(name: str, split: Dataset, *columns: str) -> None:
     if len(split) == 0:
         raise InputValueError(
             expected(f"split {name!r}", "have rows", 0, "check the file or the split's name")
         )
-    for column in (input_column, label_column):
+    for column in columns:
         if column not in split.column_names:
             raise InputValueError(
                 expected(
@@ -151,8 +185,7 @@ def _texts(name: str, split: Dataset, column: str) -> Dataset:
 
 def _images(name: str, split: Dataset, column: str) -> Dataset:
     feature = split.features[column]
-    encoded = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
-    if not (isinstance(feature, Image) or encoded or _is_text(feature)):
+    if not (_is_image(feature) or _is_text(feature)):
         raise InputTypeError(
             expected(
                 f"column {column!r}", f"hold images in split {name!r}", feature, "choose another image_column"
@@ -277,6 +310,10 @@ def _check_labels(name: str, values: set[Any], *, known: set[Any], trained: set[
 
 def _few(values: list[Any]) -> str:
     return f"{values[:5]}{' ...' if len(values) > 5 else ''}"
+
+
+def _is_image(feature: object) -> bool:
+    return isinstance(feature, Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
 
 
 def _is_text(feature: object) -> bool:

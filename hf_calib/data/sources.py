@@ -118,6 +118,30 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
         ) from error
 
 
+def load_rows(data: str | PathLike[str], *, config_name: str | None = None, split: str = "test") -> Dataset:
+    """Load the rows of one split, with the columns as they are.
+
+    Args:
+        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
+            the Hub or a local folder.
+        config_name: configuration of a Hub dataset that has several.
+        split: which rows of a Hub dataset or folder.
+
+    Raises:
+        ValueError: if there is no such file, dataset or split, or it is unreadable.
+    """
+    if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
+        return load_file("data", Path(data), None)
+    try:
+        return load_dataset(str(data), config_name, split=split)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        cause = " ".join(str(error).split())
+        way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
+        raise InputValueError(
+            expected("data", f"have a split {split!r}", f"{data} ({cause})", way_out)
+        ) from error
+
+
 def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
     if not os.path.isfile(path):
         raise InputValueError(expected(argument, "name an existing file", path, "check the path"))

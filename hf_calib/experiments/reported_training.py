@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 def train_and_report(
-    trainer: CalibrationTrainer, test_dataset: Any, *, resume: bool | str | None = None
+    trainer: CalibrationTrainer,
+    test_dataset: Any,
+    *,
+    elsewhere: Mapping[str, Any] | None = None,
+    resume: bool | str | None = None,
 ) -> dict[str, float]:
     """Train, report the test set before and after the calibration map, and save the calibrated model.
 
@@ -41,6 +45,8 @@ def train_and_report(
     Args:
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
+        elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
+            model's uncertainty tells them from the test set, before and after the map.
         resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
             `args.resume_from_checkpoint` says.
 
@@ -70,9 +76,10 @@ def train_and_report(
         trainer.save_calibrated_model(folder / "calibrated")
     calibration = _calibration_rows(trainer)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
+    outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
     if trainer.is_world_process_zero():
         (folder / "results.json").unlink(missing_ok=True)  # of an earlier training
-        _write_report(trainer, folder)
+        report = _write_report(trainer, outside, folder)
         _write_figure(trainer, folder)
         _predictions(trainer, calibration).save(folder / PREDICTIONS)
         training = {
@@ -80,7 +87,8 @@ def train_and_report(
             "steps": trainer.state.global_step - first_step.step,
             "resumed": first_step.step > 0,
         }
-        _write_results(trainer, metrics, training, folder)
+        told = [] if report is None else [section.to_dict() for section in report.out_of_distribution]
+        _write_results(trainer, metrics, {"training": training, "out_of_distribution": told}, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
     trainer.accelerator.wait_for_everyone()
@@ -115,16 +123,19 @@ def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None
     )
 
 
-def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
+def _write_report(
+    trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
+) -> CalibrationReport | None:
     scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
-    report = report_of(trainer) if scaler is None else write_results(trainer, folder / "calibrated")
+    calibrated = folder / "calibrated"
+    report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
     if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set. There is no report on them; "
             "results.json has the numbers. Train with a smaller learning rate, or in higher precision.",
             stacklevel=3,
         )
-        return
+        return None
     if scaler is None:
         write_to(folder / "report", report)
     else:
@@ -134,6 +145,7 @@ def _write_report(trainer: CalibrationTrainer, folder: Path) -> None:
     print(
         "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"
     )
+    return report
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
@@ -158,6 +170,12 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
         lines.append(f"{row.title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+    for section in report.out_of_distribution:
+        lines.append(f"Told from {section.name}, {section.n_examples:,} rows:")
+        lines += [
+            f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()
+            for name, *cells in section.table()[1]
+        ]
     return "\n".join(lines)
 
 
@@ -169,7 +187,7 @@ def _write_figure(trainer: CalibrationTrainer, folder: Path) -> None:
 
 
 def _write_results(
-    trainer: CalibrationTrainer, metrics: Mapping[str, float], training: Mapping[str, Any], folder: Path
+    trainer: CalibrationTrainer, metrics: Mapping[str, float], further: Mapping[str, Any], folder: Path
 ) -> None:
     args, scaler = trainer.args, trainer.calibration_map
     results = {
@@ -178,7 +196,7 @@ def _write_results(
         "calibration_map": None if scaler is None else title_of(scaler),
         "seed": args.seed,
         "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
-        "training": dict(training),
+        **further,
     }
     with whole_file(folder / "results.json") as unfinished:
         unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")

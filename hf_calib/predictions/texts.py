@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, load_dataset
+from datasets import ClassLabel, Dataset
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
@@ -28,11 +27,10 @@ from hf_calib._errors import (
     few,
     look_alikes,
 )
-from hf_calib.data.sources import load_file
+from hf_calib.data.sources import load_rows as load_rows  # where it was first
 from hf_calib.data.splits import read_column
 from hf_calib.predictions.files import Predictions
 
-_FILES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv")
 # What broken or missing files of a model raise.
 _UNLOADABLE = (
     OSError,
@@ -173,27 +171,6 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
         got = f"no {few(sorted(report['missing_keys']))} in {name}"
         raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
     return model
-
-
-def load_rows(data: str | Path, *, config_name: str | None = None, split: str = "test") -> Dataset:
-    """Load the labelled rows of one split, with the columns as they are.
-
-    Args:
-        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
-            the Hub or a local folder.
-        config_name: configuration of a Hub dataset that has several.
-        split: which rows of a Hub dataset or folder.
-
-    Raises:
-        ValueError: if there is no such file, dataset or split, or it is unreadable.
-    """
-    if os.path.isfile(data) or Path(data).suffix in _FILES:
-        rows = load_file("data", Path(data), None)
-    else:
-        way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
-        with refusals("data", f"have a split {split!r}", data, way_out):
-            rows = load_dataset(str(data), config_name, split=split)
-    return rows
 
 
 def predict(

@@ -18,7 +18,7 @@ from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
-from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.report import CalibrationReport, OodSection, calibration_report, ood_section
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
@@ -95,10 +95,14 @@ def measured(trainer: Any) -> dict[str, Any]:
     return {"metrics": {**_rows(trainer, evaluation), "n_bins": evaluation.n_bins, **columns}}
 
 
-def report_of(trainer: Any) -> CalibrationReport | None:
+def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
     """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
 
     Multi-label models have none.
+
+    Args:
+        trainer: with an evaluation.
+        outside: name -> logits (N, C) of inputs from elsewhere, for a section each.
     """
     evaluation = trainer.last_evaluation
     if evaluation is None or not evaluation.rows:
@@ -118,15 +122,29 @@ def report_of(trainer: Any) -> CalibrationReport | None:
             name=trainer.calibration_loss.name,
         ),
         about=_rows(trainer, evaluation),
+        out_of_distribution=tuple(
+            _told_apart(name, logits, other.astype(np.float64), scaler)
+            for name, other in (outside or {}).items()
+        ),
     )
 
 
-def write_results(trainer: Any, folder: Path) -> CalibrationReport | None:
+def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection:
+    if scaler is None:
+        return ood_section(name, (inside, outside))
+    in_the_head = scaler.affine_map()
+    return ood_section(name, (inside, outside), (in_the_head(inside), in_the_head(outside)))
+
+
+def write_results(
+    trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
+) -> CalibrationReport | None:
     """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
 
     Args:
         trainer: with a map.
         folder: of the model; one without this map's calibration.json gets it.
+        outside: as for `report_of`.
 
     Returns:
         The report in the folder `calibration`; or None where no logits were kept, or not of this map. There are only
@@ -141,7 +159,7 @@ def write_results(trainer: Any, folder: Path) -> CalibrationReport | None:
         {key: value for key, value in _read(path).items() if key != "metrics"} | about | measured(trainer)
     )
     evaluation = with_map(trainer)
-    report = None if evaluation is None else report_of(trainer)
+    report = None if evaluation is None else report_of(trainer, outside)
     if report is not None:
         weights = {key: record[key] for key in ("fingerprint",) if key in record}
         report = replace(report, about={**report.about, **weights})
