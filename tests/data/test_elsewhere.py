@@ -22,7 +22,7 @@ def grey(n: int = 3, value: int = 128) -> Dataset:
     )
 
 
-@pytest.mark.parametrize(("severity", "deviation"), enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1))
+@pytest.mark.parametrize(("severity", "deviation"), [(1, 0.04), (2, 0.06), (3, 0.08), (4, 0.09), (5, 0.10)])
 def test_the_noise_is_that_of_cifar_10_c(severity: int, deviation: float) -> None:
     noisy = pixels(gaussian_noise(grey(), severity=severity))
     assert noisy.dtype == np.uint8
