@@ -1,10 +1,9 @@
 """The closed-form inverse link on trained models, beside the temperature.
 
-    python recipes/inverse_link.py outputs/ag_news_minilm/focal-0 outputs/ag_news_minilm/bsce_gra-1 \
-        --test_file test.csv --max_length 64
+    python recipes/inverse_link.py study/cells/focal-seed0-* study/cells/bsce_gra-seed0-*
 
-Each run is the output folder of `text_classification.py`: the loss stands in its results.json, and the logits that the
-loss saw are those of calibrated/, times the temperature in it.
+Each run is the output folder of a recipe, or of a training of `hf-calib compare`: the loss stands in its results.json,
+the logits in its predictions.safetensors.
 """
 
 import argparse
@@ -13,17 +12,13 @@ from pathlib import Path
 
 from scipy.special import softmax
 
-import hf_calib.models  # noqa: F401  (so that the papers' networks can be loaded)
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, bootstrap_interval, negative_log_likelihood
-from hf_calib.predictions.texts import load_classifier, load_rows, predict
-from hf_calib.scaling import InverseLink
+from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.scaling import InverseLink, TemperatureScaling
 
 parser = argparse.ArgumentParser()
 parser.add_argument("runs", nargs="+", type=Path)
-parser.add_argument("--test_file", required=True)
-parser.add_argument("--text_column", default="text")
-parser.add_argument("--max_length", type=int)
 args = parser.parse_args()
 
 
@@ -32,7 +27,6 @@ def cell(probs, labels):
     return f"{value:.3f} [{low:.3f}, {high:.3f}] | {negative_log_likelihood(probs, labels):.3f}"
 
 
-rows = load_rows(args.test_file)
 print("| run | accuracy | ECE | NLL | ECE, inverse link | NLL | ECE, temperature | NLL |")
 print("|---|---|---|---|---|---|---|---|")
 for run in args.runs:
@@ -40,14 +34,10 @@ for run in args.runs:
     loss = make_loss(results["loss"], **results["hyperparameters"])
     if hasattr(loss, "update"):
         parser.error(f"{run}: the table that {results['loss']} had at the end is not in results.json")
-    classifier = load_classifier(run / "calibrated")
-    found = predict(
-        classifier, rows, text_column=args.text_column, max_length=args.max_length, batch_size=128
-    )
-    scaled, labels = found.logits, found.labels
-    logits = scaled * results["metrics"]["temperature"]
-    raw, with_temperature = softmax(logits, axis=1), softmax(scaled, axis=1)
-    cells = [
-        cell(probs, labels) for probs in (raw, InverseLink(loss).predict_proba(logits), with_temperature)
-    ]
-    print(f"| {run.parent.name}/{run.name} | {accuracy(raw, labels):.3f} | {' | '.join(cells)} |", flush=True)
+    found = TrainingPredictions.load(run / "predictions.safetensors")
+    temperature = TemperatureScaling().fit(found.calibration.logits, found.calibration.labels)
+    logits, labels = found.test.logits, found.test.labels
+    raw = softmax(logits.astype(float), axis=1)
+    columns = [raw, *(scaler.predict_proba(logits) for scaler in (InverseLink(loss), temperature))]
+    cells = [cell(probs, labels) for probs in columns]
+    print(f"| {run.name} | {accuracy(raw, labels):.3f} | {' | '.join(cells)} |", flush=True)
