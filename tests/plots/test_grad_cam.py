@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hf_calib.models import CifarResNetConfig, DenseNetConfig, VGGConfig
 from hf_calib.plots import grad_cam
 from hf_calib.plots.grad_cam import class_activation_map
 from hf_calib.scaling import TemperatureScaling
+from tests.helpers.mosaics import mosaics
 from tests.helpers.pictures import overlapping, written
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 32, "width": 32})
@@ -140,3 +142,32 @@ def test_wrong_labels_and_layers_are_refused() -> None:
     flat.forward = lambda pixel_values: nn.Sequential.forward(flat, pixel_values)
     with pytest.raises(ValueError, match="expected the model to have a feature map, got Sequential"):
         class_activation_map(flat, torch.randn(1, 3, 2, 2))
+
+
+@pytest.mark.slow
+def test_the_map_is_where_the_object_is(shared_data: Path) -> None:
+    """Of digits that a network finds on a canvas of two, the warmest quarter is that of the digit; chance is 1 in 4."""
+    pixels, labels = mosaics(shared_data / "mnist" / "train.parquet", 3000, seed=0).tensors()
+    test = mosaics(shared_data / "mnist" / "test.parquet", 60, seed=1)
+    torch.manual_seed(0)
+    config = CifarResNetConfig(depth=8, num_labels=10, problem_type="multi_label_classification")
+    model = AutoModelForImageClassification.from_config(config)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(4):
+        for rows in torch.randperm(len(pixels)).split(64):
+            loss = model(pixels[rows], labels=labels[rows]).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    model.eval()
+    inputs, _ = test.tensors()
+    with torch.no_grad():
+        found = model(inputs).logits > 0
+    hits = []
+    for i, label in zip(*np.nonzero(found.numpy() & (test.labels == 1)), strict=True):
+        heat, _, _ = class_activation_map(model, inputs[i : i + 1], int(label))
+        half = len(heat) // 2
+        quarters = [heat[:half, :half], heat[:half, half:], heat[half:, :half], heat[half:, half:]]
+        hits.append(test.places[i, np.argmax([quarter.sum() for quarter in quarters])] == label)
+    assert len(hits) >= 20
+    assert np.mean(hits) > 0.8
