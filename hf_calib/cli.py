@@ -14,7 +14,8 @@ from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 _FOLDED = ", ".join(method for method, entry in SINGLE_LABEL_SCALERS.items() if entry.foldable)
-_COMPARED_LOSSES = ("cross_entropy", "focal", "dual_focal", "adafocal", "bsce_gra")
+# Of compare, which tells them from what was typed.
+_LOSSES, _SEEDS = "cross_entropy,focal,dual_focal,adafocal,bsce_gra", "0,1,2"
 Method = Enum("Method", {method: method for method in SINGLE_LABEL_SCALERS}, type=str)  # type: ignore[misc]
 
 
@@ -532,10 +533,10 @@ def compare(
         str | None,
         typer.Option(
             help="Losses, a,b,c: names, YAML files, or names of files in configs/losses beside the script.",
-            show_default=",".join(_COMPARED_LOSSES),
+            show_default=_LOSSES,
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds of the trainings.", show_default="0,1,2")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the trainings.", show_default=_SEEDS)] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -591,8 +592,8 @@ def compare(
             launch, cells = command.plan_study(
                 source,
                 configs=config or [],
-                losses=losses.split(",") if losses is not None else _COMPARED_LOSSES,
-                seeds=command.parse_seeds(seeds or "0,1,2"),
+                losses=(_LOSSES if losses is None else losses).split(","),
+                seeds=command.parse_seeds(_SEEDS if seeds is None else seeds),
                 grid=command.parse_grid(grid or []),
                 methods=chosen or command.METHODS,
                 arguments=arguments or [],

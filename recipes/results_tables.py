@@ -62,11 +62,8 @@ def print_study(name: str, report: dict) -> None:
         difference = differences.get((loss, "temperature", "nll"))
         cells += [cell(difference, "+.3f", interval=True), p_value(difference)]
         print(f"| {' | '.join(cells)} |")
-    seeds, rows = (
-        len(report["seeds"]),
-        (f"{report[f'n_{split}']:,} {split} rows" for split in ("test", "calibration")),
-    )
-    print(f"\n{seeds} seed{'s' * (seeds > 1)}, {', '.join(rows)}.\n")
+    seeds, test, calibration = len(report["seeds"]), report["n_test"], report["n_calibration"]
+    print(f"\n{seeds} seed{'s' * (seeds > 1)}, {test:,} test rows, {calibration:,} calibration rows.\n")
 
 
 def print_beside_the_papers(report: dict) -> None:

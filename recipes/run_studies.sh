@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# The studies of RESULTS.md, on a CPU; hours. Killed at any time, the same command goes on where it was.
-#   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEED ...]
+# The studies of RESULTS.md: hours of a CPU. Killed at any time, the same command goes on where it was.
+#   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEEDS ...]
 # MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA is a folder with files of text and label, csv (.gz)
-# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts).
+# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). SEEDS are
+# trained one after the other, those with commas between them (0,1,2) study by study. COMPARE holds what else `hf-calib
+# compare` is given, in place of --jobs 2: --jobs 12 on a large GPU, or --print-commands.
 set -euo pipefail
 output=$1 minilm=$2 data=$3 seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
 file() { ls "$data/$1".*; }
-common=(--use_cpu true --disable_tqdm true --save_total_limit 1)
+common=(--disable_tqdm true --save_total_limit 1)
 ag_news=(--train_file "$(file ag_news/train)" --test_file "$(file ag_news/test)" --max_test_samples 3000)
 clinc150=(--train_file "$(file clinc150/train)" --calibration_file "$(file clinc150/validation)"
   --test_file "$(file clinc150/test)" --max_train_samples 5000 --max_calibration_samples 1000 --max_length 32)
@@ -19,7 +21,7 @@ newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20news
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
   hf-calib compare "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --output "$output/$1" \
-    --jobs 2 --no-keep-models -- "${@:4}" "${common[@]}"
+    ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 minilm_study() { # NAME LOSSES ARGUMENTS...
   # Batches of texts of like length: a quarter to a third less padding.

@@ -762,6 +762,12 @@ class CalibrationTrainer(Trainer):
         finally:
             self._is_last_evaluation = False
 
+    def _get_eval_sampler(self, eval_dataset: Any) -> None:
+        """None: the rows in their order, which `predict` and predictions.safetensors give them back in.
+
+        With group_by_length the Trainer would shuffle them by its seed.
+        """
+
     def evaluation_loop(
         self,
         dataloader: Any,

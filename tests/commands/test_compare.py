@@ -101,6 +101,7 @@ def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         ([".", "--output", "s"], "expected a script to be given with these arguments"),
+        ([str(SCRIPT), "--output", "s", "--seeds", ""], "expected --seeds to be whole numbers, got ''"),
         ([".", "--losses", "focal"], "expected a script to be given with these arguments"),
         ([".", "--seeds", "0"], "expected a script to be given with these arguments"),
         (["."], "expected the study to be readable, got study.json"),

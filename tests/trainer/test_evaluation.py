@@ -165,6 +165,21 @@ def test_predictions_are_the_stock_trainers(tmp_path: Path) -> None:
     assert found.metrics["test_loss"] == pytest.approx(theirs.metrics["test_loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_predictions_come_in_the_order_of_the_rows(strategy: str, tmp_path: Path) -> None:
+    # The stock Trainer shuffles what it evaluates by its seed when training batches are grouped by length.
+    rows = sequences(tiny_bert(), 40)
+    trainer = tiny_trainer(tmp_path, train_sampling_strategy=strategy, seed=3)
+    one_by_one = [trainer.predict(rows.select([i])).predictions[0] for i in range(len(rows))]
+    found = trainer.predict(rows)
+    np.testing.assert_array_equal(found.label_ids, rows["label"])
+    np.testing.assert_allclose(found.predictions, one_by_one, atol=1e-6)
+    trainer.evaluate(rows, keep_logits=True)
+    assert trainer.last_evaluation is not None
+    logits, _ = trainer.last_evaluation.logits_and_labels()
+    np.testing.assert_array_equal(logits, found.predictions)
+
+
 def test_data_without_labels_are_predicted(tmp_path: Path) -> None:
     stock, ours = stock_and_ours(tmp_path)
     unlabelled = ours.eval_dataset.remove_columns("label")
