@@ -27,6 +27,7 @@ from hf_calib.data import (
     DataArguments,
     ImageTransform,
     PixelTransform,
+    check_reads_rgb,
     collate_images,
     decode_images,
     label_maps,
@@ -104,6 +105,7 @@ else:
         model = AutoModelForImageClassification.from_pretrained(
             model_args.model, ignore_mismatched_sizes=True, **labels
         )
+check_reads_rgb(model.config)
 
 # Augmentation, in training only.
 transform = ImageTransform

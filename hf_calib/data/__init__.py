@@ -17,7 +17,7 @@ from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_e
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
-from hf_calib.data.images import ImageTransform, collate_images
+from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.pixels import PixelTransform, decode_images
 from hf_calib.data.sources import load_splits
@@ -34,6 +34,8 @@ __all__ = [
     "ImageTransform",
     "PixelTransform",
     "add_label_noise",
+    "check_images",
+    "check_reads_rgb",
     "choose_columns",
     "choose_inputs",
     "collate_images",

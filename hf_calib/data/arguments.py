@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
+from hf_calib.data.images import check_images, conversion_note
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_rows, load_splits
 from hf_calib.data.splits import add_label_noise, draw_test, limit_samples, split_calibration
@@ -102,7 +103,12 @@ class DataArguments:
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
-    """The splits train, calibration and test, with columns `text` (or `image`) and `label`."""
+    """The splits train, calibration and test, with columns `text` (or `image`) and `label`.
+
+    Raises:
+        ValueError: if data are missing, unreadable or empty, or do not fit; of an image the row is named, as it is
+            counted in the data.
+    """
     test_size = args.test_size
     if args.dataset == BUILT_IN and not images:
         dataset = docstring_dataset(seed=args.split_seed)
@@ -129,6 +135,9 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
         names = args.class_names
         dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
+        if images:
+            for name, split in dataset.items():
+                _check_images(split, name)
     if args.strip_headers and not images:
         dataset = strip_headers(dataset)
     if test_size is not None:
@@ -170,7 +179,16 @@ def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) 
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
         name = "/".join(Path(source).parts[-2:]) if os.path.exists(source) else source
         found[name] = choose_inputs(rows, name=source, **column)
+        if images:
+            _check_images(found[name], name)
     return found
+
+
+def _check_images(rows: Dataset, name: str) -> None:
+    """Refuse an image that cannot be read, and say what becomes of those that are not RGB."""
+    note = conversion_note(check_images(rows, name), name)
+    if note is not None:
+        warnings.warn(note, stacklevel=3)
 
 
 def _rows_or_share(size: float) -> float | int:

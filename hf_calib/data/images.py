@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,15 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from transformers import BaseImageProcessor
+from transformers import BaseImageProcessor, PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
 
 _DECODER = datasets.Image()
+_UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for a broken file
+_REPLACE = "remove or replace this row"
+_END_OF_JPEG = b"\xff\xd9"
+_ROWS_AT_A_TIME = 256
 _SMALLEST_AREA = 0.08  # of the image, as in Inception training
 _LARGEST_ASPECT = 4 / 3
 
@@ -114,21 +120,118 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     return batch
 
 
+def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
+    """Check that every image can be read, without decoding it: before a training, or before a model is run.
+
+    Of a JPEG the header and the end are read, of a PNG the checksums; an image in another format, or one whose end is
+    missing, is decoded.
+
+    Args:
+        rows: with the column `image`, as `choose_columns` returns it.
+        name: of the rows, for errors.
+
+    Returns:
+        How many images there are of each mode of Pillow: "RGB", "L" (grey), "RGBA", ...
+
+    Raises:
+        ValueError: if an image cannot be read, or has more than 8 bits a channel; the message names its row.
+
+    >>> images = datasets.Dataset.from_dict({"image": [Image.new("L", (8, 8))]})
+    >>> check_images(images.cast_column("image", datasets.Image(decode=False)), "train")
+    Counter({'L': 1})
+    """
+    images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    modes: Counter[str] = Counter()
+    for batch in images.iter(_ROWS_AT_A_TIME):
+        for stored in batch["image"]:
+            try:
+                modes[_checked_mode(stored)] += 1
+            except InputValueError as error:
+                raise InputValueError(f"row {modes.total()} of {name}: {error}") from error
+    return modes
+
+
+def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
+    """What becomes of the images that are not RGB, in two sentences; None where all are.
+
+    >>> conversion_note({"RGB": 8, "L": 1, "RGBA": 1}, "test")
+    '2 of the 10 images of test are converted to RGB (1 L, 1 RGBA). Grey is repeated, and transparency dropped.'
+    """
+    others = {mode: n for mode, n in modes.items() if mode != "RGB"}
+    if not others:
+        return None
+    n_all, n_others = sum(modes.values()), sum(others.values())
+    which = f"All {n_all:,}" if n_others == n_all else f"{n_others:,} of the {n_all:,}"
+    kinds = ", ".join(f"{n:,} {mode}" for mode, n in others.items())
+    return f"{which} images of {name} are converted to RGB ({kinds}). Grey is repeated, and transparency dropped."
+
+
+def check_reads_rgb(config: PreTrainedConfig) -> None:
+    """Raise for a network of other than three channels: images come as RGB, here and in transformers' pipelines."""
+    channels = getattr(config, "num_channels", 3)
+    if channels != 3:
+        way_out = "set num_channels=3; grey images are repeated in each"
+        raise InputValueError(
+            expected("the model", "read three channels", f"num_channels={channels}", way_out)
+        )
+
+
 def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them."""
     try:
         image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(_with_bytes(stored))
-    except OSError as error:
-        raise InputValueError(
-            expected("image", "be readable", _describe(stored), f"{error}; remove or replace this row")
-        ) from error
+    except _UNREADABLE as error:
+        raise _unreadable(stored, error) from error
+    _check_bits(image)
+    if "transparency" in image.info:  # else Pillow warns
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def decode_row(stored: Image.Image | Mapping[str, Any], row: int) -> Image.Image:
+    """As `decode`, with errors that name the row."""
+    try:
+        return decode(stored)
+    except InputValueError as error:
+        raise InputValueError(f"row {row}: {error}") from error
+
+
+def _checked_mode(stored: Mapping[str, Any]) -> str:
+    """The mode of a stored image; raises where it cannot be read."""
+    contents: bytes | None = stored.get("bytes")
+    path: Any = stored.get("path")
+    if contents is None and path is None:
+        raise InputValueError(expected("image", "be readable", "neither bytes nor a path", _REPLACE))
+    if contents is None and not os.path.isfile(path):  # missing, or within an archive
+        return decode(stored).mode
+    try:
+        with (
+            open(path, "rb") if contents is None else io.BytesIO(contents) as file,
+            Image.open(file) as image,
+        ):
+            _check_bits(image)
+            mode, kind = image.mode, image.format
+            if kind == "PNG":
+                image.verify()
+                return mode
+            file.seek(-len(_END_OF_JPEG), os.SEEK_END)
+            if kind == "JPEG" and file.read() == _END_OF_JPEG:
+                return mode
+    except _UNREADABLE as error:
+        raise _unreadable(stored, error) from error
+    decode(stored)
+    return mode
+
+
+def _check_bits(image: Image.Image) -> None:
     if image.mode.startswith(("I", "F")):  # Pillow would clip these values at 255
         raise InputValueError(
             expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
         )
-    if "transparency" in image.info:  # else Pillow warns
-        image = image.convert("RGBA")
-    return image.convert("RGB")
+
+
+def _unreadable(stored: Mapping[str, Any] | Image.Image, error: BaseException) -> InputValueError:
+    return InputValueError(expected("image", "be readable", _describe(stored), f"{error}; {_REPLACE}"))
 
 
 def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:

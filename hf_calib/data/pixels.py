@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.data.images import border, decode
+from hf_calib.data.images import border, decode_row
 
 _CROPS = ("none", "pad")
 
@@ -49,7 +49,7 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     )
 
     def decode_rows(batch: dict[str, list[Any]], rows: list[int]) -> dict[str, list[Any]]:
-        images = [_decode_row(stored, row) for stored, row in zip(batch["image"], rows, strict=True)]
+        images = [decode_row(stored, row) for stored, row in zip(batch["image"], rows, strict=True)]
         arrays = [
             np.asarray(processor(images=image, do_rescale=False, do_normalize=False)["pixel_values"][0])
             for image in images
@@ -78,13 +78,6 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
         way_out = "set the processor's size, or do_center_crop=True"
         raise InputValueError(expected("images", "have one size after the processor", got, way_out))
     return decoded
-
-
-def _decode_row(stored: Any, row: int) -> Any:
-    try:
-        return decode(stored)
-    except ValueError as error:
-        raise InputValueError(f"row {row}: {error}") from error
 
 
 @dataclass(frozen=True)
