@@ -45,18 +45,20 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_PREDICTIONS",
-        help="A sequence classifier on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet file of "
+        help="A classifier of texts or images, on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet file of "
         "logits or probabilities with labels.",
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Labelled texts, for a model: a csv, tsv, json or parquet file, a folder, or a dataset on the Hub."
+        help="Labelled texts or images, for a model: a csv, tsv, json or parquet file, a folder, also of images, or a "
+        "dataset on the Hub."
     ),
 ]
 ConfigName = Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")]
 TextColumn = Annotated[str, typer.Option(help="Column of texts.")]
+ImageColumn = Annotated[str, typer.Option(help="Column of images, for a model that reads them.")]
 LabelColumn = Annotated[str, typer.Option(help="Column of labels: class names, or the model's class ids.")]
 ClassNames = Annotated[
     str | None,
@@ -90,6 +92,7 @@ def evaluate(
     config_name: ConfigName = None,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset or folder.")] = "test",
     text_column: TextColumn = "text",
+    image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
     max_length: MaxLength = None,
@@ -101,7 +104,7 @@ def evaluate(
     ood_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Inputs from elsewhere, of none of the classes: texts like --data, whose labels are not read, or a "
+            help="Inputs from elsewhere, of none of the classes: rows like --data, whose labels are not read, or a "
             "file of predictions beside one; also several. Reports how well the model's uncertainty tells them."
         ),
     ] = None,
@@ -109,9 +112,10 @@ def evaluate(
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report the calibration of a model on labelled texts, or of a file of predictions."""
+    """Report the calibration of a model on labelled texts or images, or of a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import evaluate as command
+        from hf_calib.commands.inputs import labelled_rows
 
         command.check_data(source, data)
         if data is None:
@@ -124,10 +128,18 @@ def evaluate(
                 stages=stages,
             )
         else:
-            names = class_names.split(",") if class_names else None
-            reading = (text_column, label_column, names, max_length, batch_size)
-            rows = command.LabelledTexts(data, config_name, split, *reading)
-            ood = [command.LabelledTexts(other, None, ood_split, *reading) for other in ood_data or ()]
+            labelled = labelled_rows(
+                source,
+                text_column=text_column,
+                image_column=image_column,
+                label_column=label_column,
+                class_names=class_names.split(",") if class_names else None,
+                max_length=max_length,
+                batch_size=batch_size,
+                trust_remote_code=trust_remote_code,
+            )
+            rows = labelled(data, config_name, split)
+            ood = [labelled(other, None, ood_split) for other in ood_data or ()]
             with console.progress() as progress:
                 report = command.evaluate_model(
                     source,
@@ -186,6 +198,7 @@ def calibrate(
         typer.Option(help="The criterion that a temperature minimises.", show_default="nll"),
     ] = None,
     text_column: TextColumn = "text",
+    image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
     max_length: MaxLength = None,
@@ -198,7 +211,8 @@ def calibrate(
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import calibrate as command
-        from hf_calib.commands.evaluate import LabelledTexts, check_data
+        from hf_calib.commands.evaluate import check_data
+        from hf_calib.commands.inputs import labelled_rows
 
         check_data(source, data)
         options: dict[str, Any] = {
@@ -213,15 +227,19 @@ def calibrate(
                 source, output, test=test_data, target=target_data, label_column=label_column, **options
             )
         else:
-            names = class_names.split(",") if class_names else None
-            reading = (text_column, label_column, names, max_length, batch_size)
-            rows = LabelledTexts(data, config_name, split, *reading)
-            test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
-            target = (
-                None
-                if target_data is None
-                else LabelledTexts(target_data, config_name, target_split, *reading)
+            labelled = labelled_rows(
+                source,
+                text_column=text_column,
+                image_column=image_column,
+                label_column=label_column,
+                class_names=class_names.split(",") if class_names else None,
+                max_length=max_length,
+                batch_size=batch_size,
+                trust_remote_code=trust_remote_code,
             )
+            rows = labelled(data, config_name, split)
+            test = None if test_data is None else labelled(test_data, config_name, test_split)
+            target = None if target_data is None else labelled(target_data, config_name, target_split)
             with console.progress() as progress:
                 done = command.calibrate_model(
                     source,
@@ -314,6 +332,7 @@ def decide(
         ),
     ] = Method["auto"],
     text_column: TextColumn = "text",
+    image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
     class_names: ClassNames = None,
     max_length: MaxLength = None,
@@ -331,7 +350,8 @@ def decide(
     """Promise an accuracy and hand over the rest, or decide by costs or in sets: what is answered, how right."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import decide as command
-        from hf_calib.commands.evaluate import LabelledTexts, check_data
+        from hf_calib.commands.evaluate import check_data
+        from hf_calib.commands.inputs import labelled_rows
 
         check_data(source, data)
         rule = command.choose_rule(
@@ -343,10 +363,18 @@ def decide(
                 source, rule, test=test_data, label_column=label_column, **options
             )
         else:
-            names = class_names.split(",") if class_names else None
-            reading = (text_column, label_column, names, max_length, batch_size)
-            rows = LabelledTexts(data, config_name, split, *reading)
-            test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
+            labelled = labelled_rows(
+                source,
+                text_column=text_column,
+                image_column=image_column,
+                label_column=label_column,
+                class_names=class_names.split(",") if class_names else None,
+                max_length=max_length,
+                batch_size=batch_size,
+                trust_remote_code=trust_remote_code,
+            )
+            rows = labelled(data, config_name, split)
+            test = None if test_data is None else labelled(test_data, config_name, test_split)
             with console.progress() as progress:
                 decided = command.decide_model(
                     source,

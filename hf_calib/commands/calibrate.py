@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence
+from hf_calib.commands.evaluate import Progress, Stages, in_silence
 from hf_calib.commands.fitting import (
     FOLDED,
     METHODS,
     Measured,
     fit_and_measure,
+    inputs_in_both,
     make_scaler,
     rows_in_both,
-    texts_in_both,
 )
 from hf_calib.predictions.files import (
     Predictions,
@@ -35,9 +35,12 @@ from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
 from hf_calib.scaling.saved_map import map_title, recorded_in, save_map
 
+if TYPE_CHECKING:
+    from hf_calib.commands.inputs import Labelled
+
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
-_SERVED_TEXTS = 8
+_SERVED = 8
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 
 
@@ -79,11 +82,11 @@ class Calibration:
 
 def calibrate_model(
     source: str,
-    rows: LabelledTexts,
+    rows: Labelled,
     output: Path,
     *,
-    test: LabelledTexts | None = None,
-    target: LabelledTexts | None = None,
+    test: Labelled | None = None,
+    target: Labelled | None = None,
     method: str | None = None,
     criterion: str = "nll",
     n_bins: int = 15,
@@ -99,13 +102,13 @@ def calibrate_model(
     A model that has a map in its head already is unfolded first: the new map replaces that one.
 
     Args:
-        source: a sequence classifier on the Hub or in a folder.
-        rows: labelled texts that it was not trained on.
+        source: a classifier of sequences or images, on the Hub or in a folder.
+        rows: labelled texts or images that it was not trained on; `labelled_rows` chooses by the model.
         output: the calibrated model's folder; the report is in its folder `calibration`.
-        test: texts to report on; without them, the scaler is fitted on half of the rows, and the report is on
+        test: others to report on; without them, the scaler is fitted on half of the rows, and the report is on
             the other half.
-        target: texts where the model is to be used, whose labels are not read. The class frequencies there are
-            estimated, and where they differ from those of the rows, the model is corrected for them.
+        target: others from where the model is to be used, whose labels are not read. The class frequencies there
+            are estimated, and where they differ from those of the rows, the model is corrected for them.
         method: a key of `METHODS`, with a target of `FOLDED`; None is "auto", or a temperature where the head
             keeps no bias.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
@@ -135,7 +138,6 @@ def calibrate_model(
     )
     from hf_calib.export.unfold import unfold
     from hf_calib.predictions.pipelines import pipeline
-    from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
 
     scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
     folds = method is None or method in FOLDED
@@ -147,7 +149,8 @@ def calibrate_model(
     test_data: Any = None if test is None else test.load()
     target_data: Any = None if target is None else target.load()
     stages(f"loading {source}")
-    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    # Both kinds of rows have the same methods, for a classifier of their kind.
+    classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
     refolded: tuple[str, ...] = ()
     record = recorded_in(classifier.model.config)
     if record.get("folded"):
@@ -160,21 +163,19 @@ def calibrate_model(
     about_training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
     if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
         scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
-    stages(f"tokenizing {len(data):,} texts")
+    stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
     test_encoded = None if test is None else test.encode(classifier, test_data)
-    target_tokens = []
-    if target is not None:
-        target_tokens = encode_texts(
-            classifier, target_data, text_column=target.text_column, max_length=target.max_length
-        )
-    stages(f"predicting {len(data) + (0 if test is None else len(test_data)) + len(target_tokens):,} rows")
+    target_inputs = None if target is None else target.encode_inputs(classifier, target_data)
+    stages(
+        f"predicting {sum(len(each) for each in (data, test_data, target_data) if each is not None):,} rows"
+    )
     running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
     found = encoded.predict(**running)
     tested = None if test_encoded is None else test_encoded.predict(**running)
-    target_logits = None if target is None else predict_logits(classifier, target_tokens, **running)
+    target_logits = None if target is None else target.predict_logits(classifier, target_inputs, progress)
 
-    n_seen = 0 if test is None else texts_in_both(data, test_data, rows, test)
+    n_seen = 0 if test is None else inputs_in_both(data, test_data, rows, test)
     measured = fit_and_measure(
         scaler,
         found,
@@ -199,23 +200,21 @@ def calibrate_model(
         "data": {"calibration": {**rows.source(), "n": n_fitted}, "test": measured_on},
         **({"base_model": source} if is_hub_name(source) else {}),
     }
-    texts = list(data[:_SERVED_TEXTS][rows.text_column])
-    calibrated = served.predict_proba(found.as_logits()[: len(texts)])
+    first: Any = rows.as_served(data, _SERVED)
+    calibrated = served.predict_proba(found.as_logits()[: len(first)])
     with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
-        cut = rows.max_length or classifier.longest
-        serving = (folder, texts, classifier.class_names, cut, trust_remote_code)
+        serving = (folder, rows, classifier, first, trust_remote_code)
         plain.config.calibration = {**about_training, **fitting}
-        first = classifier.encode(texts[: None if classifier.can_pad else 1], rows.max_length)
-        batch = classifier.batch(first)
+        batch = rows.first_batch(classifier, first)
         if folds:
             weights = write_folded(
-                plain, served, folder, batch=batch, processing_class=classifier.tokenizer, about=about
+                plain, served, folder, batch=batch, processing_class=classifier.processing_class, about=about
             )
         else:
             plain.config.calibration |= {"method": method, "folded": False}
             plain.save_pretrained(folder)
-            classifier.tokenizer.save_pretrained(folder)
+            classifier.processing_class.save_pretrained(folder)
             weights = fingerprint(plain)
             save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
             # On the very logits that are served: a step turns their last bit into another probability.
@@ -327,25 +326,26 @@ def _calibration(
 def _served(
     pipeline: Callable[..., Any],
     folder: Path,
-    texts: list[str],
-    class_names: Sequence[str],
-    max_length: int | None,
+    rows: Labelled,
+    classifier: Any,
+    first: list[Any],
     trust_remote_code: bool,
     **settings: Any,
 ) -> NDArray[np.float64]:
-    """(N, C) the scores that a pipeline with the saved model gives."""
+    """(N, C) the scores that a pipeline with the saved model gives for the first rows."""
+    options, call_options = rows.serving(classifier, folder)
     classify = pipeline(
-        "text-classification",
+        rows.task,
         model=str(folder),
         device="cpu",
         top_k=None,
         trust_remote_code=trust_remote_code,
+        **options,
         **settings,
     )
-    cut: dict[str, Any] = {"truncation": max_length is not None, "max_length": max_length}
-    results: Any = classify(texts, **cut)
+    results: Any = classify(first, **call_options)
     served = [{row["label"]: row["score"] for row in scores} for scores in results]
-    return np.array([[scores[name] for name in class_names] for scores in served])
+    return np.array([[scores[name] for name in classifier.class_names] for scores in served])
 
 
 def _checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:

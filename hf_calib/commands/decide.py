@@ -7,22 +7,22 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of, report_on
+from hf_calib.commands.evaluate import Progress, Stages, in_silence, name_of, report_on
 from hf_calib.commands.fitting import (
     FOLDED,
     METHODS,
     fit,
+    inputs_in_both,
     make_scaler,
     rows_in_both,
     split_roles,
-    texts_in_both,
 )
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions._rule import Rule, percent
@@ -32,6 +32,9 @@ from hf_calib.predictions.files import Predictions, load_predictions
 from hf_calib.report import DecisionSection
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.saved_map import recorded_in
+
+if TYPE_CHECKING:
+    from hf_calib.commands.inputs import Labelled
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
 _CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
@@ -129,11 +132,11 @@ def choose_rule(
 
 def decide_model(
     source: str,
-    rows: LabelledTexts,
+    rows: Labelled,
     make_rule: MakeRule,
     *,
     output: Path | None = None,
-    test: LabelledTexts | None = None,
+    test: Labelled | None = None,
     method: str = "auto",
     seed: int = 0,
     trust_remote_code: bool = False,
@@ -143,11 +146,11 @@ def decide_model(
     """Fit a rule on a model's probabilities, and measure it on other rows, before and after calibration.
 
     Args:
-        source: a sequence classifier on the Hub or in a folder.
-        rows: labelled texts that neither the model nor a scaler in its head was fitted on.
+        source: a classifier of sequences or images, on the Hub or in a folder.
+        rows: labelled texts or images that neither the model nor a scaler in its head was fitted on.
         make_rule: from `choose_rule`.
         output: a folder, the model's own perhaps, for decisions.json and, in its folder `decisions`, the report.
-        test: texts to measure on; without them, half of the rows are held out for that.
+        test: others to measure on; without them, half of the rows are held out for that.
         method: a key of `FOLDED`, for "after"; it is fitted on half of the rows that are not measured, and the
             rule on the other half. A model that was calibrated by `hf-calib calibrate` needs none, and its rule
             is fitted on all of them.
@@ -161,7 +164,6 @@ def decide_model(
         TypeError: if columns are of the wrong kind.
     """
     from hf_calib.export.fingerprint import fingerprint
-    from hf_calib.predictions.texts import load_classifier
 
     scaler = make_scaler(method, "nll", 15, FOLDED)
     check_output(output)
@@ -169,18 +171,18 @@ def decide_model(
     data = rows.load()
     test_data: Any = None if test is None else test.load()
     stages(f"loading {source}")
-    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
+    classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
     recorded = recorded_in(classifier.model.config)
     rule = make_rule(classifier.class_names)
     _check_rows(rule, len(data), is_split=test is None, is_calibrated=bool(recorded.get("folded")))
-    stages(f"tokenizing {len(data):,} texts")
+    stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
     test_encoded = None if test is None else test.encode(classifier, test_data)
     stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows")
     running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
     found = encoded.predict(**running)
     tested = None if test_encoded is None else test_encoded.predict(**running)
-    shared = 0 if test is None else texts_in_both(data, test_data, rows, test)
+    shared = 0 if test is None else inputs_in_both(data, test_data, rows, test)
     weights = fingerprint(classifier.model)
     if recorded.get("folded"):
         return _decide(source, weights, found, tested, rule, None, None, shared, output, seed, stages)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
@@ -25,7 +27,9 @@ from hf_calib.report.writing import write_to
 # of predictions start without them.
 if TYPE_CHECKING:
     from datasets import Dataset
+    from numpy.typing import NDArray
 
+    from hf_calib.predictions.images import LabelledImages
     from hf_calib.predictions.texts import EncodedRows, TextClassifier
 
 # Called with the number of rows just predicted and of all rows; called with the name of a stage as it begins.
@@ -80,11 +84,20 @@ class LabelledTexts:
     max_length: int | None = None
     batch_size: int = 32
 
+    encoding: ClassVar[str] = "tokenizing {:,} texts"
+    task: ClassVar[str] = "text-classification"
+
     def load(self) -> Dataset:
         """The rows, with the columns as they are."""
         from hf_calib.data.sources import load_rows
 
         return load_rows(self.data, config_name=self.config_name, split=self.split)
+
+    def load_classifier(self, source: str, *, trust_remote_code: bool) -> TextClassifier:
+        """The model, with its tokenizer."""
+        from hf_calib.predictions.texts import load_classifier
+
+        return load_classifier(source, trust_remote_code=trust_remote_code)
 
     def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
         """Check and tokenize them, before the model is run."""
@@ -98,6 +111,43 @@ class LabelledTexts:
             class_names=self.class_names,
             max_length=self.max_length,
         )
+
+    def encode_inputs(self, classifier: TextClassifier, rows: Dataset) -> list[dict[str, list[int]]]:
+        """Check and tokenize them; their labels are not read."""
+        from hf_calib.predictions.texts import encode_texts
+
+        return encode_texts(classifier, rows, text_column=self.text_column, max_length=self.max_length)
+
+    def notes(self, inputs: Any) -> tuple[str, ...]:
+        """What a report says of them: nothing."""
+        return ()
+
+    def predict_logits(
+        self, classifier: TextClassifier, inputs: Any, on_progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """Run the classifier over inputs of `encode_inputs`."""
+        from hf_calib.predictions.texts import predict_logits
+
+        return predict_logits(classifier, inputs, batch_size=self.batch_size, on_progress=on_progress)
+
+    def as_served(self, rows: Dataset, n: int) -> list[str]:
+        """The first n, as a pipeline takes them."""
+        return list(rows[:n][self.text_column])
+
+    def first_batch(self, classifier: TextClassifier, served: Sequence[str]) -> dict[str, Any]:
+        """What the model reads of these, or of the first where it cannot pad."""
+        return classifier.batch(
+            classifier.encode(served if classifier.can_pad else served[:1], self.max_length)
+        )
+
+    def serving(self, classifier: TextClassifier, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of a pipeline with the model saved in a folder, and of its call."""
+        cut = self.max_length or classifier.longest
+        return {}, {"truncation": cut is not None, "max_length": cut}
+
+    def identities(self, rows: Dataset) -> Iterable[str]:
+        """What two rows of the same text have in common."""
+        return rows[self.text_column]
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
@@ -180,24 +230,24 @@ def _of_the_same_kind(predictions: Predictions, source: str, other: str, label_c
 
 def evaluate_model(
     source: str,
-    rows: LabelledTexts,
+    rows: LabelledTexts | LabelledImages,
     *,
     n_bins: int = 15,
     output: Path | None = None,
-    ood: Sequence[LabelledTexts] = (),
+    ood: Sequence[LabelledTexts | LabelledImages] = (),
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     stages: Stages = in_silence,
 ) -> CalibrationReport:
-    """Report the calibration of a model on labelled texts.
+    """Report the calibration of a model on labelled texts or images.
 
     Args:
-        source: a sequence classifier on the Hub or in a folder.
-        rows: labelled texts that it was not trained on.
+        source: a classifier of sequences or images, on the Hub or in a folder.
+        rows: what it reads, labelled, that it was not trained on; `labelled_rows` chooses by the model.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
-        ood: texts from elsewhere, of none of the classes, whose labels are not read. Where the model has a map in its
-            head, they are told apart before it, too.
+        ood: such inputs from elsewhere, of none of the classes, whose labels are not read. Where the model has a map
+            in its head, they are told apart before it, too.
         trust_remote_code: whether code that comes with the model may run.
         progress: called with the number of rows just predicted and of all rows.
         stages: called with the name of each stage as it begins.
@@ -208,42 +258,41 @@ def evaluate_model(
     """
     from hf_calib.export.fingerprint import fingerprint
     from hf_calib.export.unfold import unfold
-    from hf_calib.predictions.texts import encode_texts, load_classifier, predict_logits
     from hf_calib.scaling.saved_map import recorded_in
 
     check_output(output)
     stages(f"reading {rows.data}")
     data = rows.load()
     elsewhere = []
-    for texts in ood:
-        stages(f"reading {texts.data}")
-        elsewhere.append(texts.load())
+    for others in ood:
+        stages(f"reading {others.data}")
+        elsewhere.append(others.load())
     stages(f"loading {source}")
-    classifier = load_classifier(source, trust_remote_code=trust_remote_code)
-    stages(f"tokenizing {len(data):,} texts")
+    # Both kinds of rows have the same methods, for a classifier of their kind.
+    classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
+    stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
-    tokens = {
-        texts.source()["name"]: encode_texts(
-            classifier, other, text_column=texts.text_column, max_length=texts.max_length
-        )
-        for texts, other in zip(ood, elsewhere, strict=True)
+    outside = {
+        others.source()["name"]: others.encode_inputs(classifier, loaded)
+        for others, loaded in zip(ood, elsewhere, strict=True)
     }
     stages(f"predicting {len(data):,} rows")
     found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)
     stages(f"measuring {len(found):,} rows")
     about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
-    report = replace(report_on(found, source, n_bins), about=about)
-    if tokens:
-        predict = partial(predict_logits, classifier, batch_size=rows.batch_size, on_progress=progress)
+    notes = tuple(note for inputs in (encoded.inputs, *outside.values()) for note in rows.notes(inputs))
+    report = replace(report_on(found, source, n_bins), about=about, notes=notes)
+    if outside:
+        predict = partial(rows.predict_logits, classifier, on_progress=progress)
         stages("predicting inputs from elsewhere")
-        states = [(found.as_logits(), {name: predict(other) for name, other in tokens.items()})]
+        states = [(found.as_logits(), {name: predict(inputs) for name, inputs in outside.items()})]
         if recorded_in(classifier.model.config).get("folded"):
             stages("predicting without the map")
             unfold(classifier.model)
-            raw = {name: predict(other) for name, other in tokens.items()}
-            states.insert(0, (predict(encoded.tokens), raw))
+            raw = {name: predict(inputs) for name, inputs in outside.items()}
+            states.insert(0, (predict(encoded.inputs), raw))
         sections = (
-            ood_section(name, *((inside, outside[name]) for inside, outside in states)) for name in tokens
+            ood_section(name, *((inside, logits[name]) for inside, logits in states)) for name in outside
         )
         report = replace(report, out_of_distribution=tuple(sections))
     write_to(output, report)

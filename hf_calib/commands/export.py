@@ -24,7 +24,7 @@ from transformers import (
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
-from hf_calib.commands.fitting import FOLDED, fit, make_scaler, split_roles, texts_in_both
+from hf_calib.commands.fitting import FOLDED, fit, inputs_in_both, make_scaler, split_roles
 from hf_calib.commands.report import Comparison
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
@@ -254,7 +254,7 @@ def export_quantized(
         save_map(scaler, folder, about)
         write_report(report, folder / "calibration")
         comparison.write(folder / "calibration", comparison.figure())
-        seen = 0 if test is None else texts_in_both(data, test_data, rows, test)
+        seen = 0 if test is None else inputs_in_both(data, test_data, rows, test)
         notes = (*warned, *_caveats(model, recorded, seen))
         calibration = (
             f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.commands.evaluate import LabelledTexts, Stages, report_on
+from hf_calib.commands.evaluate import Stages, report_on
 from hf_calib.predictions.files import Predictions, check_same_classes
 from hf_calib.report import CalibrationReport
 from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
@@ -21,6 +21,8 @@ from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from hf_calib.commands.inputs import Labelled
 
 # Those that a model's head can hold.
 FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
@@ -217,7 +219,7 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
     return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
 
 
-def texts_in_both(data: Dataset, test_data: Any, rows: LabelledTexts, test: LabelledTexts) -> int:
-    """How many of the test texts are also among those to fit on."""
-    fitted = set(data[rows.text_column])
-    return sum(text in fitted for text in test_data[test.text_column])
+def inputs_in_both(data: Dataset, test_data: Any, rows: Labelled, test: Labelled) -> int:
+    """How many of the test texts or images are also among those to fit on."""
+    fitted = set(rows.identities(data))
+    return sum(identity in fitted for identity in test.identities(test_data))

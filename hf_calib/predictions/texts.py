@@ -79,6 +79,11 @@ class TextClassifier:
         return {name: values.to(self.model.device) for name, values in made.items()}
 
     @property
+    def processing_class(self) -> Any:
+        """What is saved beside the model: the tokenizer."""
+        return self.tokenizer
+
+    @property
     def can_pad(self) -> bool:
         """Whether both model and tokenizer know a padding token."""
         return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
@@ -221,19 +226,19 @@ class EncodedRows:
 
     Args:
         classifier: the one whose tokenizer they went through.
-        tokens: N rows of token ids and what goes with them.
+        inputs: N rows of token ids and what goes with them.
         labels: (N,) int64, the model's ids.
     """
 
     classifier: TextClassifier
-    tokens: Sequence[dict[str, list[int]]]
+    inputs: Sequence[dict[str, list[int]]]
     labels: NDArray[np.int64]
 
     def predict(
         self, *, batch_size: int = 32, on_progress: Callable[[int, int], None] | None = None
     ) -> Predictions:
         """Run the classifier; see `predict`."""
-        logits = predict_logits(self.classifier, self.tokens, batch_size=batch_size, on_progress=on_progress)
+        logits = predict_logits(self.classifier, self.inputs, batch_size=batch_size, on_progress=on_progress)
         return Predictions(self.labels, logits=logits, class_names=self.classifier.class_names)
 
 
@@ -268,7 +273,7 @@ def encode_rows(
 ) -> EncodedRows:
     """Check and tokenize labelled texts without running the model; arguments and errors as for `predict`."""
     _check_rows(rows, max_length)
-    labels = _label_ids(rows, label_column, classifier.class_names, class_names)
+    labels = label_ids(rows, label_column, classifier.class_names, class_names)
     tokens = encode_texts(classifier, rows, text_column=text_column, max_length=max_length)
     return EncodedRows(classifier, tokens, labels)
 
@@ -341,10 +346,13 @@ def _column(rows: Dataset, argument: str, column: str) -> list[Any]:
     return stored.to_pylist()
 
 
-def _label_ids(
+def label_ids(
     rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
 ) -> NDArray[np.int64]:
-    """The model's ids of the data's labels: by name if both have names, else the numbers themselves."""
+    """The model's ids of the data's labels: by name if both have names, else the numbers themselves.
+
+    Arguments and errors as for `predict`; an error names the first row that is wrong.
+    """
     names = list(model_names if data_names is None else data_names)
     if len(names) != len(model_names) or len(set(names)) < len(names):
         requirement = f"name the model's {len(model_names)} classes ({few(model_names)}) once each"
@@ -389,6 +397,8 @@ def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[n
         requirement = f"hold the model's classes ({few(names)})"
         pair = look_alikes(unknown, names)
         got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
+        first = next(row for row, label in enumerate(labels) if label not in number)
+        got = f"{got} (first in row {first})"
         way_out = "give the data's names of the model's classes, in the model's order, as class_names"
         raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
     return np.array([number[label] for label in labels], dtype=np.int64)
@@ -403,7 +413,9 @@ def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np
     if outside:
         requirement = f"hold the model's ids, 0..{len(names) - 1}"
         way_out = "choose another label_column or split, or write the names of the classes"
-        raise InputValueError(expected(f"column {column!r}", requirement, few(outside), way_out))
+        first = next(row for row, label in enumerate(labels) if label in outside)
+        got = f"{few(outside)} (first in row {first})"
+        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
     return np.array(labels, dtype=np.int64)
 
 
