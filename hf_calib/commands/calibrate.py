@@ -188,6 +188,12 @@ def calibrate_model(
         stages=stages,
     )
     served, n_fitted = measured.served, len(measured.fitted_on)
+    checked = [each.inputs for each in (encoded, test_encoded) if each is not None]
+    notes = tuple(
+        note for inputs in (*checked, target_inputs) if inputs is not None for note in rows.notes(inputs)
+    )
+    report = replace(measured.report, notes=(*measured.report.notes, *notes))
+    measured = measured._replace(report=report)
 
     stages(f"saving to {output}")
     minimised = getattr(scaler, "criterion", None)

@@ -221,7 +221,8 @@ class LabelledImages:
     def serving(self, classifier: ImageClassifier, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options of a pipeline with the model saved in a folder, and of its call."""
         # With torchvision a pipeline resizes a little otherwise, by more than its check allows.
-        return {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}, {}
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        return {"image_processor": processor}, {"top_k": len(classifier.class_names)}
 
     def identities(self, rows: Dataset) -> Iterator[bytes]:
         """What two rows of the same image have in common: a digest of its file."""
