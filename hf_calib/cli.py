@@ -109,6 +109,13 @@ def evaluate(
         ),
     ] = None,
     ood_split: Annotated[str, typer.Option(help="Split of these, of a Hub dataset or folder.")] = "test",
+    soft_labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .npz file with the array soft_labels (or probs): the share of annotators that named each class, "
+            "for each row. Reports the calibration against these, too."
+        ),
+    ] = None,
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
@@ -125,6 +132,7 @@ def evaluate(
                 n_bins=n_bins,
                 output=output,
                 ood=ood_data or (),
+                soft_labels=soft_labels,
                 stages=stages,
             )
         else:
@@ -147,6 +155,7 @@ def evaluate(
                     n_bins=n_bins,
                     output=output,
                     ood=ood,
+                    soft_labels=soft_labels,
                     trust_remote_code=trust_remote_code,
                     progress=progress,
                     stages=stages,

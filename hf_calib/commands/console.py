@@ -128,6 +128,9 @@ def print_report(report: CalibrationReport) -> None:
     from hf_calib.report.text import metric_table, summary
 
     print_table(f"Calibration of {report.name}", *metric_table(report))
+    if report.soft_labels is not None:
+        print_table("Against soft labels", *report.soft_labels.table())
+        print_lines(report.soft_labels.sentences()[2:])
     for section in report.out_of_distribution:
         print_table(f"Told from {section.name}", *section.table())
     print_lines([summary(report), "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])

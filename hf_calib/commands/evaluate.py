@@ -20,6 +20,7 @@ from hf_calib.predictions.files import (
     load_predictions,
     load_unlabelled,
 )
+from hf_calib.predictions.soft_labels import load_soft_labels
 from hf_calib.report import CalibrationReport, calibration_report, ood_section
 from hf_calib.report.writing import write_to
 
@@ -181,6 +182,7 @@ def evaluate_predictions(
     n_bins: int = 15,
     output: Path | None = None,
     ood: Sequence[str] = (),
+    soft_labels: Path | None = None,
     stages: Stages = in_silence,
 ) -> CalibrationReport:
     """Report the calibration of a file of predictions.
@@ -191,6 +193,7 @@ def evaluate_predictions(
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
         ood: files of the same model's predictions for inputs from elsewhere, of none of the classes.
+        soft_labels: a file of the same rows' soft labels, see `load_soft_labels`.
         stages: called with the name of each stage as it begins.
 
     Raises:
@@ -200,12 +203,15 @@ def evaluate_predictions(
     check_output(output)
     stages(f"reading {source}")
     predictions = load_predictions(source, label_column=label_column)
+    shares = None
+    if soft_labels is not None:
+        shares = load_soft_labels(soft_labels, len(predictions), predictions.n_classes)
     elsewhere = {}
     for name in ood:
         stages(f"reading {name}")
         elsewhere[name_of(name)] = _of_the_same_kind(predictions, source, name, label_column)
     stages(f"measuring {len(predictions):,} rows")
-    report = report_on(predictions, source, n_bins)
+    report = report_on(predictions, source, n_bins, soft_labels=shares)
     found = tuple(
         ood_section(
             name, (predictions.as_logits(), other.as_logits()), probabilities=predictions.logits is None
@@ -235,6 +241,7 @@ def evaluate_model(
     n_bins: int = 15,
     output: Path | None = None,
     ood: Sequence[LabelledTexts | LabelledImages] = (),
+    soft_labels: Path | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     stages: Stages = in_silence,
@@ -248,6 +255,7 @@ def evaluate_model(
         output: a folder for the report, see `write_report`.
         ood: such inputs from elsewhere, of none of the classes, whose labels are not read. Where the model has a map
             in its head, they are told apart before it, too.
+        soft_labels: a file of the same rows' soft labels, see `load_soft_labels`.
         trust_remote_code: whether code that comes with the model may run.
         progress: called with the number of rows just predicted and of all rows.
         stages: called with the name of each stage as it begins.
@@ -270,6 +278,9 @@ def evaluate_model(
     stages(f"loading {source}")
     # Both kinds of rows have the same methods, for a classifier of their kind.
     classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
+    shares = None
+    if soft_labels is not None:
+        shares = load_soft_labels(soft_labels, len(data), len(classifier.class_names))
     stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
     outside = {
@@ -281,7 +292,7 @@ def evaluate_model(
     stages(f"measuring {len(found):,} rows")
     about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
     notes = tuple(note for inputs in (encoded.inputs, *outside.values()) for note in rows.notes(inputs))
-    report = replace(report_on(found, source, n_bins), about=about, notes=notes)
+    report = replace(report_on(found, source, n_bins, soft_labels=shares), about=about, notes=notes)
     if outside:
         predict = partial(rows.predict_logits, classifier, on_progress=progress)
         stages("predicting inputs from elsewhere")
@@ -299,12 +310,15 @@ def evaluate_model(
     return report
 
 
-def report_on(predictions: Predictions, source: str, n_bins: int, scaler: Any = None) -> CalibrationReport:
+def report_on(
+    predictions: Predictions, source: str, n_bins: int, scaler: Any = None, *, soft_labels: Any = None
+) -> CalibrationReport:
     """The report on predictions, also after a fitted scaler where there is one."""
     return calibration_report(
         predictions.probabilities(),
         predictions.labels,
         calibrated=None if scaler is None else scaler.predict_proba(predictions.as_logits()),
+        soft_labels=soft_labels,
         n_bins=n_bins,
         class_names=predictions.class_names,
         name=name_of(source),

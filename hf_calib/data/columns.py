@@ -206,7 +206,7 @@ def _encode_labels(
     are_texts = isinstance(labels["train"][0], str)
     id_of = {name if are_texts else i: i for i, name in enumerate(names)}
     for name, values in labels.items():
-        _check_labels(name, set(values), known=set(id_of), trained=trained)
+        _check_labels(name, values, known=set(id_of), trained=trained)
     return names, {name: [id_of[value] for value in values] for name, values in labels.items()}
 
 
@@ -293,16 +293,19 @@ def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
             )
 
 
-def _check_labels(name: str, values: set[Any], *, known: set[Any], trained: set[Any]) -> None:
+def _check_labels(name: str, values: list[Any], *, known: set[Any], trained: set[Any]) -> None:
     for requirement, allowed in (("occur in train as well", trained), ("be among label_names", known)):
-        others = sorted(values - allowed, key=str)
+        others = sorted(set(values) - allowed, key=str)
         if others:
             pair = look_alikes(map(str, others), map(str, allowed))
+            first = next(row for row, value in enumerate(values) if value not in allowed)
             raise InputValueError(
                 expected(
                     f"labels of split {name!r}",
                     requirement,
-                    _few(others) + (f" ({differ_invisibly(pair)})" if pair else ""),
+                    _few(others)
+                    + f" (first in row {first})"
+                    + (f" ({differ_invisibly(pair)})" if pair else ""),
                     "check label_column, or remove these rows",
                 )
             )

@@ -143,6 +143,19 @@ def check_probs_and_soft_labels(
     return checked, _check_soft_labels(targets, checked.shape)
 
 
+def check_soft_labels(soft_labels: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return soft labels (N, C) as float64; raise where they are no shares, or not of these rows and classes."""
+    array = as_array("soft_labels", soft_labels)
+    if not np.issubdtype(array.dtype, np.floating):
+        way_out = "divide counts of annotators by their row sums"
+        raise InputTypeError(expected("soft_labels", "be a float array", f"dtype {array.dtype}", way_out))
+    if array.shape != shape:
+        requirement = f"have shape {shape}, a share for each example and class"
+        way_out = "pass those of the same rows, in their order"
+        raise InputValueError(expected("soft_labels", requirement, f"shape {array.shape}", way_out))
+    return _check_soft_labels(array, array.shape)
+
+
 def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
     """Return probs (N, C) in their own float dtype, for what needs no labels."""
     return _check_distributions(argument, as_array(argument, probs))

@@ -34,7 +34,7 @@ from hf_calib.metrics.proper_scores import (
 )
 from hf_calib.metrics.selective import area_under_risk_coverage, mean_risk
 from hf_calib.metrics.smooth import smooth_calibration_error, top_label_smooth_error
-from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
+from hf_calib.metrics.soft_labels import label_distances, true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.sweep import ece_sweep, top_label_sweep
 
 MetricFunction = Callable[..., float]
@@ -70,6 +70,10 @@ def _nll(probs: NDArray[Any], labels: NDArray[Any]) -> Resampled:
 
 def _brier(probs: NDArray[Any], labels: NDArray[Any], *, root: bool = False) -> Resampled:
     return Mean(squared_distances(probs, labels), root=root)
+
+
+def _distance(probs: NDArray[Any], labels: NDArray[Any]) -> Resampled:
+    return Mean(label_distances(probs, labels))
 
 
 def _binned(probs: NDArray[Any], labels: NDArray[Any], **options: Any) -> Resampled:
@@ -117,7 +121,7 @@ METRICS: dict[str, Metric] = {
     "smooth_calibration_error": Metric(
         smooth_calibration_error, _of_top_label(top_label_smooth_error), resampling="top_label"
     ),
-    "true_calibration_error": Metric(true_calibration_error),
+    "true_calibration_error": Metric(true_calibration_error, _distance, resampling="counts"),
     "uncertainty_correlation": Metric(uncertainty_correlation),
 }
 

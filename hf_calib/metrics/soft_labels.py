@@ -42,7 +42,7 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> true_calibration_error([[0.5, 0.5], [1.0, 0.0]], [[0.8, 0.2], [1.0, 0.0]]).__round__(6)
     0.212132
     """
-    return float(_distances(*check_probs_and_soft_labels(probs, labels)).mean())
+    return float(label_distances(*check_probs_and_soft_labels(probs, labels)).mean())
 
 
 def uncertainty_correlation(
@@ -88,14 +88,14 @@ def uncertainty_correlation(
         if not allowed:
             raise InputValueError(expected(name, requirement, value, "the papers use gamma=2, norm=2"))
     checked, targets = check_probs_and_soft_labels(probs, labels)
-    error = _distances(checked, targets)
+    error = label_distances(checked, targets)
     weight = np.empty(len(checked))
     for part in row_chunks(*checked.shape):
         weight[part] = _mean_weights(checked[part], targets[part], gamma, norm)
     return _pearson(error, weight)
 
 
-def _distances(probs: NDArray[Any], labels: FloatArray) -> FloatArray:
+def label_distances(probs: NDArray[Any], labels: FloatArray) -> FloatArray:
     """The Euclidean distance (N,) of each row from its label."""
     distances = np.empty(len(probs))
     for part in row_chunks(*probs.shape):

@@ -4,10 +4,12 @@ from hf_calib.report._report import Assessment, CalibrationReport, calibration_r
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.measures import MEASURES, Measure, Measurement
 from hf_calib.report.out_of_distribution import OodSection, ood_section
+from hf_calib.report.soft_labels import SOFT_MEASURES, SoftLabelSection
 from hf_calib.report.tables import BinRow, ClassRow
 
 __all__ = [
     "MEASURES",
+    "SOFT_MEASURES",
     "Assessment",
     "BinRow",
     "CalibrationReport",
@@ -16,6 +18,7 @@ __all__ = [
     "Measure",
     "Measurement",
     "OodSection",
+    "SoftLabelSection",
     "calibration_report",
     "ood_section",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
-from hf_calib.metrics._inputs import as_array, check_n_bins, check_probs_and_labels
+from hf_calib.metrics._inputs import as_array, check_n_bins, check_probs_and_labels, check_soft_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
@@ -19,6 +19,7 @@ from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.measures import Measurement, Settings, measure_all
 from hf_calib.report.out_of_distribution import OodSection
+from hf_calib.report.soft_labels import SoftLabelSection, soft_label_section
 from hf_calib.report.tables import BinRow, ClassRow, bin_rows, class_rows
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class CalibrationReport:
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
         out_of_distribution: how well inputs from elsewhere are told from these examples; one for each data set.
+        soft_labels: the probabilities against soft labels of the same examples, or None.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
             numbers, see `hf_calib.cards.facts`.
     """
@@ -83,6 +85,7 @@ class CalibrationReport:
     notes: tuple[str, ...] = ()
     decisions: DecisionSection | None = None
     out_of_distribution: tuple[OodSection, ...] = ()
+    soft_labels: SoftLabelSection | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -135,6 +138,7 @@ def calibration_report(
     labels: ArrayLike,
     *,
     calibrated: ArrayLike | None = None,
+    soft_labels: ArrayLike | None = None,
     n_bins: int = 15,
     confidence_level: float = 0.95,
     n_resamples: int = 1000,
@@ -154,6 +158,8 @@ def calibration_report(
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
         calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
+        soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
+            those of CIFAR-10H; or None. The probabilities are then measured against these as well.
         n_bins: M, at least 1.
         confidence_level: of the intervals, in (0, 1).
         n_resamples: of the bootstrap and the consistency test.
@@ -166,7 +172,8 @@ def calibration_report(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, or labels, calibrated or class_names do not fit.
+        ValueError: if probs are no probabilities, or labels, calibrated, soft_labels or class_names do not
+            fit.
 
     Notes:
         Metrics that resample slowly get as many resamples as take seconds, and none where those are too few;
@@ -186,6 +193,7 @@ def calibration_report(
     """
     checked, targets = check_probs_and_labels(probs, labels)
     after = None if calibrated is None else _check_calibrated(calibrated, targets, checked.shape)
+    shares = None if soft_labels is None else check_soft_labels(soft_labels, checked.shape)
     names = check_class_names(class_names, checked.shape[1])
     settings = Settings(check_n_bins(n_bins), confidence_level, n_resamples, seed)
     return CalibrationReport(
@@ -198,6 +206,7 @@ def calibration_report(
         confidence_level=settings.confidence_level,
         n_resamples=settings.n_resamples,
         seed=settings.seed,
+        soft_labels=None if shares is None else soft_label_section(shares, targets, checked, after, settings),
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
     from hf_calib.report.decisions import DecisionSection
     from hf_calib.report.out_of_distribution import OodSection
+    from hf_calib.report.soft_labels import SoftLabelSection
 
 
 def to_html(report: CalibrationReport) -> str:
@@ -29,6 +30,7 @@ def to_html(report: CalibrationReport) -> str:
         _decisions(report.decisions) if report.decisions is not None else "",
         *(_elsewhere(found, level) for found in report.out_of_distribution),
         section("Metrics", metrics, bullets(footnotes(report), "notes")),
+        _against_shares(report.soft_labels, level) if report.soft_labels is not None else "",
         section("Figures", figures(images, CAPTIONS, alt_texts(report))),
         section(f"Bins that add most to the calibration error{state}", bins),
         section(f"Classes{state}", classes),
@@ -44,3 +46,8 @@ def _decisions(decisions: DecisionSection) -> str:
 def _elsewhere(found: OodSection, level: str) -> str:
     rates = table(f"Inputs from elsewhere, with {level} intervals", *found.table())
     return section(f"Out of distribution: {found.name}", rates, bullets(found.sentences(), "notes"))
+
+
+def _against_shares(found: SoftLabelSection, level: str) -> str:
+    shares = table(f"Metrics against soft labels, with {level} bootstrap intervals", *found.table())
+    return section("Against soft labels", shares, bullets(found.sentences(), "notes"))

@@ -33,6 +33,9 @@ def to_markdown(report: CalibrationReport) -> str:
         ]
         lines += ["", *_bullets(section.sentences(escape))]
     lines += ["", "## Metrics", "", *markdown_table(*metric_table(report)), "", *_bullets(footnotes(report))]
+    if report.soft_labels is not None:
+        lines += ["", "## Against soft labels", "", *markdown_table(*report.soft_labels.table())]
+        lines += ["", *_bullets(report.soft_labels.sentences())]
     for title, (header, rows) in (
         ("Bins that add most to the calibration error", bin_table(report)),
         ("Classes", class_table(report, escape)),

@@ -40,7 +40,7 @@ def pixels_of(rows: pandas.DataFrame) -> torch.Tensor:
 
 
 def save_cifar_network(data: Path, folder: Path) -> Any:
-    """A ResNet-8, trained for some steps, which is enough to be wrong with some confidence; saved with its processor."""
+    """A ResNet-8, trained for some steps, which is enough to be wrong with some confidence; saved."""
     torch.manual_seed(0)
     names = cifar_names(data)
     config = CifarResNetConfig(

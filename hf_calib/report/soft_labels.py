@@ -1,0 +1,148 @@
+"""The section of a report on soft labels: the probabilities against what many annotators say, not one label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import entr
+
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.bootstrap import percentile_intervals
+from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.report.measures import Measurement, Settings
+from hf_calib.report.text import Table, with_interval
+
+
+class SoftMeasure(NamedTuple):
+    """A metric of `hf_calib.metrics` that takes soft labels, and what it is called."""
+
+    title: str
+    metric: str
+    options: Mapping[str, Any] = {}
+    binned: bool = False  # takes the report's number of bins
+
+
+_ECE = "expected_calibration_error"
+
+SOFT_MEASURES: dict[str, SoftMeasure] = {
+    "accuracy": SoftMeasure("Mean share of the predicted class", "accuracy"),
+    "ece": SoftMeasure(LOGGED_METRICS["ece"].title, _ECE, binned=True),
+    "adaptive_ece": SoftMeasure(
+        LOGGED_METRICS["adaptive_ece"].title, _ECE, {"binning": "quantile"}, binned=True
+    ),
+    "classwise_ece": SoftMeasure(
+        LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
+    ),
+    "true_calibration_error": SoftMeasure("True calibration error, by example", "true_calibration_error"),
+    "brier": SoftMeasure(LOGGED_METRICS["brier"].title, "brier_score"),
+    "nll": SoftMeasure(LOGGED_METRICS["nll"].title, "negative_log_likelihood"),
+}
+_LIKELY_SAME_ORDER = 0.5  # of the rows
+
+
+@dataclass(frozen=True)
+class SoftLabelSection:
+    """The probabilities of a report against soft labels of its rows.
+
+    Args:
+        n_examples: N.
+        agreement: the share of rows whose label has the largest share of the soft label.
+        entropy: of the soft labels, mean, in nats.
+        before: key -> value with interval, see `SOFT_MEASURES`.
+        after: the same after calibration, or None.
+    """
+
+    n_examples: int
+    agreement: float
+    entropy: float
+    before: Mapping[str, Measurement]
+    after: Mapping[str, Measurement] | None = None
+
+    def sentences(self) -> list[str]:
+        """What the soft labels are, and how to read the table."""
+        said = [
+            f"{self.n_examples:,} soft labels: each class's share among an example's annotators. In the binned errors "
+            "the share of the predicted class stands where being right does above, so that a hard example is no "
+            "wrong prediction.",
+            "The true calibration error is the mean distance of an example's probabilities from its shares, in which "
+            "nothing cancels. Shares of few annotators scatter, and that is part of it.",
+            f"The shares have an entropy of {self.entropy:.4f} nats, below which no model's negative log-likelihood "
+            f"can be. The largest share is the label's in {self.agreement:.1%} of the rows.",
+        ]
+        if self.agreement < _LIKELY_SAME_ORDER:
+            said.append(
+                "That is few. Check that rows and classes are in the same order as the labels and the model's."
+            )
+        return said
+
+    def table(self) -> Table:
+        """Every measure with its interval, before and after calibration."""
+        states = (
+            {"value": self.before} if self.after is None else {"before": self.before, "after": self.after}
+        )
+        rows = [
+            [
+                SOFT_MEASURES[key].title,
+                *(
+                    with_interval(found[key].value, found[key].low, found[key].high)
+                    for found in states.values()
+                ),
+            ]
+            for key in self.before
+        ]
+        return ["against soft labels", *states], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, of JSON's own types."""
+        return {
+            "n_examples": self.n_examples,
+            "agreement": self.agreement,
+            "entropy": self.entropy,
+            **{
+                state: None
+                if found is None
+                else {key: {"title": SOFT_MEASURES[key].title, **vars(value)} for key, value in found.items()}
+                for state, found in (("before", self.before), ("after", self.after))
+            },
+        }
+
+
+def soft_label_section(
+    soft_labels: FloatArray,
+    labels: NDArray[np.int64],
+    before: NDArray[Any],
+    after: NDArray[Any] | None,
+    settings: Settings,
+) -> SoftLabelSection:
+    """Measure probabilities (N, C) against soft labels (N, C) of `check_soft_labels`."""
+    found = [None if probs is None else _measure(probs, soft_labels, settings) for probs in (before, after)]
+    assert found[0] is not None
+    return SoftLabelSection(
+        n_examples=len(labels),
+        agreement=float((soft_labels.argmax(axis=1) == labels).mean()),
+        entropy=float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean()),
+        before=found[0],
+        after=found[1],
+    )
+
+
+def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -> dict[str, Measurement]:
+    intervals = percentile_intervals(
+        [
+            (measure.metric, dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {}))
+            for measure in SOFT_MEASURES.values()
+        ],
+        probs,
+        soft_labels,
+        n_resamples=settings.n_resamples,
+        confidence_level=settings.confidence_level,
+        seed=settings.seed,
+    )
+    return {
+        key: Measurement(*interval, settings.n_resamples)
+        for key, interval in zip(SOFT_MEASURES, intervals, strict=True)
+    }
