@@ -304,8 +304,8 @@ def _check_labels(name: str, values: list[Any], *, known: set[Any], trained: set
                     f"labels of split {name!r}",
                     requirement,
                     _few(others)
-                    + f" (first in row {first})"
-                    + (f" ({differ_invisibly(pair)})" if pair else ""),
+                    + (f" ({differ_invisibly(pair)})" if pair else "")
+                    + f" (first in row {first})",
                     "check label_column, or remove these rows",
                 )
             )

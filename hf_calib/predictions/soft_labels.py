@@ -25,7 +25,8 @@ def load_soft_labels(path: str | os.PathLike[str], n_rows: int, n_classes: int) 
         n_classes: C, of the model, in whose order they are.
 
     Raises:
-        ValueError: if the file is missing or unreadable, or has no such array of this shape, or its rows do not sum to 1.
+        ValueError: if the file is missing or unreadable, has no such array of this shape, or it does not sum to
+            1 in each row.
         TypeError: if it holds anything but floats.
 
     >>> load_soft_labels("missing.npz", 10, 2)

@@ -567,7 +567,8 @@ class TestLabels:
         classifier = load_classifier(model_folder)
         np.testing.assert_array_equal(predict(classifier, labelled([3.0, 0.0, 1.0])).labels, [3, 0, 1])
         with pytest.raises(
-            ValueError, match=r"hold the model's classes .*got 'False', 'True'; give the data's"
+            ValueError,
+            match=r"hold the model's classes .*got 'False', 'True' .first in row 0.; give the data's",
         ):
             predict(classifier, labelled([True, False]))
         tiny_bert(id2label=dict(enumerate(("false", "true", "a", "b")))).save_pretrained(tmp_path)
@@ -593,11 +594,11 @@ class TestLabels:
                 labelled(["art", "music", "film"]),
                 {},
                 ValueError,
-                r"\(art, law, NA, sport\), got 'film', 'music'; give the",
+                r"\(art, law, NA, sport\), got 'film', 'music' \(first in row 1\); give the",
             ),
             (labelled(["art", " "]), {}, ValueError, r"a label in every row, got none in 1 rows .*row 1"),
             (labelled(["art", "law\u00a0"]), {}, ValueError, r"'law\\xa0' and 'law' differ only by spaces"),
-            (labelled([0, 4]), {}, ValueError, "hold the model's ids, 0..3, got 4"),
+            (labelled([0, 4]), {}, ValueError, "hold the model's ids, 0..3, got 4 .first in row 1.;"),
             (
                 labelled([0, -1], ClassLabel(names=NAMES)),
                 {},

@@ -1,0 +1,169 @@
+"""Images that cannot be read, or are not RGB: found, with their row, before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from datasets import Dataset, Features
+from datasets import Image as ImageFeature
+from PIL import Image
+from transformers import ViTConfig
+
+from hf_calib.data import DataArguments, check_images, check_reads_rgb, load_data, load_elsewhere
+from hf_calib.data.images import conversion_note, decode
+from hf_calib.data.sources import load_rows
+from tests.helpers.images import real_rows
+
+
+def encoded(array: np.ndarray, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def stored(*contents: bytes | None, path: str | None = None) -> Dataset:
+    rows = {"image": [{"bytes": each, "path": path} for each in contents]}
+    return Dataset.from_dict(rows, features=Features({"image": ImageFeature(decode=False)}))
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+JPEG, PNG = encoded(NOISE, "JPEG"), encoded(NOISE, "PNG")
+
+
+def is_refused(contents: bytes) -> bool:
+    try:
+        check_images(stored(contents), "x")
+    except ValueError:
+        return True
+    return False
+
+
+def is_undecodable(contents: bytes) -> bool:
+    try:
+        decode({"bytes": contents, "path": None})
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("name", "kind"), [("cifar10", "JPEG"), ("mnist", "PNG")])
+def test_a_real_image_that_is_cut_off_anywhere_is_refused_where_pillow_could_not_decode_it(
+    name: str, kind: str, shared_data: Path
+) -> None:
+    contents = real_rows(shared_data, name, "test", 0, 1)["image"][0]["bytes"]
+    assert Image.open(io.BytesIO(contents)).format == kind
+    assert not is_refused(contents)
+    for length in range(0, len(contents), 7):
+        cut = contents[:length]
+        # The checksums of a PNG say of a lost end what the pixels do not need.
+        assert is_refused(cut) if is_undecodable(cut) else kind == "PNG" or not is_refused(cut), length
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (b"", "row 1 of train: expected image to be readable, got 0 bytes"),
+        (b"no image", "expected image to be readable, got 8 bytes starting with b'no image'"),
+        (JPEG[: len(JPEG) // 2], "row 1 of train: expected image to be readable, got .* bytes"),
+        (PNG[: len(PNG) // 2], "row 1 of train: expected image to be readable"),
+        (PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], "row 1 of train: expected image to be readable"),
+        (encoded(NOISE, "GIF")[:200], "row 1 of train: expected image to be readable"),
+        (encoded(NOISE, "BMP")[:200], "row 1 of train: expected image to be readable"),
+        (encoded(NOISE[..., 0].astype(np.uint16) * 256, "PNG"), "have 8 bits a channel, got mode 'I;16'"),
+    ],
+    ids=["empty", "no image", "half a JPEG", "half a PNG", "a flipped bit", "GIF", "BMP", "16 bits"],
+)
+def test_what_cannot_be_read_is_refused_with_its_row(contents: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_images(stored(PNG, contents), "train")
+
+
+def test_bytes_behind_the_end_and_other_formats_are_accepted() -> None:
+    others = [encoded(NOISE, kind) for kind in ("GIF", "BMP", "TIFF", "WEBP")]
+    assert check_images(stored(JPEG, JPEG + b"\x00" * 5, PNG, PNG + b"more", *others), "x").total() == 8
+
+
+def test_files_are_checked_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    assert check_images(stored(None, path=str(tmp_path / "a.jpg")), "x") == {"RGB": 1}
+    (tmp_path / "a.jpg").write_bytes(JPEG[:-40])
+    with pytest.raises(ValueError, match=r"row 0 of x: .*a\.jpg.*truncated"):
+        check_images(stored(None, path=str(tmp_path / "a.jpg")), "x")
+    with pytest.raises(ValueError, match=r"row 0 of x: .*missing\.jpg"):
+        check_images(stored(None, path=str(tmp_path / "missing.jpg")), "x")
+    nothing = pandas.DataFrame({"image": [{"bytes": PNG, "path": None}, {"bytes": None, "path": None}]})
+    nothing.to_parquet(tmp_path / "nothing.parquet")
+    with pytest.raises(ValueError, match=r"row 1 of x: .* got neither bytes nor a path"):
+        check_images(load_rows(tmp_path / "nothing.parquet"), "x")
+
+
+def test_other_modes_are_counted_and_it_is_said_that_they_are_converted() -> None:
+    transparent = np.concatenate([NOISE, NOISE[..., :1]], axis=-1)
+    modes = check_images(stored(JPEG, encoded(NOISE[..., 0], "PNG"), encoded(transparent, "PNG")), "train")
+    assert modes == {"RGB": 1, "L": 1, "RGBA": 1}
+    note = conversion_note(modes, "train")
+    assert note is not None
+    assert note.startswith("2 of the 3 images of train are converted to RGB (1 L, 1 RGBA).")
+    assert conversion_note({"RGB": 3}, "train") is None
+
+
+class TestLoading:
+    """As a recipe does it, before the model is made."""
+
+    def split(self, tmp_path: Path, shared: Path, *, broken: int | None = None) -> DataArguments:
+        rows = real_rows(shared, "cifar10", "train", 0, 40)
+        rows.to_parquet(tmp_path / "train.parquet")
+        if broken is not None:
+            rows["image"][broken]["bytes"] = rows["image"][broken]["bytes"][:-100]
+        rows.to_parquet(tmp_path / "test.parquet")
+        files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
+        return DataArguments(**files)
+
+    def test_a_truncated_image_is_named_by_its_row_in_the_file(
+        self, tmp_path: Path, shared_data: Path
+    ) -> None:
+        assert len(load_data(self.split(tmp_path, shared_data), images=True)["test"]) == 40
+        with pytest.raises(ValueError, match=r"row 17 of test: expected image to be readable.*truncated"):
+            load_data(self.split(tmp_path, shared_data, broken=17), images=True)
+
+    def test_so_are_those_from_elsewhere(self, tmp_path: Path, shared_data: Path) -> None:
+        rows = real_rows(shared_data, "mnist", "test", 0, 5)[["image"]]
+        rows.to_parquet(tmp_path / "mnist.parquet")
+        args = DataArguments(ood_data=[str(tmp_path / "mnist.parquet")])
+        none = Dataset.from_dict({"image": []})
+        with pytest.warns(
+            UserWarning, match=r"All 5 images of .*mnist\.parquet are converted to RGB \(5 L\)"
+        ):
+            load_elsewhere(args, none, images=True)
+        rows["image"][3]["bytes"] = rows["image"][3]["bytes"][:100]
+        rows.to_parquet(tmp_path / "mnist.parquet")
+        with pytest.raises(ValueError, match=r"row 3 of .*mnist\.parquet: expected image to be readable"):
+            load_elsewhere(args, none, images=True)
+        rows.iloc[:0].to_parquet(tmp_path / "mnist.parquet")
+        with pytest.raises(ValueError, match=r"mnist\.parquet"):
+            load_elsewhere(args, none, images=True)
+
+    def test_a_missing_column_and_a_label_that_train_lacks(self, tmp_path: Path, shared_data: Path) -> None:
+        args = self.split(tmp_path, shared_data)
+        args.image_column = "picture"
+        with pytest.raises(ValueError, match="to be one of image, label, got 'picture'"):
+            load_data(args, images=True)
+        args.image_column = "image"
+        rows = real_rows(shared_data, "cifar10", "test", 0, 40)
+        rows.loc[5, "label"] = 10
+        rows.to_parquet(tmp_path / "test.parquet")
+        with pytest.raises(
+            ValueError, match=r"labels of split 'test' to occur in train .* \(first in row 5\)"
+        ):
+            load_data(args, images=True)
+
+
+def test_a_network_of_other_than_three_channels_is_refused() -> None:
+    check_reads_rgb(ViTConfig())
+    with pytest.raises(ValueError, match="expected the model to read three channels, got num_channels=1"):
+        check_reads_rgb(ViTConfig(num_channels=1))
