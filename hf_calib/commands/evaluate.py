@@ -207,9 +207,11 @@ def evaluate_predictions(
     if soft_labels is not None:
         shares = load_soft_labels(soft_labels, len(predictions), predictions.n_classes)
     elsewhere = {}
-    for name in ood:
-        stages(f"reading {name}")
-        elsewhere[name_of(name)] = _of_the_same_kind(predictions, source, name, label_column)
+    for path, name in zip(
+        ood, _apart([source, *ood], [name_of(path) for path in (source, *ood)]), strict=True
+    ):
+        stages(f"reading {path}")
+        elsewhere[name] = _of_the_same_kind(predictions, source, path, label_column)
     stages(f"measuring {len(predictions):,} rows")
     report = report_on(predictions, source, n_bins, soft_labels=shares)
     found = tuple(
@@ -221,6 +223,18 @@ def evaluate_predictions(
     report = replace(report, out_of_distribution=found)
     write_to(output, report)
     return report
+
+
+def _apart(paths: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names but the first, with the folder before those that two have.
+
+    >>> _apart(["cifar/test.npz", "mnist/test.npz", "svhn.npz"], ["test", "test", "svhn"])
+    ['mnist/test.npz', 'svhn']
+    """
+    return [
+        name if names.count(name) == 1 else "/".join(Path(path).parts[-2:])
+        for path, name in list(zip(paths, names, strict=True))[1:]
+    ]
 
 
 def _of_the_same_kind(predictions: Predictions, source: str, other: str, label_column: str) -> Predictions:
@@ -283,9 +297,10 @@ def evaluate_model(
         shares = load_soft_labels(soft_labels, len(data), len(classifier.class_names))
     stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
+    names = _apart([each.data for each in (rows, *ood)], [each.source()["name"] for each in (rows, *ood)])
     outside = {
-        others.source()["name"]: others.encode_inputs(classifier, loaded)
-        for others, loaded in zip(ood, elsewhere, strict=True)
+        name: others.encode_inputs(classifier, loaded)
+        for name, others, loaded in zip(names, ood, elsewhere, strict=True)
     }
     stages(f"predicting {len(data):,} rows")
     found = encoded.predict(batch_size=rows.batch_size, on_progress=progress)

@@ -177,6 +177,11 @@ class LabelledImages:
     encoding: ClassVar[str] = "checking {:,} images"
     task: ClassVar[str] = "image-classification"
 
+    @property
+    def shown(self) -> str:
+        """The name of the data in messages: of a path the end, which says of most data sets what they are."""
+        return "/".join(Path(self.data).parts[-2:]) if os.path.exists(self.data) else self.data
+
     def load(self) -> Dataset:
         """The rows, with the columns as they are."""
         return load_rows(self.data, config_name=self.config_name, split=self.split)
@@ -193,9 +198,9 @@ class LabelledImages:
 
     def encode_inputs(self, classifier: ImageClassifier, rows: Dataset) -> ReadableImages:
         """Check the images, whose labels are not read."""
-        name = self.source()["name"]
-        images = choose_inputs(rows, name=name, image_column=self.image_column)
-        return ReadableImages(images, name, conversion_note(check_images(images, name), name))
+        images = choose_inputs(rows, name=self.shown, image_column=self.image_column)
+        note = conversion_note(check_images(images, self.shown), self.shown)
+        return ReadableImages(images, self.shown, note)
 
     def notes(self, inputs: Any) -> tuple[str, ...]:
         """What a report says of them."""
@@ -210,9 +215,8 @@ class LabelledImages:
     def as_served(self, rows: Dataset, n: int) -> list[Image.Image]:
         """The first n, as a pipeline takes them."""
         n = min(n, len(rows))
-        name = self.source()["name"]
-        images = choose_inputs(rows.select(range(n)), name=name, image_column=self.image_column)
-        return ReadableImages(images, name, None).decoded(0, n)
+        images = choose_inputs(rows.select(range(n)), name=self.shown, image_column=self.image_column)
+        return ReadableImages(images, self.shown, None).decoded(0, n)
 
     def first_batch(self, classifier: ImageClassifier, served: Sequence[Image.Image]) -> dict[str, Tensor]:
         """What the model reads of these."""
@@ -226,7 +230,7 @@ class LabelledImages:
 
     def identities(self, rows: Dataset) -> Iterator[bytes]:
         """What two rows of the same image have in common: a digest of its file."""
-        images = choose_inputs(rows, name=self.source()["name"], image_column=self.image_column)
+        images = choose_inputs(rows, name=self.shown, image_column=self.image_column)
         for batch in images.iter(256):
             for stored in batch["image"]:
                 contents = stored["bytes"]
