@@ -108,7 +108,12 @@ def evaluate(
             "file of predictions beside one; also several. Reports how well the model's uncertainty tells them."
         ),
     ] = None,
-    ood_split: Annotated[str, typer.Option(help="Split of these, of a Hub dataset or folder.")] = "test",
+    ood_split: Annotated[
+        str,
+        typer.Option(
+            help="Split of these, of a Hub dataset or folder; a folder of nothing but images is train."
+        ),
+    ] = "test",
     soft_labels: Annotated[
         Path | None,
         typer.Option(

@@ -270,8 +270,6 @@ class TestCalibrate:
         )
         assert done["served_difference"] < 1e-5
         assert any("fitted on 30 of the 60 rows" in note for note in done["notes"])
-        found = called_for_json("evaluate", tmp_path / "isotonic", "--data", place / "test.parquet")
-        assert found["n_examples"] == N
 
 
 def served_names(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas
 import torch
 from PIL import Image
+from pyarrow import parquet
 from transformers import ViTImageProcessorPil
 
 from hf_calib.data import ImageTransform
@@ -26,7 +27,7 @@ def cifar_names(data: Path) -> list[str]:
 
 def real_rows(data: Path, name: str, split: str, start: int, stop: int) -> pandas.DataFrame:
     """Rows of a parquet file of images: `image`, a struct of bytes and path, and `label`."""
-    return pandas.read_parquet(data / name / f"{split}.parquet").iloc[start:stop].reset_index(drop=True)
+    return parquet.read_table(data / name / f"{split}.parquet").slice(start, stop - start).to_pandas()
 
 
 def image_of(stored: dict[str, Any]) -> Image.Image:

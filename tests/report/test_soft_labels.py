@@ -39,7 +39,10 @@ def test_probabilities_equal_to_the_shares_are_perfect() -> None:
     assert found.agreement == 1
 
 
-def test_before_and_after_are_in_every_form_of_the_report() -> None:
+def test_before_and_after_are_in_every_form_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        CalibrationReport, "figures", lambda self: {}
+    )  # which take seconds, and show none of this
     probs, shares, labels = drawn()
     report = quick(probs, labels, calibrated=softmax(np.log(probs) / 1.5, axis=1), soft_labels=shares)
     assert report.soft_labels is not None
