@@ -13,6 +13,7 @@ from hf_calib.metrics.calibration import (
     maximum_calibration_error,
 )
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
+from hf_calib.metrics.entities import Entities, entity_scores, find_entities
 from hf_calib.metrics.kernel import kde_calibration_error
 from hf_calib.metrics.out_of_distribution import OodDetection, ood_auroc, ood_detection
 from hf_calib.metrics.post_processing import post_processing_gap
@@ -40,6 +41,7 @@ __all__ = [
     "BrierDecomposition",
     "CalibrationReport",
     "ConsistencyTest",
+    "Entities",
     "Interval",
     "OodDetection",
     "RiskCoverage",
@@ -52,7 +54,9 @@ __all__ = [
     "classwise_calibration_error",
     "consistency_test",
     "ece_sweep",
+    "entity_scores",
     "expected_calibration_error",
+    "find_entities",
     "kde_calibration_error",
     "maximum_calibration_error",
     "negative_log_likelihood",

@@ -131,10 +131,10 @@ def bootstrap_interval(
         _refuse_many_calls(len(rows))
     resampled = _resampled(found, rows, targets, options)
     (draws,) = _draw([resampled], len(rows), n_resamples, rng)
-    levels = _two_sided(confidence_level)
+    levels = two_sided(confidence_level)
     if method == "bca" and not _all_same(draws, value):
         levels = _bca_levels(levels, value, draws, resampled)
-    return _interval(value, draws, levels)
+    return interval_of(value, draws, levels)
 
 
 def percentile_intervals(
@@ -155,8 +155,8 @@ def percentile_intervals(
     found = [(find_metric(name), options) for name, options in metrics]
     values = [finite_value(metric.function, probs, labels, options) for metric, options in found]
     draws = resampled_metrics(metrics, probs, labels, n_resamples=n_resamples, seed=seed)
-    levels = _two_sided(confidence_level)
-    return [_interval(value, drawn, levels) for value, drawn in zip(values, draws, strict=True)]
+    levels = two_sided(confidence_level)
+    return [interval_of(value, drawn, levels) for value, drawn in zip(values, draws, strict=True)]
 
 
 def resampled_metrics(
@@ -180,7 +180,8 @@ def _resampled(
     return metric.resampled(probs, labels, **options)  # the function has accepted the options
 
 
-def _two_sided(confidence_level: float) -> FloatArray:
+def two_sided(confidence_level: float) -> FloatArray:
+    """The two quantile levels (2,) of a percentile interval."""
     return np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
 
 
@@ -188,7 +189,8 @@ def _all_same(draws: FloatArray, value: float) -> bool:
     return bool(np.abs(draws - value).max() <= _SAME)
 
 
-def _interval(value: float, draws: FloatArray, levels: FloatArray) -> Interval:
+def interval_of(value: float, draws: FloatArray, levels: FloatArray) -> Interval:
+    """The quantiles of resampled values (B,) at two levels; all equal, they are the value."""
     if _all_same(draws, value):
         return Interval(value, value, value)
     low, high = np.quantile(draws, levels)
@@ -247,12 +249,13 @@ def _draw(
 ) -> list[FloatArray]:
     """Each metric (B,) of the same B resamples with replacement."""
     blocks = [
-        [metric.evaluate(block) for metric in resampled] for block in _counts(n_examples, n_resamples, rng)
+        [metric.evaluate(block) for metric in resampled]
+        for block in draw_counts(n_examples, n_resamples, rng)
     ]
     return [check_resamples(np.concatenate(values)) for values in zip(*blocks, strict=True)]
 
 
-def _counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[IntArray]:
+def draw_counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[IntArray]:
     """How often each resample drew each row, (R, N) for blocks of R resamples."""
     for part in row_chunks(n_resamples, n_examples, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n_examples, (part.stop - part.start, n_examples))
