@@ -7,6 +7,8 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
     dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test; see also draw_test
     dataset = limit_samples(dataset, max_train_samples=1000)
 
+Tagged sentences have `load_tagged`, which goes through the same steps, `choose_tokens` and `tokenize_words`.
+
 `docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
 split.
 """
@@ -28,6 +30,7 @@ from hf_calib.data.splits import (
     split_calibration,
     warn_shared_texts,
 )
+from hf_calib.data.tokens import choose_tokens, load_tagged, tag_maps, tokenize_words
 
 __all__ = [
     "DataArguments",
@@ -38,6 +41,7 @@ __all__ = [
     "check_reads_rgb",
     "choose_columns",
     "choose_inputs",
+    "choose_tokens",
     "collate_images",
     "decode_images",
     "docstring_dataset",
@@ -48,8 +52,11 @@ __all__ = [
     "load_data",
     "load_elsewhere",
     "load_splits",
+    "load_tagged",
     "newsgroups_dataset",
     "split_calibration",
     "strip_headers",
+    "tag_maps",
+    "tokenize_words",
     "warn_shared_texts",
 ]

@@ -36,6 +36,10 @@ class DataArguments:
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
+    dataset_revision: str | None = field(
+        default=None,
+        metadata={"help": "Branch or commit of a Hub dataset; refs/convert/parquet where main has a script."},
+    )
     train_file: str | None = field(
         default=None,
         metadata={"help": "csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset."},
@@ -127,6 +131,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
             dataset = load_splits(
                 None if args.train_file else args.dataset,  # a file on the command line, a name in the config
                 config_name=args.dataset_config,
+                revision=args.dataset_revision,
                 test_split=None if one_file else args.test_split,
                 train_file=args.train_file,
                 calibration_file=args.calibration_file,

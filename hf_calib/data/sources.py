@@ -27,6 +27,7 @@ def load_splits(
     source: str | None = None,
     *,
     config_name: str | None = None,
+    revision: str | None = None,
     train_split: str = "train",
     calibration_split: str | None = None,
     test_split: str | None = "test",
@@ -43,6 +44,8 @@ def load_splits(
         source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`,
             `test/CLASS/y.png`), or of csv, json or parquet files named by split.
         config_name: configuration of a Hub dataset that has several.
+        revision: branch or commit of a Hub dataset. Where main has nothing but a script, the Hub keeps the data
+            themselves in refs/convert/parquet.
         train_split: the split that becomes `train`.
         calibration_split: the split that becomes `calibration`; by default the first of `calibration`,
             `validation`, `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
@@ -70,7 +73,7 @@ def load_splits(
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
         return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
-    loaded = load_dataset(source, config_name, cache_dir=cache)
+    loaded = load_dataset(source, config_name, revision=revision, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
         calibration_split = next(candidates, None)

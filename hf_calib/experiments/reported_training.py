@@ -110,13 +110,14 @@ def _calibration_rows(trainer: CalibrationTrainer) -> LabelledLogits | None:
         return None
     last = trainer.last_evaluation
     if last is not None and last.rows and trainer.evaluated_dataset is trainer.calibration_split:
-        return LabelledLogits(*last.logits_and_labels())
-    return LabelledLogits(*trainer.held_out_pass(keep_logits=True).logits_and_labels())
+        return LabelledLogits(*last.logits_and_labels(), last.sentences())
+    found = trainer.held_out_pass(keep_logits=True)
+    return LabelledLogits(*found.logits_and_labels(), found.sentences())
 
 
 def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None) -> TrainingPredictions:
     assert trainer.last_evaluation is not None
-    test = LabelledLogits(*trainer.last_evaluation.logits_and_labels())
+    test = LabelledLogits(*trainer.last_evaluation.logits_and_labels(), trainer.last_evaluation.sentences())
     names = getattr(trainer._config, "id2label", None) or {}
     return TrainingPredictions(
         test, calibration, tuple(str(names.get(i, i)) for i in range(test.logits.shape[1]))

@@ -27,10 +27,12 @@ class LabelledLogits:
     Args:
         logits: (N, C) float32, as the network gives them.
         labels: (N,) int64 in [0, C); multi-label (N, C) float32, -100 where a decision does not count.
+        sentences: (N,) int64, of tokens: which sentence each is of, in the order of the dataset; else None.
     """
 
     logits: NDArray[np.float32]
     labels: NDArray[Any]
+    sentences: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +51,15 @@ class TrainingPredictions:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, all of it or nothing."""
-        arrays = {"test_logits": self.test.logits, "test_labels": self.test.labels}
-        if self.calibration is not None:
-            arrays |= {
-                "calibration_logits": self.calibration.logits,
-                "calibration_labels": self.calibration.labels,
-            }
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        arrays = {
+            f"{split}_{name}": array
+            for split, rows in (("test", self.test), ("calibration", self.calibration))
+            if rows is not None
+            for name, array in vars(rows).items()
+        }
+        contiguous = {
+            name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None
+        }
         with whole_file(Path(path)) as unfinished:
             save_file(contiguous, unfinished, {"class_names": json.dumps(self.class_names)})
 
@@ -84,11 +88,13 @@ class TrainingPredictions:
 
         def rows(split: str) -> LabelledLogits:
             logits, labels = (arrays.get(f"{split}_{kind}", np.empty(())) for kind in ("logits", "labels"))
+            sentences = arrays.get(f"{split}_sentences")
             fits = logits.ndim == 2 and labels.ndim in (1, 2) and len(labels) == len(logits)
+            fits = fits and (sentences is None or sentences.shape == labels.shape)
             if not fits or logits.shape[1] != len(names):
                 shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
                 got = f"{shapes} for {len(names)} classes"
                 raise InputValueError(expected(str(path), requirement, got, _WAY_OUT))
-            return LabelledLogits(logits, labels)
+            return LabelledLogits(logits, labels, sentences)
 
         return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None, names)

@@ -61,6 +61,7 @@ class EvaluationPass:
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
+        self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (..., C), labels (...), or float labels like the logits (multi-label)."""
@@ -81,6 +82,8 @@ class EvaluationPass:
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
                 self.calibrated.update(mapped(chunk, mapping), chunk_labels)
         if self.keep_logits:
+            if labels.ndim == 2 and not multi_label:
+                self.lengths.append((labels != IGNORE_INDEX).sum(dim=1))
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
             keep = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
@@ -100,11 +103,9 @@ class EvaluationPass:
         if self.rows:
             sizes = [len(labels) for _, labels in self.rows]
             logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
-            self.rows = [(self._gather(logits).cpu(), self._gather(labels).cpu())]
-            if self.accelerator.num_processes > 1:
-                # In the order of the dataset, as one process has them: cross-validation splits rows by their order.
-                order = _in_turns(gather_object([sizes]))
-                self.rows = [(logits[order], labels[order]) for logits, labels in self.rows]
+            self.rows = [(self._in_order(logits, sizes), self._in_order(labels, sizes))]
+        if self.rows and self.lengths:
+            self.lengths = [self._in_order(torch.cat(self.lengths), list(map(len, self.lengths)))]
 
     def metrics(self) -> dict[str, float]:
         """The calibration metrics of the pass, by log key; none where no batch had labels."""
@@ -149,6 +150,13 @@ class EvaluationPass:
         logits, labels = self.rows[0]
         return logits.cpu().numpy(), labels.cpu().numpy()
 
+    def sentences(self) -> np.ndarray[Any, Any] | None:
+        """(N,) the number of its sentence for each row of `logits_and_labels`; None where labels are not of tokens."""
+        if not self.rows or not self.lengths:
+            return None
+        lengths = self.lengths[0].numpy()
+        return np.repeat(np.arange(len(lengths)), lengths)
+
     def _n_values(self) -> int:
         return sum(len(logits) * max(logits.shape[-1], self.VALUES_OF_A_ROW) for logits, _ in self.rows)
 
@@ -165,6 +173,13 @@ class EvaluationPass:
         if not state.end_of_dataloader or state.remainder <= 0:
             return size
         return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
+
+    def _in_order(self, rows: Tensor, sizes: list[int]) -> Tensor:
+        """All processes' rows in the order of the dataset, as one process has them: cross-validation splits by it."""
+        gathered = self._gather(rows).cpu()
+        return (
+            gathered if self.accelerator.num_processes == 1 else gathered[_in_turns(gather_object([sizes]))]
+        )
 
     def _gather(self, rows: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:

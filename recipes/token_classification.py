@@ -1,0 +1,66 @@
+"""Fine-tune a token classifier with a calibration loss, and save it calibrated.
+
+    python recipes/token_classification.py --config recipes/configs/wnut17_minilm.yaml \
+        --config recipes/configs/losses/focal.yaml --output_dir outputs/wnut17
+
+On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
+`torchrun --nproc_per_node 8` in place of `python`.
+"""
+
+from dataclasses import dataclass, field
+
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    set_seed,
+)
+
+from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
+from hf_calib.data import DataArguments, load_tagged, tag_maps, tokenize_words
+from hf_calib.experiments import parse_arguments, train_and_report
+
+
+@dataclass
+class ModelArguments:
+    model: str = field(default="bert-base-cased", metadata={"help": "A model on the Hub or on disk."})
+    max_length: int = field(default=128, metadata={"help": "Sub-words of a sentence."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+
+
+model_args, data_args, training_args = parse_arguments(
+    (ModelArguments, DataArguments, CalibrationTrainingArguments)
+)
+set_seed(training_args.seed)
+
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+with training_args.main_process_first():
+    dataset = load_tagged(data_args)
+
+# Model and tokenizer. Byte-level tokenizers read words with the space before them.
+tokenizer = AutoTokenizer.from_pretrained(model_args.model, add_prefix_space=True)
+model = AutoModelForTokenClassification.from_pretrained(
+    model_args.model, ignore_mismatched_sizes=True, **tag_maps(dataset)
+)  # a head for other tags is replaced
+if tokenizer.pad_token is None:  # GPT-2, Llama: models that were never trained on padded batches
+    tokenizer.pad_token = tokenizer.eos_token
+model.config.pad_token_id = tokenizer.pad_token_id
+
+with training_args.main_process_first():
+    splits = {
+        name: tokenize_words(rows, tokenizer, max_length=model_args.max_length)
+        for name, rows in dataset.items()
+    }
+
+# Train, report, save.
+trainer = CalibrationTrainer(
+    model,
+    training_args,
+    train_dataset=splits["train"],
+    eval_dataset=splits["calibration"],
+    calibration_dataset=splits["calibration"],
+    processing_class=tokenizer,
+    data_collator=DataCollatorForTokenClassification(tokenizer),
+)
+train_and_report(trainer, splits["test"], resume=model_args.resume)
+trainer.accelerator.end_training()
