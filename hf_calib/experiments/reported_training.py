@@ -87,8 +87,12 @@ def train_and_report(
             "steps": trainer.state.global_step - first_step.step,
             "resumed": first_step.step > 0,
         }
-        told = [] if report is None else [section.to_dict() for section in report.out_of_distribution]
-        _write_results(trainer, metrics, {"training": training, "out_of_distribution": told}, folder)
+        further: dict[str, Any] = {"training": training, "out_of_distribution": []}
+        if report is not None:
+            further["out_of_distribution"] = [section.to_dict() for section in report.out_of_distribution]
+        if report is not None and report.entities is not None:
+            further["entities"] = report.entities.to_dict()
+        _write_results(trainer, metrics, further, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
     trainer.accelerator.wait_for_everyone()
@@ -171,6 +175,13 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
         lines.append(f"{row.title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+    if report.entities is not None:
+        lines.append(f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:")
+        short = ("F1", "Precision", "Recall", "ECE, product", "ECE, minimum")
+        lines += [
+            f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()
+            for name, (_, *cells) in zip(short, report.entities.table()[1], strict=True)
+        ]
     for section in report.out_of_distribution:
         lines.append(f"Told from {section.name}, {section.n_examples:,} rows:")
         lines += [

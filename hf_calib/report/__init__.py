@@ -2,6 +2,7 @@
 
 from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
 from hf_calib.report.decisions import DecisionSection
+from hf_calib.report.entities import EntitySection, with_entities
 from hf_calib.report.measures import MEASURES, Measure, Measurement
 from hf_calib.report.out_of_distribution import OodSection, ood_section
 from hf_calib.report.soft_labels import SOFT_MEASURES, SoftLabelSection
@@ -15,10 +16,12 @@ __all__ = [
     "CalibrationReport",
     "ClassRow",
     "DecisionSection",
+    "EntitySection",
     "Measure",
     "Measurement",
     "OodSection",
     "SoftLabelSection",
     "calibration_report",
     "ood_section",
+    "with_entities",
 ]

@@ -17,6 +17,7 @@ from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
+from hf_calib.report.entities import EntitySection
 from hf_calib.report.measures import Measurement, Settings, measure_all
 from hf_calib.report.out_of_distribution import OodSection
 from hf_calib.report.soft_labels import SoftLabelSection, soft_label_section
@@ -69,6 +70,7 @@ class CalibrationReport:
         decisions: what a rule does on these examples, or None.
         out_of_distribution: how well inputs from elsewhere are told from these examples; one for each data set.
         soft_labels: the probabilities against soft labels of the same examples, or None.
+        entities: of tokens whose tags are B-TYPE, I-TYPE and O: their entities, measured; or None.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
             numbers, see `hf_calib.cards.facts`.
     """
@@ -86,6 +88,7 @@ class CalibrationReport:
     decisions: DecisionSection | None = None
     out_of_distribution: tuple[OodSection, ...] = ()
     soft_labels: SoftLabelSection | None = None
+    entities: EntitySection | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

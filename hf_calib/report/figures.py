@@ -10,6 +10,7 @@ from hf_calib.plots import (
     confidence_histogram,
     promise_diagram,
     reliability_diagram,
+    reliability_grid,
     risk_coverage_diagram,
     roc_diagram,
     smooth_reliability_diagram,
@@ -29,6 +30,7 @@ CAPTIONS = {
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "
     "intervals (right).",
+    "entities": "Reliability of predicted entities, by the product and by the smallest of their tokens' probabilities.",
     "out_of_distribution": "Inputs from elsewhere that are flagged, against familiar ones that are, for every "
     "threshold.",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
@@ -46,6 +48,7 @@ def alt_texts(report: CalibrationReport) -> dict[str, str]:
         "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
         "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
         "decisions": f"Share answered for promised accuracies. {'; '.join(promises)}.",
+        "entities": f"Reliability diagrams of entities. {_of_entities(report)}.",
         "out_of_distribution": f"ROC curves, area by score. {_of_detection(report)}.",
         "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
     }
@@ -87,6 +90,16 @@ def _of_promises(name: str, curve: PromiseCurve) -> str:
     return f"{name}: {', '.join(f'{answered:.1%} at {promised:.1%}' for promised, answered in pairs)}"
 
 
+def _of_entities(report: CalibrationReport) -> str:
+    if report.entities is None:
+        return ""
+    header, rows = report.entities.table()
+    return "; ".join(
+        f"{title}: {', '.join(f'{state} {cell}' for state, cell in zip(header[1:], cells, strict=True))}"
+        for title, *cells in rows
+    )
+
+
 def _of_detection(report: CalibrationReport) -> str:
     return "; ".join(
         f"{section.name}: "
@@ -104,6 +117,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     final = report.after or report.before
     decisions = report.decisions
     promises = {"decisions": promise_diagram(decisions.curves)} if decisions and decisions.curves else {}
+    entities = report.entities.panels() if report.entities is not None else {}
     elsewhere = {section.name: section.curves() for section in report.out_of_distribution}
     return {
         "reliability": reliability_diagram(panels, n_bins=report.n_bins),
@@ -113,6 +127,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         "confidence_histogram": confidence_histogram(panels),
         "risk_coverage": risk_coverage_diagram(panels),
         **promises,
+        **({"entities": reliability_grid(entities, n_bins=report.n_bins)} if entities else {}),
         **({"out_of_distribution": roc_diagram(elsewhere)} if elsewhere else {}),
         "classwise": class_reliability_grid(
             final.probs, report.labels, class_names=report.class_names, n_bins=report.n_bins

@@ -11,6 +11,7 @@ from hf_calib.report.text import bin_table, class_table, final_state, footnotes,
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
     from hf_calib.report.decisions import DecisionSection
+    from hf_calib.report.entities import EntitySection
     from hf_calib.report.out_of_distribution import OodSection
     from hf_calib.report.soft_labels import SoftLabelSection
 
@@ -28,6 +29,7 @@ def to_html(report: CalibrationReport) -> str:
         section("Diagnosis", bullets(report.diagnosis)),
         section("Caveats", bullets(report.warnings)) if report.warnings else "",
         _decisions(report.decisions) if report.decisions is not None else "",
+        _entities(report.entities, level) if report.entities is not None else "",
         *(_elsewhere(found, level) for found in report.out_of_distribution),
         section("Metrics", metrics, bullets(footnotes(report), "notes")),
         _against_shares(report.soft_labels, level) if report.soft_labels is not None else "",
@@ -41,6 +43,11 @@ def to_html(report: CalibrationReport) -> str:
 def _decisions(decisions: DecisionSection) -> str:
     rule = table("What the rule does, with 95% intervals", *decisions.table())
     return section("Decisions", rule, bullets(decisions.sentences(), "notes"))
+
+
+def _entities(entities: EntitySection, level: str) -> str:
+    scores = table(f"Entities, with {level} intervals over sentences", *entities.table())
+    return section("Entities", scores, bullets(entities.sentences(), "notes"))
 
 
 def _elsewhere(found: OodSection, level: str) -> str:

@@ -24,6 +24,9 @@ def to_markdown(report: CalibrationReport) -> str:
         header, rows = report.decisions.table()
         lines += ["", "## Decisions", "", *markdown_table(header, rows)]
         lines += ["", *_bullets(report.decisions.sentences())]
+    if report.entities is not None:
+        lines += ["", "## Entities", "", *markdown_table(*report.entities.table())]
+        lines += ["", *_bullets(report.entities.sentences())]
     for section in report.out_of_distribution:
         lines += [
             "",

@@ -18,7 +18,7 @@ from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
-from hf_calib.report import CalibrationReport, OodSection, calibration_report, ood_section
+from hf_calib.report import CalibrationReport, OodSection, calibration_report, ood_section, with_entities
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
@@ -112,15 +112,16 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
         return None
     logits = logits.astype(np.float64)
     scaler, names = trainer.calibration_map, getattr(trainer._config, "id2label", None) or {}
+    report = calibration_report(
+        softmax(logits, axis=1),
+        labels,
+        calibrated=None if scaler is None else scaler.predict_proba(logits),
+        n_bins=evaluation.n_bins,
+        class_names=[str(names.get(i, i)) for i in range(logits.shape[1])],
+        name=trainer.calibration_loss.name,
+    )
     return replace(
-        calibration_report(
-            softmax(logits, axis=1),
-            labels,
-            calibrated=None if scaler is None else scaler.predict_proba(logits),
-            n_bins=evaluation.n_bins,
-            class_names=[str(names.get(i, i)) for i in range(logits.shape[1])],
-            name=trainer.calibration_loss.name,
-        ),
+        with_entities(report, evaluation.sentences()),
         about=_rows(trainer, evaluation),
         out_of_distribution=tuple(
             _told_apart(name, logits, other.astype(np.float64), scaler)
