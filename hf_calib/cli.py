@@ -45,21 +45,23 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_PREDICTIONS",
-        help="A classifier of texts or images, on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet file of "
-        "logits or probabilities with labels.",
+        help="A classifier of texts, tokens or images, on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet "
+        "file of logits or probabilities with labels.",
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Labelled texts or images, for a model: a csv, tsv, json or parquet file, a folder, also of images, or a "
-        "dataset on the Hub."
+        help="Labelled texts, tagged sentences or images, for a model: a csv, tsv, json or parquet file, a folder, "
+        "also of images, or a dataset on the Hub."
     ),
 ]
 ConfigName = Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")]
-TextColumn = Annotated[str, typer.Option(help="Column of texts.")]
+TextColumn = Annotated[str, typer.Option(help="Column of texts, or of lists of tokens.")]
 ImageColumn = Annotated[str, typer.Option(help="Column of images, for a model that reads them.")]
-LabelColumn = Annotated[str, typer.Option(help="Column of labels: class names, or the model's class ids.")]
+LabelColumn = Annotated[
+    str, typer.Option(help="Column of labels, or of lists of tags: class names, or the model's class ids.")
+]
 ClassNames = Annotated[
     str | None,
     typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
@@ -124,7 +126,7 @@ def evaluate(
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report the calibration of a model on labelled texts or images, or of a file of predictions."""
+    """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import evaluate as command
         from hf_calib.commands.inputs import labelled_rows

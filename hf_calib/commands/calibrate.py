@@ -102,15 +102,16 @@ def calibrate_model(
     A model that has a map in its head already is unfolded first: the new map replaces that one.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder.
-        rows: labelled texts or images that it was not trained on; `labelled_rows` chooses by the model.
+        source: a classifier of sequences, tokens or images, on the Hub or in a folder.
+        rows: labelled texts, tagged sentences or images that it was not trained on; `labelled_rows` chooses by the
+            model.
         output: the calibrated model's folder; the report is in its folder `calibration`.
         test: others to report on; without them, the scaler is fitted on half of the rows, and the report is on
             the other half.
         target: others from where the model is to be used, whose labels are not read. The class frequencies there
             are estimated, and where they differ from those of the rows, the model is corrected for them.
-        method: a key of `METHODS`, with a target of `FOLDED`; None is "auto", or a temperature where the head
-            keeps no bias.
+        method: a key of `METHODS`, with a target or of tokens of `FOLDED`; None is "auto", or a temperature where the
+            head keeps no bias.
         criterion: for a temperature "nll", "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
@@ -138,8 +139,11 @@ def calibrate_model(
     )
     from hf_calib.export.unfold import unfold
     from hf_calib.predictions.pipelines import pipeline
+    from hf_calib.predictions.tokens import LabelledTokens
 
-    scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
+    # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
+    known = METHODS if target is None and not isinstance(rows, LabelledTokens) else FOLDED
+    scaler = make_scaler(method or "auto", criterion, n_bins, known)
     folds = method is None or method in FOLDED
     check_output(output)
     check_overwrites_no_original(output, [source])
@@ -175,7 +179,9 @@ def calibrate_model(
     tested = None if test_encoded is None else test_encoded.predict(**running)
     target_logits = None if target is None else target.predict_logits(classifier, target_inputs, progress)
 
-    n_seen = 0 if test is None else inputs_in_both(data, test_data, rows, test)
+    n_seen = 0
+    if test is not None and tested is not None:  # of tokens, there are some that the model does not read
+        n_seen = min(inputs_in_both(data, test_data, rows, test), len(tested))
     measured = fit_and_measure(
         scaler,
         found,
@@ -207,7 +213,12 @@ def calibrate_model(
         **({"base_model": source} if is_hub_name(source) else {}),
     }
     first: Any = rows.as_served(data, _SERVED)
-    calibrated = served.predict_proba(found.as_logits()[: len(first)])
+    first_logits = found.as_logits()[: len(first)]
+    if isinstance(
+        rows, LabelledTokens
+    ):  # a pipeline cuts the text into words by itself, and scores each sub-word
+        first_logits = rows.served_logits(classifier, first)
+    calibrated = served.predict_proba(first_logits)
     with whole_folder(output, replace_model) as folder:
         plain = standalone_copy(classifier.model)
         serving = (folder, rows, classifier, first, trust_remote_code)
@@ -338,25 +349,26 @@ def _served(
     trust_remote_code: bool,
     **settings: Any,
 ) -> NDArray[np.float64]:
-    """(N, C) the scores that a pipeline with the saved model gives for the first rows."""
+    """(N, C) the scores that a pipeline with the saved model gives for the first rows, NaN where it gives none."""
     options, call_options = rows.serving(classifier, folder)
     classify = pipeline(
         rows.task,
         model=str(folder),
         device="cpu",
-        top_k=None,
         trust_remote_code=trust_remote_code,
         **options,
         **settings,
     )
     results: Any = classify(first, **call_options)
+    if rows.task == "token-classification":  # tokens of each text, each with the score of its tag alone
+        results = [[{"label": each["entity"], "score": each["score"]}] for text in results for each in text]
     served = [{row["label"]: row["score"] for row in scores} for scores in results]
-    return np.array([[scores[name] for name in classifier.class_names] for scores in served])
+    return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])
 
 
 def _checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
     """The largest difference between the probabilities that are served and the wanted ones."""
-    difference = float(np.abs(found - wanted).max())
+    difference = float(np.nanmax(np.abs(found - wanted)))
     if not difference <= _SERVED_TOLERANCE:
         raise RuntimeError(
             expected(

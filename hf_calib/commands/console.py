@@ -131,6 +131,8 @@ def print_report(report: CalibrationReport) -> None:
     if report.soft_labels is not None:
         print_table("Against soft labels", *report.soft_labels.table())
         print_lines(report.soft_labels.sentences()[2:])
+    if report.entities is not None:
+        print_table("Entities", *report.entities.table())
     for section in report.out_of_distribution:
         print_table(f"Told from {section.name}", *section.table())
     print_lines([summary(report), "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])

@@ -165,6 +165,9 @@ def decide_model(
     """
     from hf_calib.export.fingerprint import fingerprint
 
+    if rows.task == "token-classification":
+        way_out = "its promises hold for rows that are independent of each other, as tokens are not"
+        raise InputValueError(expected("the model", "classify texts or images", source, way_out))
     scaler = make_scaler(method, "nll", 15, FOLDED)
     check_output(output)
     stages(f"reading {rows.data}")

@@ -21,7 +21,7 @@ from hf_calib.predictions.files import (
     load_unlabelled,
 )
 from hf_calib.predictions.soft_labels import load_soft_labels
-from hf_calib.report import CalibrationReport, calibration_report, ood_section
+from hf_calib.report import CalibrationReport, calibration_report, ood_section, with_entities
 from hf_calib.report.writing import write_to
 
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-    from hf_calib.predictions.images import LabelledImages
+    from hf_calib.commands.inputs import Labelled
     from hf_calib.predictions.texts import EncodedRows, TextClassifier
 
 # Called with the number of rows just predicted and of all rows; called with the name of a stage as it begins.
@@ -144,7 +144,7 @@ class LabelledTexts:
     def serving(self, classifier: TextClassifier, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options of a pipeline with the model saved in a folder, and of its call."""
         cut = self.max_length or classifier.longest
-        return {}, {"truncation": cut is not None, "max_length": cut}
+        return {"top_k": None}, {"truncation": cut is not None, "max_length": cut}
 
     def identities(self, rows: Dataset) -> Iterable[str]:
         """What two rows of the same text have in common."""
@@ -250,11 +250,11 @@ def _of_the_same_kind(predictions: Predictions, source: str, other: str, label_c
 
 def evaluate_model(
     source: str,
-    rows: LabelledTexts | LabelledImages,
+    rows: Labelled,
     *,
     n_bins: int = 15,
     output: Path | None = None,
-    ood: Sequence[LabelledTexts | LabelledImages] = (),
+    ood: Sequence[Labelled] = (),
     soft_labels: Path | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
@@ -307,7 +307,8 @@ def evaluate_model(
     stages(f"measuring {len(found):,} rows")
     about = {**rows.source(), "options": rows.options(), "fingerprint": fingerprint(classifier.model)}
     notes = tuple(note for inputs in (encoded.inputs, *outside.values()) for note in rows.notes(inputs))
-    report = replace(report_on(found, source, n_bins, soft_labels=shares), about=about, notes=notes)
+    report = report_on(found, source, n_bins, soft_labels=shares)
+    report = replace(report, about=about, notes=(*report.notes, *notes))
     if outside:
         predict = partial(rows.predict_logits, classifier, on_progress=progress)
         stages("predicting inputs from elsewhere")
@@ -329,7 +330,7 @@ def report_on(
     predictions: Predictions, source: str, n_bins: int, scaler: Any = None, *, soft_labels: Any = None
 ) -> CalibrationReport:
     """The report on predictions, also after a fitted scaler where there is one."""
-    return calibration_report(
+    report = calibration_report(
         predictions.probabilities(),
         predictions.labels,
         calibrated=None if scaler is None else scaler.predict_proba(predictions.as_logits()),
@@ -338,3 +339,4 @@ def report_on(
         class_names=predictions.class_names,
         name=name_of(source),
     )
+    return with_entities(report, predictions.sentences)

@@ -93,7 +93,7 @@ def fit_and_measure(
     if not is_served:
         held_out = f"{held_out}, {_BEFORE_CORRECTION}"
     report = report_on(reported, source, n_bins, served if is_served else scaler)
-    report = replace(report, notes=_note_in_sample(n_seen, len(reported)))
+    report = replace(report, notes=(*report.notes, *_note_in_sample(n_seen, len(reported))))
     return Measured(served, prior, fitted_on, reported, held_out, report, is_served, warned)
 
 
@@ -129,7 +129,15 @@ def split_roles(
     if len(found) < 2:
         way_out = "pass more rows, or test data"
         raise InputValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
-    chosen = half_of(found.labels, seed)
+    if found.sentences is None:
+        chosen = half_of(found.labels, seed)
+    else:  # whole sentences: the tokens of one are not independent, and entities must not be cut
+        sentences = np.unique(found.sentences)
+        if len(sentences) < 2:
+            way_out = "pass more rows, or test data"
+            raise InputValueError(expected("the sentences", "be at least 2, to be split in half", 1, way_out))
+        half = sentences[half_of(np.zeros(len(sentences), np.int64), seed)]
+        chosen = np.flatnonzero(np.isin(found.sentences, half))
     rest = np.setdiff1d(np.arange(len(found)), chosen)
     held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
     return found.select(chosen), found.select(rest), held_out

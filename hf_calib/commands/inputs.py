@@ -1,4 +1,4 @@
-"""What a command runs a model over, texts or images: chosen here, by the model's architecture."""
+"""What a command runs a model over, texts, tokens or images: chosen here, by the model's architecture."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from hf_calib.commands.evaluate import LabelledTexts
 
 # A model needs torch and transformers: they are imported where one is named.
 if TYPE_CHECKING:
-    from hf_calib.predictions.images import LabelledImages
+    from transformers import PreTrainedConfig
 
-    Labelled = LabelledTexts | LabelledImages
+    from hf_calib.predictions.images import LabelledImages
+    from hf_calib.predictions.tokens import LabelledTokens
+
+    Labelled = LabelledTexts | LabelledTokens | LabelledImages
 
 
 def labelled_rows(
@@ -30,10 +33,10 @@ def labelled_rows(
     """The rows of data that a model reads, and how: a function of the data's name, its configuration and its split.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder.
-        text_column: of texts.
+        source: a classifier of sequences, tokens or images, on the Hub or in a folder.
+        text_column: of texts, or of lists of tokens.
         image_column: of images.
-        label_column: of labels.
+        label_column: of labels, or of lists of tags.
         class_names: the data's names of the model's classes, in the model's order, if they differ.
         max_length: tokens per text.
         batch_size: rows at a time.
@@ -42,9 +45,13 @@ def labelled_rows(
     Raises:
         ValueError: if max_length is given for images.
     """
-    if not _reads_images(source, trust_remote_code):
+    config = _config_of(source, trust_remote_code)
+    if config is None or not _reads_images(config):
+        kind: Any = LabelledTexts
+        if config is not None and _tags_tokens(config):
+            from hf_calib.predictions.tokens import LabelledTokens as kind  # noqa: N813
         return partial(
-            LabelledTexts,
+            kind,
             text_column=text_column,
             label_column=label_column,
             class_names=class_names,
@@ -65,18 +72,29 @@ def labelled_rows(
     )
 
 
-def _reads_images(source: str, trust_remote_code: bool) -> bool:
-    """Whether a configuration is that of an image classifier; one that cannot be read is left to the loading."""
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
+def _config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
+    """A model's configuration; None for one that cannot be read, which is left to the loading."""
+    from transformers import AutoConfig
 
     import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
     from hf_calib.predictions.texts import refusals
 
     try:
         with refusals("the model", "be loadable", source, "name a fine-tuned classifier"):
-            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+            return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except InputError:
-        return False
+        return None
+
+
+def _tags_tokens(config: PreTrainedConfig) -> bool:
+    """Whether a configuration is that of a token classifier."""
+    return any(name.endswith("ForTokenClassification") for name in config.architectures or ())
+
+
+def _reads_images(config: PreTrainedConfig) -> bool:
+    """Whether a configuration is that of an image classifier."""
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
     if "AutoModelForImageClassification" in (getattr(config, "auto_map", None) or {}):
         return True
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:

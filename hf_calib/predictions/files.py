@@ -48,6 +48,7 @@ class Predictions:
         logits: (N, C) float; give these or `probs`.
         probs: (N, C) float rows that sum to 1.
         class_names: C names in the order of the columns, or None.
+        sentences: (N,) int, of tokens: which sentence each is of; None for other examples.
 
     Raises:
         ValueError: if not exactly one of logits and probs is given, or shapes or values are wrong.
@@ -63,6 +64,7 @@ class Predictions:
     logits: NDArray[Any] | None = None
     probs: NDArray[Any] | None = None
     class_names: tuple[str, ...] | None = None
+    sentences: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if (self.logits is None) == (self.probs is None):
@@ -110,7 +112,8 @@ class Predictions:
         """The predictions of some rows."""
         logits = None if self.logits is None else self.logits[rows]
         probs = None if self.probs is None else self.probs[rows]
-        return Predictions(self.labels[rows], logits, probs, self.class_names)
+        sentences = None if self.sentences is None else self.sentences[rows]
+        return Predictions(self.labels[rows], logits, probs, self.class_names, sentences)
 
     def _scores(self) -> NDArray[Any]:
         scores = self.probs if self.logits is None else self.logits

@@ -288,7 +288,7 @@ def encode_texts(
     if empty:
         got = f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
         raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
-    _check_known_words(classifier, tokens)
+    check_known_words(classifier, tokens)
     return tokens
 
 
@@ -298,7 +298,7 @@ def _check_rows(rows: Dataset, max_length: int | None) -> None:
         raise InputValueError(expected("data", "have rows", "none", "check the file or the split"))
 
 
-def _check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:
+def check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:
     """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
     tokenizer = classifier.tokenizer
     step = math.ceil(len(tokens) / _ROWS_CHECKED)
