@@ -218,7 +218,8 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
         max_length: the most sub-words of a sentence; longer ones are truncated. None for no limit.
 
     Returns:
-        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long.
+        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long. It warns of tokens that the
+        model does not read.
 
     Raises:
         ValueError: if the tokenizer cannot tell which word a sub-word is of.
@@ -232,6 +233,14 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
     >>> tokenize_words(rows, PreTrainedTokenizerFast(tokenizer_object=pieces))["labels"][:]
     [[1, 0, -100]]
     """
+    encoded, note = encode_words(rows, tokenizer, max_length)
+    if note is not None:
+        warnings.warn(note, stacklevel=2)
+    return encoded
+
+
+def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple[Dataset, str | None]:
+    """What `tokenize_words` returns, and a sentence on the tokens that the model does not read, if there are any."""
     if not tokenizer.is_fast:
         got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
         raise InputValueError(expected("the tokenizer", "tell the words of its sub-words", got, way_out))
@@ -255,11 +264,10 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
     encoded = rows.map(encode, batched=True, remove_columns=rows.column_names, desc="Tokenizing")
     n_words = sum(map(len, rows["tokens"][:]))
     n_read = sum(label != IGNORE_INDEX for labels in encoded["labels"][:] for label in labels)
-    if n_read < n_words:
-        limit = "" if max_length is None else f" beyond max_length={max_length}, or"
-        warnings.warn(
-            f"{n_words - n_read:,} of {n_words:,} tokens are{limit} of no character that the tokenizer knows. They "
-            "count neither in training nor in reports. Raise max_length if they are many.",
-            stacklevel=2,
-        )
-    return encoded
+    if n_read == n_words:
+        return encoded, None
+    limit = "" if max_length is None else f" beyond max_length={max_length}, or"
+    return encoded, (
+        f"{n_words - n_read:,} of {n_words:,} tokens are{limit} of no character that the tokenizer knows. They count "
+        "neither in training nor in reports. Raise max_length if they are many."
+    )

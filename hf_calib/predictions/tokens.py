@@ -17,11 +17,26 @@ from transformers import AutoModelForTokenClassification
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib.data.sources import load_rows
-from hf_calib.data.tokens import read_sentences, tag_ids, tokenize_words
+from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.entities import are_bio, check_seqeval
 from hf_calib.predictions.files import Predictions
 from hf_calib.predictions.texts import TextClassifier, check_known_words, load_text_model
+
+
+@dataclass(frozen=True, eq=False)
+class SubWords:
+    """Sentences that have been tokenized.
+
+    Args:
+        rows: S rows of sub-word ids and what goes with them.
+        labels: S lists of the tags' ids, -100 for all but the first sub-word of a token.
+        note: what the model does not read of them; None where it reads all.
+    """
+
+    rows: Sequence[dict[str, list[int]]]
+    labels: Sequence[list[int]]
+    note: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,40 +45,38 @@ class EncodedSentences:
 
     Args:
         classifier: the one whose tokenizer they went through.
-        inputs: S rows of sub-word ids and what goes with them.
-        labels: S lists of the tags' ids, -100 for all but the first sub-word of a token.
+        inputs: S sentences.
         tag_names: C names, in the order of the logits.
     """
 
     classifier: TextClassifier
-    inputs: Sequence[dict[str, list[int]]]
-    labels: Sequence[list[int]]
+    inputs: SubWords
     tag_names: tuple[str, ...]
 
     def predict(
         self, *, batch_size: int = 32, on_progress: Callable[[int, int], None] | None = None
     ) -> Predictions:
         """Run the classifier: a row for each token that counts, sentence by sentence."""
-        classifier, n_rows = self.classifier, len(self.inputs)
-        found: list[Any] = [None] * n_rows
+        classifier, rows = self.classifier, self.inputs.rows
+        labels = [np.array(each, dtype=np.int64) for each in self.inputs.labels]
+        found: list[Any] = [None] * len(rows)
         # Longest first: a batch that does not fit in memory fails at once.
-        order = np.argsort([-len(labels) for labels in self.labels], kind="stable")
+        order = np.argsort([-len(each) for each in labels], kind="stable")
         size = batch_size if classifier.can_pad else 1
-        for chunk in np.array_split(order, math.ceil(n_rows / size)):
-            logits = classifier.logits(classifier.batch([self.inputs[i] for i in chunk]))
+        left = classifier.tokenizer.padding_side == "left"
+        for chunk in np.array_split(order, math.ceil(len(rows) / size)):
+            logits = classifier.logits(classifier.batch([rows[i] for i in chunk]))
             for i, padded in zip(chunk, logits, strict=True):
-                labels = np.array(self.labels[i])
-                left = classifier.tokenizer.padding_side == "left" and len(chunk) > 1
-                own = padded[-len(labels) :] if left else padded[: len(labels)]
-                found[i] = own[labels != IGNORE_INDEX]
+                own = padded[-len(labels[i]) :] if left else padded[: len(labels[i])]
+                found[i] = own[labels[i] != IGNORE_INDEX]
             if on_progress is not None:
-                on_progress(len(chunk), n_rows)
-        labels = np.concatenate([np.array(each, dtype=np.int64) for each in self.labels])
+                on_progress(len(chunk), len(rows))
+        all_labels = np.concatenate(labels)
         return Predictions(
-            labels[labels != IGNORE_INDEX],
+            all_labels[all_labels != IGNORE_INDEX],
             logits=np.concatenate(found),
             class_names=self.tag_names,
-            sentences=np.repeat(np.arange(n_rows), [len(each) for each in found]),
+            sentences=np.repeat(np.arange(len(rows)), [len(each) for each in found]),
         )
 
 
@@ -119,12 +132,10 @@ class LabelledTokens:
         sentences = Dataset.from_dict(
             {"tokens": tokens, "tags": tag_ids(tags, names, name=name)}, features=features
         )
-        encoded = tokenize_words(
-            sentences, classifier.tokenizer, max_length=self.max_length or classifier.longest
-        )
-        inputs = encoded.remove_columns("labels").to_list()
-        check_known_words(classifier, inputs)
-        return EncodedSentences(classifier, inputs, encoded["labels"][:], names)
+        encoded, note = encode_words(sentences, classifier.tokenizer, self.max_length or classifier.longest)
+        inputs = SubWords(encoded.remove_columns("labels").to_list(), encoded["labels"][:], note)
+        check_known_words(classifier, inputs.rows)
+        return EncodedSentences(classifier, inputs, names)
 
     def encode_inputs(self, classifier: TextClassifier, rows: Dataset) -> Any:
         """Refuse rows without tags, which nothing reads."""
@@ -132,8 +143,8 @@ class LabelledTokens:
         raise InputValueError(expected("data without tags", "be for texts or images", "tokens", way_out))
 
     def notes(self, inputs: Any) -> tuple[str, ...]:
-        """What a report says of them: nothing."""
-        return ()
+        """What a report says of them."""
+        return () if inputs.note is None else (inputs.note,)
 
     def predict_logits(self, classifier: TextClassifier, inputs: Any, on_progress: Any = None) -> Any:
         """Never called: `encode_inputs` has refused."""

@@ -1,0 +1,287 @@
+"""The token recipe on real tagged sentences: what it leaves, and that the commands say the same of its model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+from transformers import BertConfig, BertForTokenClassification, pipeline
+from typer.testing import CliRunner
+
+from hf_calib.cli import app
+from hf_calib.commands import evaluate
+from hf_calib.commands.demo import train_tokenizer
+from hf_calib.commands.fitting import split_roles
+from hf_calib.predictions.files import Predictions
+from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.trainer import report as trainer_report
+from tests.helpers.places import ROOT
+from tests.recipes.test_recipes import SHORT, run, run_on_two_processes
+
+TASK = str(ROOT / "recipes" / "configs" / "wnut17_minilm.yaml")
+
+
+@pytest.fixture(scope="module")
+def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first sentences of WNUT-17, with the names of their tags in place of ids, and a tiny BERT."""
+    folder = tmp_path_factory.mktemp("wnut17")
+    names = json.loads((shared_data / "wnut17" / "label_names.json").read_text())
+    for split, n in (("train", 300), ("dev", 120), ("test", 120)):
+        with gzip.open(shared_data / "wnut17" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line, _ in zip(lines, range(n), strict=False)]
+        named = [{"tokens": r["tokens"], "ner_tags": [names[tag] for tag in r["ner_tags"]]} for r in rows]
+        if split == "train":
+            tokenizer = train_tokenizer([" ".join(row["tokens"]) for row in rows])
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
+    tokenizer.model_max_length = 64
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    BertForTokenClassification(config).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    (folder / "names.json").write_text(json.dumps(names))
+    return folder
+
+
+def options(files: Path, *more: str) -> list[str]:
+    own = ["--bf16", "false", "--save_strategy", "no", "--max_length", "64", "--model", str(files / "bert")]
+    own += ["--class_names", *json.loads((files / "names.json").read_text())]
+    for name, file in (("train", "train"), ("calibration", "dev"), ("test", "test")):
+        own += [f"--{name}_file", str(files / f"{file}.jsonl")]
+    return ["--config", TASK, *SHORT, *own, *more]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (trainer_report, evaluate):
+            patch.setattr(module, "calibration_report", partial(calibration_report, n_resamples=50))
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    long_enough = ["--num_train_epochs", "10", "--learning_rate", "1e-2"]  # to predict some entities
+    run("token_classification.py", *options(files, *long_enough, "--output_dir", str(folder)))
+    return folder
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def from_scratch(
+    logits: np.ndarray, labels: np.ndarray, sentences: np.ndarray, names: Any
+) -> dict[str, float]:
+    """The entities' scores, by seqeval and by loops in float64."""
+    probs = softmax(logits.astype(np.float64), axis=1)
+    true, predicted = [], []
+    pairs: dict[str, list[tuple[float, bool]]] = {"product": [], "minimum": []}
+    for sentence in np.unique(sentences):
+        rows = np.flatnonzero(sentences == sentence)
+        true.append([names[tag] for tag in labels[rows]])
+        predicted.append([names[tag] for tag in probs[rows].argmax(1)])
+        gold = get_entities(true[-1])
+        for entity in get_entities(predicted[-1]):
+            own = [probs[rows[i]].max() for i in range(entity[1], entity[2] + 1)]
+            product = 1.0
+            for factor in own:
+                product *= factor
+            pairs["product"].append((product, entity in gold))
+            pairs["minimum"].append((min(own), entity in gold))
+    errors = {}
+    for kind, found in pairs.items():
+        error = 0.0
+        for m in range(15):
+            inside = [(c, right) for c, right in found if m / 15 < c <= (m + 1) / 15]
+            if inside:
+                confidence, accuracy = (
+                    np.mean([c for c, _ in inside]),
+                    np.mean([right for _, right in inside]),
+                )
+                error += len(inside) / len(found) * abs(confidence - accuracy)
+        errors[f"ece_{kind}"] = float(error)
+    return {
+        "n_predicted": len(pairs["product"]),
+        "f1": f1_score(true, predicted),
+        "precision": precision_score(true, predicted),
+        "recall": recall_score(true, predicted),
+        **errors,
+    }
+
+
+def test_what_a_training_leaves(trained: Path) -> None:
+    results = read(trained / "results.json")
+    kept = TrainingPredictions.load(trained / "predictions.safetensors")
+    assert kept.test.sentences is not None
+    assert kept.calibration is not None
+    assert kept.calibration.sentences is not None
+    assert len(kept.test.labels) == len(kept.test.sentences) == len(kept.test.logits)
+    assert (np.unique(kept.test.sentences) == np.arange(120)).all()
+    entities = results["entities"]
+    temperature = results["metrics"]["temperature"]
+    assert temperature != 1
+    for state, logits in (
+        ("before", kept.test.logits),
+        ("after", kept.test.logits.astype(float) / temperature),
+    ):
+        expected = from_scratch(logits, kept.test.labels, kept.test.sentences, kept.class_names)
+        assert expected["n_predicted"] > 0
+        assert entities[state]["n_predicted"] == expected.pop("n_predicted")
+        for name, value in expected.items():
+            found = entities[state][name]
+            assert found["value"] == pytest.approx(value, abs=1e-9), (state, name)
+            assert found["low"] < found["high"]
+    assert entities["n_sentences"] == 120
+    assert read(trained / "report" / "report.json")["entities"] == entities
+    assert (trained / "report" / "figures" / "entities.png").is_file()
+    assert "## Entities" in (trained / "report" / "report.md").read_text()
+
+
+def test_the_first_sub_word_of_each_token_counts(files: Path, trained: Path) -> None:
+    """Labels of the predictions are the tags of the file, but for tokens that no sub-word stands for."""
+    kept = TrainingPredictions.load(trained / "predictions.safetensors")
+    rows = [json.loads(line) for line in (files / "test.jsonl").read_text().splitlines()]
+    assert kept.test.sentences is not None
+    whole = 0
+    for i, row in enumerate(rows):
+        tags = [kept.class_names[label] for label in kept.test.labels[kept.test.sentences == i]]
+        whole += tags == row["ner_tags"]
+        assert len(tags) <= len(row["ner_tags"])
+    assert whole > 0.8 * len(rows)
+
+
+def command(*words: object) -> str:
+    columns = ["--text-column", "tokens", "--label-column", "ner_tags"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words), *columns])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def test_evaluate_says_the_same_of_the_saved_model(files: Path, trained: Path) -> None:
+    record = json.loads(command("evaluate", trained / "calibrated", "--data", files / "test.jsonl", "--json"))
+    report = read(trained / "report" / "report.json")
+    assert any("tokens are beyond max_length=64" in warning for warning in record["warnings"])
+    assert record["n_examples"] == report["n_examples"]
+    for name in ("accuracy", "nll", "brier"):
+        ours = report["after"]["metrics"][name]
+        assert record["before"]["metrics"][name]["value"] == pytest.approx(ours["value"], abs=1e-5), name
+    for name in ("f1", "precision", "recall", "ece_product", "ece_minimum"):
+        ours = report["entities"]["after"][name]
+        assert record["entities"]["before"][name]["value"] == pytest.approx(ours["value"], abs=1e-4), name
+        assert record["entities"]["before"][name]["low"] == pytest.approx(ours["low"], abs=1e-3), name
+
+
+def test_calibrate_folds_and_serves(
+    files: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {})  # the training has drawn them
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
+    own = ["--data", files / "dev.jsonl", "--test-data", files / "test.jsonl", "--method", "temperature"]
+    done = json.loads(
+        command("calibrate", trained / "calibrated", *own, "--output", tmp_path / "out", "--json")
+    )
+    assert done["served_difference"] < 1e-5
+    # The map of the training, fitted on the same rows, was undone first.
+    temperature = read(trained / "results.json")["metrics"]["temperature"]
+    assert done["numbers"]["temperature"] == pytest.approx(temperature, rel=1e-3)
+    entities = done["report"]["entities"]
+    ours = read(trained / "results.json")["entities"]
+    for state in ("before", "after"):
+        assert entities[state]["f1"]["value"] == pytest.approx(ours[state]["f1"]["value"], abs=1e-9)
+        assert entities[state]["ece_product"]["value"] == pytest.approx(
+            ours[state]["ece_product"]["value"], abs=2e-3
+        )
+    served, plain = (
+        pipeline("token-classification", str(path), ignore_labels=[], device="cpu")("Empire State Building")
+        for path in (tmp_path / "out", trained / "calibrated")
+    )
+    assert [each["entity"] for each in served] == [each["entity"] for each in plain]
+    assert [each["score"] for each in served] == pytest.approx([each["score"] for each in plain], abs=1e-3)
+
+
+def test_whole_sentences_are_held_out() -> None:
+    rng = np.random.default_rng(0)
+    sentences = np.repeat(np.arange(30), rng.integers(1, 9, 30))
+    found = Predictions(
+        rng.integers(3, size=len(sentences)), logits=rng.normal(size=(len(sentences), 3)), sentences=sentences
+    )
+    fitted, reported, _ = split_roles(found, None, seed=1)
+    assert fitted.sentences is not None
+    assert reported.sentences is not None
+    assert len(np.unique(fitted.sentences)) == len(np.unique(reported.sentences)) == 15
+    assert not set(fitted.sentences) & set(reported.sentences)
+    assert len(fitted) + len(reported) == len(found)
+    longest = np.bincount(sentences).argmax()
+    with pytest.raises(ValueError, match="sentences to be at least 2, to be split in half, got 1"):
+        split_roles(found.select(sentences == longest), None, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["calibrate", "--method", "spline", "--output", "out"],
+            "spline cannot be folded into a model's head",
+        ),
+        (["evaluate", "--ood-data", "FILE"], "data without tags to be for texts or images"),
+        (["decide"], "to classify texts or images"),
+    ],
+)
+def test_what_tokens_do_not_have(words: list[str], message: str, files: Path, trained: Path) -> None:
+    data = str(files / "dev.jsonl")
+    name, *rest = [data if word == "FILE" else word for word in words]
+    columns = ["--data", data, "--text-column", "tokens", "--label-column", "ner_tags"]
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, [name, str(trained / "calibrated"), *columns, *rest]
+    )
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_wrong_tag_stops_the_recipe_before_the_training(files: Path, tmp_path: Path) -> None:
+    rows = (files / "train.jsonl").read_text().splitlines()
+    broken = json.loads(rows[17])
+    broken["ner_tags"][0] = "B-movie"
+    rows[17] = json.dumps(broken)
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    wrong = ["--train_file", str(tmp_path / "train.jsonl"), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=r"tags of split 'train' to be among .*, got 'B-movie' in row 17"):
+        run("token_classification.py", *options(files, *wrong))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_report_the_same_as_one(files: Path, trained: Path, tmp_path: Path) -> None:
+    same = ["--learning_rate", "0", "--seed", "1", "--model", str(trained / "calibrated")]
+    same = options(files, *same, "--per_device_eval_batch_size", "7")
+    printed = run_on_two_processes("token_classification.py", *same, "--output_dir", str(tmp_path / "two"))
+    assert printed.count("entities in 120 sentences") == 1
+    run("token_classification.py", *same, "--output_dir", str(tmp_path / "one"))
+    one, two = (
+        TrainingPredictions.load(tmp_path / name / "predictions.safetensors") for name in ("one", "two")
+    )
+    assert np.array_equal(one.test.sentences, two.test.sentences)  # type: ignore[arg-type]
+    assert np.array_equal(one.test.labels, two.test.labels)
+    np.testing.assert_allclose(one.test.logits, two.test.logits, atol=1e-5)
+    first, second = (read(tmp_path / name / "results.json")["entities"] for name in ("one", "two"))
+    assert first["before"]["n_predicted"] == second["before"]["n_predicted"] > 0
+    for name in ("f1", "ece_product", "ece_minimum"):
+        assert second["after"][name]["value"] == pytest.approx(first["after"][name]["value"], abs=1e-4), name
