@@ -68,8 +68,9 @@ class EntitySection:
 
     def panels(self) -> dict[str, dict[str, tuple[Any, Any]]]:
         """(confidences, correct) of each confidence, before and after; none where a state predicts no entity."""
-        found = {"before": self.found_before, "after calibration": self.found_after}
-        states = {name: entities for name, entities in found.items() if entities is not None}
+        states = {"predicted entities": self.found_before}
+        if self.found_after is not None:
+            states = {"before": self.found_before, "after calibration": self.found_after}
         if not all(len(entities.correct) for entities in states.values()):
             return {}
         return {

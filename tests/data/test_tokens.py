@@ -1,0 +1,169 @@
+"""Tagged sentences: what is refused, with its row, and which sub-words count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from hf_calib.data import DataArguments, choose_tokens, load_tagged, tag_maps, tokenize_words
+from hf_calib.data import tokens as module
+from hf_calib.metrics import entities
+
+NAMES = ["O", "B-person", "I-person"]
+GOOD: dict[str, list[Any]] = {
+    "tokens": [["Ada", "Lovelace", "slept"], ["so", "did", "Bob"], ["no"]],
+    "ner_tags": [["B-person", "I-person", "O"], ["O", "O", "B-person"], ["O"]],
+}
+
+
+def with_row(column: str, row: int, value: Any) -> dict[str, list[Any]]:
+    rows = {name: list(values) for name, values in GOOD.items()}
+    rows[column][row] = value
+    return rows
+
+
+def splits(rows: dict[str, list[Any]], **others: dict[str, list[Any]]) -> DatasetDict:
+    return DatasetDict({name: Dataset.from_dict(each) for name, each in {"train": rows, **others}.items()})
+
+
+def test_names_ids_and_class_labels_give_the_same() -> None:
+    ids = [[NAMES.index(tag) for tag in row] for row in GOOD["ner_tags"]]
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))})
+    labelled = Dataset.from_dict({"tokens": GOOD["tokens"], "ner_tags": ids}, features=features)
+    ways = [
+        choose_tokens(splits(GOOD)),
+        choose_tokens(splits({**GOOD, "ner_tags": ids}), tag_names=NAMES),
+        choose_tokens(DatasetDict({"train": labelled})),
+    ]
+    for dataset in ways:
+        assert dataset["train"]["tags"][:] == ids
+        assert dataset["train"]["tokens"][:] == GOOD["tokens"]
+        assert tag_maps(dataset)["id2label"] == dict(enumerate(NAMES))
+
+
+def test_splits_whose_class_labels_are_in_another_order() -> None:
+    """Ids are those of the names, not of the files."""
+
+    def rows(names: list[str]) -> Dataset:
+        features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=names))})
+        ids = [[names.index(tag) for tag in row] for row in GOOD["ner_tags"]]
+        return Dataset.from_dict({"tokens": GOOD["tokens"], "ner_tags": ids}, features=features)
+
+    dataset = choose_tokens(DatasetDict({"train": rows(NAMES), "test": rows(NAMES[::-1])}))
+    assert dataset["train"]["tags"][:] == dataset["test"]["tags"][:]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        (with_row("ner_tags", 1, ["O", "O"]), ValueError, "got 3 tokens and 2 tags in row 1"),
+        (with_row("ner_tags", 2, None), ValueError, "got 1 tokens and 0 tags in row 2"),
+        (with_row("tokens", 2, []), ValueError, "got 0 tokens and 1 tags in row 2"),
+        (with_row("tokens", 0, ["Ada", None, "slept"]), ValueError, "missing in row 0"),
+        (
+            {"tokens": GOOD["tokens"]},
+            ValueError,
+            "label_column to be one of tokens in split 'train', got 'ner_tags'",
+        ),
+        (
+            {"words": GOOD["tokens"], "ner_tags": GOOD["ner_tags"]},
+            ValueError,
+            "text_column to be one of words",
+        ),
+        (
+            {"tokens": ["a", "b"], "ner_tags": [["O"], ["O"]]},
+            TypeError,
+            "'tokens' of split 'train' to hold lists",
+        ),
+        (
+            {"tokens": [["a"]], "ner_tags": [[0.5]]},
+            TypeError,
+            "'ner_tags' of split 'train' to hold lists of tags",
+        ),
+        ({"tokens": [["a"]], "ner_tags": [[0]]}, ValueError, "to have names for its tags, got ids only"),
+        ({"tokens": [["a"]], "ner_tags": [["O"]]}, ValueError, "tags to be at least two"),
+        ({"tokens": [], "ner_tags": []}, ValueError, "split 'train' to have rows, got 0"),
+    ],
+)
+def test_what_is_refused(rows: dict[str, list[Any]], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        choose_tokens(splits(rows))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [("O", "B-place"), (0, 7), (0, -1)]
+)  # the Hub marks tags that are withheld by -1
+def test_a_tag_outside_the_names(good: str | int, bad: str | int) -> None:
+    dataset = splits(
+        {"tokens": [["a"], ["b"]], "ner_tags": [[good], [good]]},
+        test={"tokens": [["a"], ["b"], ["c", "d"], ["e"]], "ner_tags": [[good], [good], [good, bad], [bad]]},
+    )
+    message = rf"tags of split 'test' to be among O, B-person, I-person, got {bad!r} in row 2 \(2 such rows\)"
+    with pytest.raises(ValueError, match=message):
+        choose_tokens(dataset, tag_names=NAMES)
+
+
+def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
+    """Pieces of words between [CLS] and [SEP]; a character that stands for nothing is dropped."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "Ada", "Love", "##lace", "slept", "so", "did", "Bob", "no"]
+    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.Replace("\ufe0f", "")
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", **settings)
+
+
+def test_labels_of_sub_words() -> None:
+    encoded = tokenize_words(choose_tokens(splits(GOOD))["train"], tokenizer())
+    assert encoded["input_ids"][0] == [2, 4, 5, 6, 7, 3]
+    assert encoded["labels"][:] == [[-100, 1, 2, -100, 0, -100], [-100, 0, 0, 1, -100], [-100, 0, -100]]
+
+
+def test_tokens_that_the_model_does_not_read_are_counted() -> None:
+    rows = choose_tokens(splits(with_row("tokens", 1, ["so", "\ufe0f", "Bob"])))["train"]
+    message = "2 of 7 tokens are beyond max_length=5, or of no character that the tokenizer knows"
+    with pytest.warns(UserWarning, match=message):
+        encoded = tokenize_words(rows, tokenizer(), max_length=5)
+    assert encoded["labels"][:] == [[-100, 1, 2, -100, -100], [-100, 0, 1, -100], [-100, 0, -100]]
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> dict[str, Any]:
+    for name in ("train", "test"):
+        Dataset.from_dict(GOOD).to_json(tmp_path / f"{name}.jsonl")
+    return {
+        "train_file": str(tmp_path / "train.jsonl"),
+        "test_file": str(tmp_path / "test.jsonl"),
+        "text_column": "tokens",
+        "label_column": "ner_tags",
+        "calibration_size": 1,
+    }
+
+
+def test_calibration_rows_are_held_out(args: dict[str, Any]) -> None:
+    dataset = load_tagged(DataArguments(**args, max_test_samples=2))
+    assert {name: len(rows) for name, rows in dataset.items()} == {"train": 2, "calibration": 1, "test": 2}
+    told = [*dataset["train"]["tokens"][:], *dataset["calibration"]["tokens"][:]]
+    assert sorted(told) == sorted(GOOD["tokens"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"label_noise": 0.1}, {"strip_headers": True}, {"ood_data": ["other"]}, {"test_size": 0.5}]
+)
+def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"expected {next(iter(wrong))} to be left out for tokens"):
+        load_tagged(DataArguments(**args, **wrong))
+
+
+def test_seqeval_is_asked_for_before_a_training(
+    args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entities, "find_spec", lambda name: None)
+    assert module.check_seqeval is entities.check_seqeval
+    with pytest.raises(ValueError, match=r"pip install 'hf_calib\[tokens\]'"):
+        load_tagged(DataArguments(**args))
