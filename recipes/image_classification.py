@@ -32,6 +32,7 @@ from hf_calib.data import (
     label_maps,
     load_data,
     load_elsewhere,
+    multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import IMAGE_NETWORKS
@@ -86,6 +87,7 @@ with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
     elsewhere = load_elsewhere(data_args, dataset["test"], images=True)
 labels = label_maps(dataset)
+dataset = multi_hot(dataset)  # several labels a row become floats
 
 # Model and image processor.
 if model_args.model in IMAGE_NETWORKS:

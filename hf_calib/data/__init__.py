@@ -7,6 +7,8 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
     dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test; see also draw_test
     dataset = limit_samples(dataset, max_train_samples=1000)
 
+With `choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` makes floats of for a trainer.
+
 `docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
 split.
 """
@@ -18,6 +20,7 @@ from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, collate_images
+from hf_calib.data.multi_label import multi_hot
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.pixels import PixelTransform, decode_images
 from hf_calib.data.sources import load_splits
@@ -46,6 +49,7 @@ __all__ = [
     "load_data",
     "load_elsewhere",
     "load_splits",
+    "multi_hot",
     "newsgroups_dataset",
     "split_calibration",
     "strip_headers",
