@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_calib.commands.export import Exported
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
-    from hf_calib.report import CalibrationReport
+    from hf_calib.report import CalibrationReport, MultiLabelReport
     from hf_calib.scaling import PriorEstimate
     from hf_calib.study.results import StudyResults
 
@@ -121,6 +121,12 @@ def interruptible(way_on: str) -> Iterator[None]:
 def print_json(record: Any) -> None:
     """One object on stdout."""
     print(json.dumps(record, allow_nan=False))
+
+
+def print_multi_label_report(report: MultiLabelReport) -> None:
+    """The averages with their intervals, and the diagnosis."""
+    print_table(f"Calibration of {report.name}", *report.metric_table())
+    print_lines([report.summary, "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
 
 
 def print_report(report: CalibrationReport) -> None:

@@ -7,7 +7,8 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
     dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test; see also draw_test
     dataset = limit_samples(dataset, max_train_samples=1000)
 
-With `choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` makes floats of for a trainer.
+With `choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` turns into floats for a
+trainer.
 
 `docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
 split.

@@ -12,8 +12,10 @@ from datasets import (
     DatasetDict,
     Features,
     Image,
-    Sequence as ListOf,
     concatenate_datasets,
+)
+from datasets import (
+    Sequence as ListOf,
 )
 
 from hf_calib._errors import (

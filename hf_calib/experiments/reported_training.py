@@ -17,6 +17,8 @@ from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
+from hf_calib.report import MultiLabelReport
+from hf_calib.report.multi_label import TITLES
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
@@ -46,7 +48,7 @@ def train_and_report(
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
         elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
-            model's uncertainty tells them from the test set, before and after the map.
+            model's uncertainty tells them from the test set, before and after the map. Not for multi-label models.
         resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
             `args.resume_from_checkpoint` says.
 
@@ -87,7 +89,8 @@ def train_and_report(
             "steps": trainer.state.global_step - first_step.step,
             "resumed": first_step.step > 0,
         }
-        told = [] if report is None else [section.to_dict() for section in report.out_of_distribution]
+        sections = getattr(report, "out_of_distribution", ())
+        told = [section.to_dict() for section in sections]
         _write_results(trainer, metrics, {"training": training, "out_of_distribution": told}, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
@@ -125,7 +128,7 @@ def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None
 
 def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
-) -> CalibrationReport | None:
+) -> CalibrationReport | MultiLabelReport | None:
     scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
     calibrated = folder / "calibrated"
     report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
@@ -148,8 +151,10 @@ def _write_report(
     return report
 
 
-def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
+def results_table(report: CalibrationReport | MultiLabelReport, calibration_map: str | None) -> str:
     """The trainer's metrics with their 95% intervals, before and after the calibration map, as plain text.
+
+    Of a multi-label model, the averages over labels and decisions.
 
     Args:
         report: of one set of predictions, before and, if there is a map, after.
@@ -163,14 +168,17 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     Accuracy                         0.5000 [0.4100, 0.6000]
     """
     after = "" if calibration_map is None else f"after {calibration_map}"
-    width = max(len(row.title) for row in LOGGED_METRICS.values()) + 1
+    titles = {name: row.title for name, row in LOGGED_METRICS.items()}
+    if isinstance(report, MultiLabelReport):
+        titles = TITLES
+    width = max(map(len, titles.values())) + 1
     lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]
-    for name, row in LOGGED_METRICS.items():
+    for name, title in titles.items():
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
-        lines.append(f"{row.title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
-    for section in report.out_of_distribution:
+        lines.append(f"{title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+    for section in getattr(report, "out_of_distribution", ()):
         lines.append(f"Told from {section.name}, {section.n_examples:,} rows:")
         lines += [
             f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()

@@ -3,6 +3,7 @@
 from hf_calib.report._report import Assessment, CalibrationReport, calibration_report
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.measures import MEASURES, Measure, Measurement
+from hf_calib.report.multi_label import MultiLabelReport, multi_label_report
 from hf_calib.report.out_of_distribution import OodSection, ood_section
 from hf_calib.report.tables import BinRow, ClassRow
 
@@ -15,7 +16,9 @@ __all__ = [
     "DecisionSection",
     "Measure",
     "Measurement",
+    "MultiLabelReport",
     "OodSection",
     "calibration_report",
+    "multi_label_report",
     "ood_section",
 ]
