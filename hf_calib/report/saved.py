@@ -63,7 +63,8 @@ def _check_state(check: _Checker, state: Mapping[str, Any], where: str, n_exampl
         check.number(row, "confidence", place, low=0, high=1)
         check.number(row, "accuracy", place, low=0, high=1)
     check.that(len(bins) <= n_bins, f"{where}.bins", f"be at most n_bins = {n_bins}", len(bins))
-    requirement = f"count the {n_examples} {'decisions of n_decisions' if 'labels' in state else 'examples of n_examples'}"
+    what = "decisions of n_decisions" if "labels" in state else "examples of n_examples"
+    requirement = f"count the {n_examples} {what}"
     check.that(counted == n_examples, f"{where}.bins", requirement, counted)
 
 
