@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hf_calib.commands import console
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+
+if TYPE_CHECKING:
+    from hf_calib.report import CalibrationReport, MultiLabelReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
@@ -62,6 +65,14 @@ ClassNames = Annotated[
     str | None,
     typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
 ]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help="For a model with several labels a text: what stands between them, such as '|'."),
+]
+LabelColumns = Annotated[
+    str | None, typer.Option(help="For such a model: columns of 0 and 1, a,b,c, one for each label.")
+]
+NoLabel = Annotated[str | None, typer.Option(help="For such a model: what stands in rows without a label.")]
 MaxLength = Annotated[
     int | None,
     typer.Option(
@@ -106,14 +117,22 @@ def evaluate(
         ),
     ] = None,
     ood_split: Annotated[str, typer.Option(help="Split of these, of a Hub dataset or folder.")] = "test",
+    label_separator: LabelSeparator = None,
+    label_columns: LabelColumns = None,
+    no_label: NoLabel = None,
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, or of a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import evaluate as command
+        from hf_calib.commands import multi_label
 
         command.check_data(source, data)
+        sets = (label_separator, label_columns, no_label)
+        several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
+        multi_label.check_options(several, sets, ood_data)
+        report: CalibrationReport | MultiLabelReport
         if data is None:
             report = command.evaluate_predictions(
                 source,
@@ -123,6 +142,25 @@ def evaluate(
                 ood=ood_data or (),
                 stages=stages,
             )
+        elif several:
+            from hf_calib.data.multi_label import LabelLayout
+
+            names = class_names.split(",") if class_names else None
+            rows = command.LabelledTexts(
+                data, config_name, split, text_column, label_column, names, max_length, batch_size
+            )
+            columns = label_columns.split(",") if label_columns else None
+            with console.progress() as progress:
+                report = multi_label.evaluate_multi_label(
+                    source,
+                    rows,
+                    LabelLayout(label_column, columns, label_separator, no_label),
+                    n_bins=n_bins,
+                    output=output,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
+                    stages=stages,
+                )
         else:
             names = class_names.split(",") if class_names else None
             reading = (text_column, label_column, names, max_length, batch_size)

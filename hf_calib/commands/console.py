@@ -123,16 +123,20 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def print_multi_label_report(report: MultiLabelReport) -> None:
+def _print_multi_label(report: MultiLabelReport) -> None:
     """The averages with their intervals, and the diagnosis."""
     print_table(f"Calibration of {report.name}", *report.metric_table())
     print_lines([report.summary, "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
 
 
-def print_report(report: CalibrationReport) -> None:
+def print_report(report: CalibrationReport | MultiLabelReport) -> None:
     """The metrics with their intervals, and the diagnosis."""
+    from hf_calib.report import MultiLabelReport
     from hf_calib.report.text import metric_table, summary
 
+    if isinstance(report, MultiLabelReport):
+        _print_multi_label(report)
+        return
     print_table(f"Calibration of {report.name}", *metric_table(report))
     for section in report.out_of_distribution:
         print_table(f"Told from {section.name}", *section.table())

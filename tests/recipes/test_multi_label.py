@@ -17,7 +17,10 @@ from transformers import (
     BertForSequenceClassification,
     pipeline,
 )
+from typer.testing import CliRunner
 
+from hf_calib.cards import write_card
+from hf_calib.cli import app
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.models.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
 from hf_calib.predictions.of_training import TrainingPredictions
@@ -176,3 +179,23 @@ def test_a_label_outside_the_names_is_refused_before_the_training(
     with_more.write_text("text,labels\nfine,3\nodd,3 28\n")
     with pytest.raises(ValueError, match=r"labels of split 'test' to be among .* got '28' in row 1"):
         run("text_classification.py", *SHORT, *go_emotions, "--test_file", str(with_more))
+
+
+def test_a_trained_model_is_evaluated_by_the_command(go_emotions: list[str], tmp_path: Path) -> None:
+    run("text_classification.py", *SHORT, *go_emotions, "--output_dir", str(tmp_path))
+    test = go_emotions[go_emotions.index("--test_file") + 1]
+    command = ["evaluate", str(tmp_path / "calibrated"), "--data", test, "--label-column", "labels"]
+    command += ["--label-separator", " ", "--max-length", "32"]
+    done = CliRunner().invoke(app, [*command, "--json", "--output", str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    again, trained = json.loads(done.stdout), read_report(tmp_path / "report" / "report.json")
+    assert again["after"] is None  # the model as it is served
+    for key, value in trained["after"]["metrics"].items():
+        assert again["before"]["metrics"][key]["value"] == pytest.approx(value["value"], abs=1e-5), key
+    printed = CliRunner().invoke(app, command)
+    assert "AUROC, macro" in printed.stdout
+    write_card(tmp_path / "calibrated", license="mit")
+    card = (tmp_path / "calibrated" / "README.md").read_text()
+    assert "Expected calibration error (ECE), the mean over the labels: **" in card
+    assert "| ECE, macro |" in card
+    assert "All but AUROC and average precision: lower is better. Below each number its 95%" in card
