@@ -82,7 +82,7 @@ def class_reliability_grid(
     return figure
 
 
-def draw_panels(panels: Sequence[tuple[str, str, BinMeans]]) -> Figure:
+def draw_panels(panels: Sequence[tuple[str, str, BinMeans]], *, of: str = "class") -> Figure:
     """A grid of small reliability diagrams, each with its name, its numbers and its bins."""
     from matplotlib.figure import Figure
 
@@ -96,7 +96,7 @@ def draw_panels(panels: Sequence[tuple[str, str, BinMeans]]) -> Figure:
         _write_class(axes, name, numbers)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
-    figure.supxlabel("probability of the class", fontsize=8)
+    figure.supxlabel(f"probability of the {of}", fontsize=8)
     figure.supylabel("how often it is true", fontsize=8)
     return figure
 

@@ -56,7 +56,8 @@ def label_reliability_grid(
     errors = np.abs(sums.confidence - sums.correct).sum(axis=1) / known
     shown = np.argsort(-errors, kind="stable")[:max_labels]
     figure = draw_panels(
-        [_panel(names[c], float(errors[c]), BinSums(*(total[c] for total in sums))) for c in shown]
+        [_panel(names[c], float(errors[c]), BinSums(*(total[c] for total in sums))) for c in shown],
+        of="label",
     )
     lines = [title] if title else []
     if len(shown) < len(names):
@@ -77,7 +78,7 @@ def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
         total = BinSums(*(each.sum(axis=0) for each in by_label))
         error = float(np.abs(total.confidence - total.correct).sum() / total.counts.sum())
         panels.append(_panel(name, error, total))
-    return draw_panels(panels)
+    return draw_panels(panels, of="label")
 
 
 def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -> Figure:
