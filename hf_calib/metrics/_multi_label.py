@@ -17,9 +17,7 @@ from hf_calib.metrics._inputs import RANGE_TOLERANCE, as_array, row_chunks
 from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
 
 UNKNOWN = -100  # a label that is not known: its decision is left out
-_SMALLEST_PROBABILITY = (
-    1e-38  # a probability of 0 counts as this: 87 nats, where a resample's 0 times infinity is NaN
-)
+_SMALLEST = np.finfo(np.float64).tiny  # what a probability of 0 counts as, as in `negative_log_likelihood`
 _BLOCK_ELEMENTS = 2**18  # of a block of resamples: its half a dozen temporaries stay near the cache
 
 
@@ -82,7 +80,7 @@ class LabelMetrics:
         self._n_rows, self._n_labels = probs.shape
         self._n_bins = n_bins
         # Per row and label: whether known, true, squared error, nats; then the same for all labels of the row.
-        nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), _SMALLEST_PROBABILITY))
+        nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), _SMALLEST))
         fields = [known, known & true, (probs - true) ** 2, nats]
         by_label = [np.where(known, field, 0.0) for field in fields]
         self._means = [np.column_stack([field, field.sum(axis=1)]) for field in by_label]
