@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,13 @@ from typer.testing import CliRunner
 
 from hf_calib.cards import write_card
 from hf_calib.cli import app
+from hf_calib.commands import multi_label
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.models.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
 from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.report import MultiLabelReport, multi_label_report
 from hf_calib.report.saved import read_report
+from hf_calib.trainer import report as trainer_report
 from tests.helpers.mosaics import mosaics
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, run_on_two_processes
 
@@ -47,6 +54,7 @@ def go_emotions(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         num_attention_heads=2,
         intermediate_size=32,
     )
+    torch.manual_seed(0)
     BertForSequenceClassification(config).save_pretrained(folder / "bert")
     tokenizer.save_pretrained(folder / "bert")
     files = {"train": "train", "calibration": "dev", "test": "test"}
@@ -57,11 +65,28 @@ def go_emotions(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ]
 
 
+@pytest.fixture(scope="module")
+def trained(go_emotions: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What a training leaves, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run("text_classification.py", *SHORT, *go_emotions, "--loss", "focal", "--output_dir", str(folder))
+    return folder, printed.getvalue()
+
+
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few resamples and no figures: one test reads a whole report, the others do not look."""
+    for module in (trainer_report, multi_label):
+        monkeypatch.setattr(module, "multi_label_report", partial(multi_label_report, n_resamples=20))
+    monkeypatch.setattr(MultiLabelReport, "figures", lambda self: {})
+    monkeypatch.setattr(MultiLabelReport, "to_html", lambda self: "<!DOCTYPE html>")
+
+
 def test_go_emotions_is_trained_reported_and_served(
-    go_emotions: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, str], go_emotions: list[str]
 ) -> None:
-    run("text_classification.py", *SHORT, *go_emotions, "--loss", "focal", "--output_dir", str(tmp_path))
-    printed = capsys.readouterr().out
+    tmp_path, printed = trained
     record = read_report(tmp_path / "report" / "report.json")
     metrics = results(tmp_path)["metrics"]
     assert isinstance(metrics, dict)
@@ -92,6 +117,7 @@ def test_go_emotions_is_trained_reported_and_served(
     assert [served[name] for name in config["id2label"].values()] == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_the_default_map_and_no_map(go_emotions: list[str], tmp_path: Path) -> None:
     few = ["--max_train_samples", "32", "--max_calibration_samples", "60", "--max_test_samples", "40"]
     for method in ("auto", "none"):
@@ -131,6 +157,7 @@ def chest_x_rays(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path: Path) -> None:
     names = [f"digit {i}" for i in range(1, 10)]
     own = tmp_path / "own.yaml"
@@ -181,21 +208,59 @@ def test_a_label_outside_the_names_is_refused_before_the_training(
         run("text_classification.py", *SHORT, *go_emotions, "--test_file", str(with_more))
 
 
-def test_a_trained_model_is_evaluated_by_the_command(go_emotions: list[str], tmp_path: Path) -> None:
-    run("text_classification.py", *SHORT, *go_emotions, "--output_dir", str(tmp_path))
+@pytest.mark.usefixtures("quick_report")
+def test_a_trained_model_is_evaluated_by_the_command(
+    trained: tuple[Path, str], go_emotions: list[str], tmp_path: Path
+) -> None:
+    folder = trained[0]
     test = go_emotions[go_emotions.index("--test_file") + 1]
-    command = ["evaluate", str(tmp_path / "calibrated"), "--data", test, "--label-column", "labels"]
+    command = ["evaluate", str(folder / "calibrated"), "--data", test, "--label-column", "labels"]
     command += ["--label-separator", " ", "--max-length", "32"]
     done = CliRunner().invoke(app, [*command, "--json", "--output", str(tmp_path / "again")])
     assert done.exit_code == 0, done.output
-    again, trained = json.loads(done.stdout), read_report(tmp_path / "report" / "report.json")
+    again, before = json.loads(done.stdout), read_report(folder / "report" / "report.json")
     assert again["after"] is None  # the model as it is served
-    for key, value in trained["after"]["metrics"].items():
-        assert again["before"]["metrics"][key]["value"] == pytest.approx(value["value"], abs=1e-5), key
-    printed = CliRunner().invoke(app, command)
-    assert "AUROC, macro" in printed.stdout
-    write_card(tmp_path / "calibrated", license="mit")
-    card = (tmp_path / "calibrated" / "README.md").read_text()
+    for key in ("macro_nll", "micro_nll", "macro_brier", "micro_brier"):
+        value = before["after"]["metrics"][key]["value"]
+        assert again["before"]["metrics"][key]["value"] == pytest.approx(value, abs=1e-5), key
+    assert "AUROC, macro" in CliRunner().invoke(app, command).stdout
+
+
+def test_the_card_shows_the_averages(trained: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(trained[0] / "calibrated", tmp_path / "model")
+    write_card(tmp_path / "model", license="mit")
+    card = (tmp_path / "model" / "README.md").read_text()
     assert "Expected calibration error (ECE), the mean over the labels: **" in card
     assert "| ECE, macro |" in card
     assert "All but AUROC and average precision: lower is better. Below each number its 95%" in card
+    assert "![Label errors](calibration/figures/label_errors.png)" in card
+
+
+@pytest.mark.parametrize("method", [None, "per_label_temperature"])
+@pytest.mark.usefixtures("quick_report")
+def test_a_trained_model_is_calibrated_by_the_command(
+    method: str | None, trained: tuple[Path, str], go_emotions: list[str], tmp_path: Path
+) -> None:
+    test = go_emotions[go_emotions.index("--test_file") + 1]
+    command = ["calibrate", str(trained[0] / "calibrated"), "--data", test, "--label-column", "labels"]
+    command += ["--label-separator", " ", "--max-length", "32", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*command, *(["--method", method] if method else []), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["method"] == (method or "auto")
+    assert found["n_fitted"] == found["report"]["n_examples"] == 100
+    assert found["served_difference"] < 1e-5
+    assert "had a map in its head, which was undone first" in found["notes"][0]
+    before, after = (found["report"][state]["metrics"]["micro_nll"]["value"] for state in ("before", "after"))
+    assert after < before
+    served = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
+    assert served["folded"] is True
+    assert read_report(tmp_path / "out" / "calibration" / "report.json")["kind"] == "multi_label"
+
+
+def test_options_that_do_not_go_with_the_labels_are_refused(go_emotions: list[str], tmp_path: Path) -> None:
+    model = go_emotions[go_emotions.index("--model") + 1]  # of one class a row
+    test = go_emotions[go_emotions.index("--test_file") + 1]
+    done = CliRunner().invoke(app, ["evaluate", model, "--data", test, "--label-separator", " "])
+    assert done.exit_code == 2
+    assert "go with a model whose problem_type is multi_label_classification" in done.output
