@@ -120,7 +120,7 @@ class Facts:
     @property
     def is_read_by_commands(self) -> bool:
         """Whether `hf-calib evaluate` and `calibrate` take the model itself, not only a file of predictions."""
-        return self.task in (None, "text-classification") and not self.multi_label
+        return self.task in (None, "text-classification")
 
 
 def read_facts(folder: Path) -> Facts:

@@ -156,7 +156,8 @@ def _how_to_read(results: Results, multi_label: bool) -> list[str]:
             "numbers differ a little."
         )
     if not results.has_report:
-        again = "" if multi_label else " `hf-calib evaluate` gives both."
+        tests = "confidence intervals" if multi_label else "both"
+        again = f" `hf-calib evaluate` gives {tests}."
         return [
             f"All but accuracy: lower is better.{bins}{autocast} There is no report on this evaluation, and so no "
             f"confidence intervals and no consistency test.{again}"
@@ -335,7 +336,7 @@ def _numbers(value: object) -> np.ndarray[Any, Any] | None:
 
 def _limits(facts: Facts) -> list[str]:
     corrects = ""
-    if facts.is_read_by_commands:
+    if facts.is_read_by_commands and not facts.multi_label:
         corrects = ": `hf-calib calibrate --target-data` corrects for them from unlabelled inputs"
     lines = [
         "A probability of 0.8 from this model is meant to be right 8 times in 10 **on inputs drawn as the calibration "

@@ -771,8 +771,9 @@ def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> 
     assert "<sub>" not in text
     assert "the sigmoid that the pipeline applies" in text
     assert "apply a sigmoid" in text
-    assert "hf-calib evaluate" not in text  # which refuses several labels
-    assert "hf-calib calibrate" not in text
+    assert "`hf-calib evaluate` gives confidence intervals" in text
+    assert "--target-data" not in text  # which is for one class a row
+    assert f"hf-calib calibrate {tmp_path.name} --data yours.csv" in text
     assert "hf-calib unfold" in text
 
 
