@@ -501,7 +501,7 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     found = {each.metric_type for each in card.data.eval_results}
     assert card.data.eval_results[0].metric_type == "accuracy"
     assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
-    assert "hf-calib evaluate" not in card.text  # nor unfold: no commands at all
+    assert "hf-calib evaluate me/x" in card.text
 
 
 def test_the_config_says_whether_the_map_is_in_the_weights(calibrated: Path, tmp_path: Path) -> None:

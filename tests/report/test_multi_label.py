@@ -12,6 +12,7 @@ import pytest
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
+from hf_calib.commands.report import compare_reports
 from hf_calib.metrics._multi_label import LabelMetrics, check_decisions
 from hf_calib.plots import label_reliability_grid
 from hf_calib.report import MultiLabelReport, multi_label_report
@@ -173,6 +174,17 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"before.bins to count the 2001 decisions of n_decisions, got 2000"):
         read_report(tmp_path / "report.json")
+
+
+def test_saved_reports_are_compared(tmp_path: Path) -> None:
+    for name, temperature in (("one", 0.5), ("two", 1.0)):
+        write_report(quick(*drawn(temperature=temperature), name=name), tmp_path / name)
+    comparison = compare_reports([str(tmp_path / "one"), str(tmp_path / "two")], output=tmp_path / "out")
+    header, rows = comparison.table()
+    assert header == ["metric", "one", "two"]
+    assert "ECE, macro" in [row[0] for row in rows]
+    assert "Consistency test of the ECE (p)" not in [row[0] for row in rows]
+    assert (tmp_path / "out" / "comparison.png").is_file()
 
 
 def test_figures_show_every_name_and_nothing_overlaps() -> None:
