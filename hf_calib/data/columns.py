@@ -6,17 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from datasets import (
-    ClassLabel,
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    concatenate_datasets,
-)
-from datasets import (
-    Sequence as ListOf,
-)
+import datasets
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
 from hf_calib._errors import (
     InputTypeError,
@@ -83,17 +74,14 @@ def choose_columns(
         raise InputValueError(expected("one of text_column and image_column", "be given", got, "give one"))
     layout = LabelLayout(label_column, label_columns, label_separator, no_label)
     if not multi_label and layout != LabelLayout(label_column):
-        got, way_out = (
-            "one class a row",
-            "set multi_label, or leave label_separator, label_columns, no_label out",
-        )
-        raise InputValueError(expected("the data", "have several labels a row", got, way_out))
+        way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
+        raise InputValueError(expected("the data", "have several labels a row", "one class a row", way_out))
     for name, split in dataset.items():
         _check_columns(name, split, input_column, *([] if multi_label else [label_column]))
     label_ids: dict[str, Any]
     if multi_label:
         names, label_ids = encode_label_sets(dataset, layout, label_names)
-        feature = Features({"label": ListOf(ClassLabel(names=names))})
+        feature = Features({"label": datasets.Sequence(ClassLabel(names=names))})
     else:
         names, label_ids = _encode_labels(dataset, label_column, label_names)
         feature = Features({"label": ClassLabel(names=names)})

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_n_bins, check_n_resamples, check_seed
 from hf_calib.metrics._multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
 from hf_calib.metrics.binning import FloatArray, uniform_edges
@@ -172,11 +171,11 @@ class MultiLabelReport:
         states = {"model": self.before}
         if self.after is not None:
             states = {"before": self.before, "after calibration": self.after}
-        known = (label for label in self.before.labels if label.n_known)
-        order = sorted(known, key=lambda label: -label.metrics["ece"].value)
-        places = [self.class_names.index(label.name) for label in order]
+        labels = self.before.labels
+        known = (c for c, label in enumerate(labels) if label.n_known)
+        order = sorted(known, key=lambda c: -labels[c].metrics["ece"].value)
         errors = {
-            name: np.array([state.labels[c].metrics["ece"].value for c in places])
+            name: np.array([state.labels[c].metrics["ece"].value for c in order])
             for name, state in states.items()
         }
         final = self.final.decisions
@@ -190,7 +189,7 @@ class MultiLabelReport:
                 class_names=self.class_names,
                 n_bins=self.n_bins,
             ),
-            "label_errors": label_errors_chart(errors, [label.name for label in order]),
+            "label_errors": label_errors_chart(errors, [self.class_names[c] for c in order]),
         }
 
 
@@ -246,8 +245,6 @@ def multi_label_report(
     if calibrated is not None:
         after = check_decisions(calibrated, labels, argument="calibrated")
     names = check_class_names(class_names, decisions.probs.shape[1])
-    if len(set(names)) < len(names):
-        raise InputValueError(expected("class_names", "differ", names, "name each label once"))
     check_confidence_level(confidence_level)
     affordable = max(_FEWEST_RESAMPLES, int(_BUDGET // decisions.probs.size))
     settings = Settings(

@@ -107,6 +107,8 @@ def report_of(
 ) -> CalibrationReport | MultiLabelReport | None:
     """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
 
+    Soft labels of a multi-label model, which are neither 0 nor 1, have none either.
+
     Args:
         trainer: with an evaluation.
         outside: name -> logits (N, C) of inputs from elsewhere, for a section each; not for multi-label models.
@@ -126,6 +128,8 @@ def report_of(
         "name": trainer.calibration_loss.name,
     }
     if labels.ndim == 2:
+        if not np.isin(labels, (0, 1, -100)).all():
+            return None
         several = multi_label_report(expit(logits), labels, **settings)
         return replace(several, about=_rows(trainer, evaluation))
     return replace(

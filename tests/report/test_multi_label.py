@@ -210,7 +210,6 @@ def test_figures_show_every_name_and_nothing_overlaps() -> None:
         ({"labels": [[-100, -100]]}, "labels to be known somewhere"),
         ({"calibrated": [[0.5]]}, r"labels to have shape \(1, 1\)"),
         ({"class_names": ["a"]}, "class_names to be 2 names, got 1"),
-        ({"class_names": ["a", "a"]}, "class_names to differ"),
         ({"n_bins": 0}, "n_bins to be at least 1"),
         ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\)"),
     ],
