@@ -135,7 +135,8 @@ def _write_report(
     if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set, or several labels a row are soft. There "
-            "is no report on them; results.json has the numbers. Train with a smaller learning rate, or in higher precision.",
+            "is no report on them; results.json has the numbers. Train with a smaller learning rate, or in higher "
+            "precision.",
             stacklevel=3,
         )
         return None
