@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hf_calib.commands import console
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 
+if TYPE_CHECKING:
+    from hf_calib.report import CalibrationReport, MultiLabelReport
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 _FOLDED = ", ".join(method for method, entry in SINGLE_LABEL_SCALERS.items() if entry.foldable)
 # Of compare, which tells them from what was typed.
 _LOSSES, _SEEDS = "cross_entropy,focal,dual_focal,adafocal,bsce_gra", "0,1,2"
-Method = Enum("Method", {method: method for method in SINGLE_LABEL_SCALERS}, type=str)  # type: ignore[misc]
+_METHODS = (*SINGLE_LABEL_SCALERS, "per_label_temperature")  # the last for several labels a text
+Method = Enum("Method", {method: method for method in _METHODS}, type=str)  # type: ignore[misc]
 
 
 class Criterion(str, Enum):
@@ -66,6 +70,14 @@ ClassNames = Annotated[
     str | None,
     typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
 ]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help="For a model with several labels a text: what stands between them, such as '|'."),
+]
+LabelColumns = Annotated[
+    str | None, typer.Option(help="For such a model: columns of 0 and 1, a,b,c, one for each label.")
+]
+NoLabel = Annotated[str | None, typer.Option(help="For such a model: what stands in rows without a label.")]
 MaxLength = Annotated[
     int | None,
     typer.Option(
@@ -123,15 +135,23 @@ def evaluate(
             "for each row. Reports the calibration against these, too."
         ),
     ] = None,
+    label_separator: LabelSeparator = None,
+    label_columns: LabelColumns = None,
+    no_label: NoLabel = None,
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import evaluate as command
+        from hf_calib.commands import multi_label
         from hf_calib.commands.inputs import labelled_rows
 
         command.check_data(source, data)
+        sets = (label_separator, label_columns, no_label)
+        several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
+        multi_label.check_options(several, sets, {"--ood-data": ood_data})
+        report: CalibrationReport | MultiLabelReport
         if data is None:
             report = command.evaluate_predictions(
                 source,
@@ -142,6 +162,25 @@ def evaluate(
                 soft_labels=soft_labels,
                 stages=stages,
             )
+        elif several:
+            from hf_calib.data.multi_label import LabelLayout
+
+            names = class_names.split(",") if class_names else None
+            texts = command.LabelledTexts(
+                data, config_name, split, text_column, label_column, names, max_length, batch_size
+            )
+            columns = label_columns.split(",") if label_columns else None
+            with console.progress() as progress:
+                report = multi_label.evaluate_multi_label(
+                    source,
+                    texts,
+                    LabelLayout(label_column, columns, label_separator, no_label),
+                    n_bins=n_bins,
+                    output=output,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
+                    stages=stages,
+                )
         else:
             labelled = labelled_rows(
                 source,
@@ -221,16 +260,53 @@ def calibrate(
     batch_size: BatchSize = 32,
     n_bins: Bins = 15,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing the half to fit on.")] = 0,
+    label_separator: LabelSeparator = None,
+    label_columns: LabelColumns = None,
+    no_label: NoLabel = None,
     trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import calibrate as command
-        from hf_calib.commands.evaluate import check_data
+        from hf_calib.commands import multi_label
+        from hf_calib.commands.evaluate import LabelledTexts, check_data
         from hf_calib.commands.inputs import labelled_rows
 
         check_data(source, data)
+        sets = (label_separator, label_columns, no_label)
+        several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
+        others = {"--target-data": target_data, "--criterion": criterion}
+        multi_label.check_options(several, sets, others)
+        if several:
+            from hf_calib.data.multi_label import LabelLayout
+
+            assert data is not None
+            reading = (
+                *(text_column, label_column, class_names.split(",") if class_names else None),
+                *(max_length, batch_size),
+            )
+            columns = label_columns.split(",") if label_columns else None
+            with console.progress() as progress:
+                scaled = multi_label.calibrate_multi_label(
+                    source,
+                    LabelledTexts(data, config_name, split, *reading),
+                    LabelLayout(label_column, columns, label_separator, no_label),
+                    output,
+                    test=LabelledTexts(test_data, config_name, test_split, *reading) if test_data else None,
+                    method=method.value if method else None,
+                    n_bins=n_bins,
+                    seed=seed,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
+                    stages=stages,
+                )
+            if as_json:
+                console.print_json({**scaled.to_dict(), "output": str(output)})
+            else:
+                console.print_multi_label_calibration(scaled)
+                console.print_written(output)
+            return
         options: dict[str, Any] = {
             "method": method.value if method else "temperature" if criterion else None,
             "criterion": criterion.value if criterion else "nll",

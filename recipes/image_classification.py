@@ -33,6 +33,7 @@ from hf_calib.data import (
     label_maps,
     load_data,
     load_elsewhere,
+    multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import IMAGE_NETWORKS
@@ -51,6 +52,12 @@ class ModelArguments:
     )
     model_kwargs: str = field(
         default="{}", metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."}
+    )
+    weights: str | None = field(
+        default=None,
+        metadata={
+            "help": "For a network from scratch: weights of the same names to start from, its head left out."
+        },
     )
     image_size: int = field(default=32, metadata={"help": "Height and width, for a network from scratch."})
     image_mean: list[float] = field(
@@ -87,6 +94,7 @@ with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
     elsewhere = load_elsewhere(data_args, dataset["test"], images=True)
 labels = label_maps(dataset)
+dataset = multi_hot(dataset)  # several labels a row become floats
 
 # Model and image processor.
 if model_args.model in IMAGE_NETWORKS:
@@ -96,6 +104,8 @@ if model_args.model in IMAGE_NETWORKS:
     )
     config = AutoConfig.for_model(model_args.model, **json.loads(model_args.model_kwargs), **labels)
     model = AutoModelForImageClassification.from_config(config)
+    if model_args.weights is not None:
+        model = type(model).from_pretrained(model_args.weights, config=config, ignore_mismatched_sizes=True)
 else:
     processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
     if model_args.from_scratch:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments, label_maps, load_data, load_elsewhere
+from hf_calib.data import DataArguments, label_maps, load_data, load_elsewhere, multi_hot
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import (
     GlobalPoolingCNNConfig,
@@ -49,6 +49,7 @@ with training_args.main_process_first():
     dataset = load_data(data_args)
     elsewhere = load_elsewhere(data_args, dataset["test"])
 labels = label_maps(dataset)
+dataset = multi_hot(dataset)  # several labels a row become floats
 
 # Model and tokenizer.
 if model_args.model == "global_pooling_cnn":

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME
 from hf_calib._errors import InputError
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.measures import MEASURES
+from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.saved import read_report
 from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
 
@@ -119,7 +120,7 @@ class Facts:
     @property
     def is_read_by_commands(self) -> bool:
         """Whether `hf-calib evaluate` and `calibrate` take the model itself, not only a file of predictions."""
-        return self.task in (None, "text-classification") and not self.multi_label
+        return self.task in (None, "text-classification")
 
 
 def read_facts(folder: Path) -> Facts:
@@ -230,7 +231,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
     for column in columns:
         state = report[column]
         metrics[named[column]] = _values(_mapping(state["metrics"]))
-        test = _mapping(state["consistency_test"])
+        test = _mapping(state.get("consistency_test"))  # reports on several labels a row have none
         found = [number(test, key) for key in Consistency._fields]
         if None not in found:
             tests[named[column]] = Consistency(*found)  # type: ignore[arg-type]
@@ -254,6 +255,7 @@ _FIGURES = (
     "confidence_histogram.png",
     "risk_coverage.png",
     "classwise.png",
+    "label_errors.png",
 )
 
 
@@ -287,7 +289,7 @@ def _autocast(measured: Mapping[str, Any]) -> str | None:
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Value]:
     found = {}
-    for key in METRICS:
+    for key in (*METRICS, *MULTI_LABEL_TITLES):
         entry = _mapping(metrics.get(key))
         value = number(entry, "value")
         if value is not None:
@@ -342,4 +344,4 @@ def _left_out(what: str, way_out: str) -> None:
 
 def title_of_metric(key: str) -> str:
     """As reports call it."""
-    return MEASURES[key].title
+    return MULTI_LABEL_TITLES.get(key) or MEASURES[key].title

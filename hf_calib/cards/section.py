@@ -107,12 +107,16 @@ def _results(facts: Facts, results: Results) -> list[str]:
 
 
 def _headline(results: Results, after: str) -> str:
-    ece = {column: values["ece"].value for column, values in results.metrics.items() if "ece" in values}
+    key = next(
+        (key for key in ("ece", "macro_ece") if key in next(iter(results.metrics.values()), {})), "ece"
+    )
+    ece = {column: values[key].value for column, values in results.metrics.items() if key in values}
     said = ", ".join(
         f"**{value:.4f}**{'' if column == 'value' else f' {column}' if column == 'before' else escape(after)}"
         for column, value in ece.items()
     )
-    sentence = f"Expected calibration error (ECE): {said}, on {rows_in_words(results.rows)}."
+    of_labels = ", the mean over the labels" if key == "macro_ece" else ""
+    sentence = f"Expected calibration error (ECE){of_labels}: {said}, on {rows_in_words(results.rows)}."
     if not results.seen:
         return sentence
     every = results.rows.n is not None and results.seen >= results.rows.n
@@ -152,14 +156,16 @@ def _how_to_read(results: Results, multi_label: bool) -> list[str]:
             "numbers differ a little."
         )
     if not results.has_report:
-        again = "" if multi_label else " `hf-calib evaluate` gives both."
+        tests = "confidence intervals" if multi_label else "both"
+        again = f" `hf-calib evaluate` gives {tests}."
         return [
             f"All but accuracy: lower is better.{bins}{autocast} There is no report on this evaluation, and so no "
             f"confidence intervals and no consistency test.{again}"
         ]
     level = f"{100 * (results.level or 0):g}%"
+    higher = "AUROC and average precision" if multi_label else "accuracy"
     return [
-        f"All but accuracy: lower is better. Below each number its {level} bootstrap interval over the rows.{bins}"
+        f"All but {higher}: lower is better. Below each number its {level} bootstrap interval over the rows.{bins}"
         f"{autocast} Binned errors are biased upwards in small samples, and their intervals with them. "
         f"All metrics, bins and classes: [report]({REPORT_FOLDER}/report.md)."
     ]
@@ -330,7 +336,7 @@ def _numbers(value: object) -> np.ndarray[Any, Any] | None:
 
 def _limits(facts: Facts) -> list[str]:
     corrects = ""
-    if facts.is_read_by_commands:
+    if facts.is_read_by_commands and not facts.multi_label:
         corrects = ": `hf-calib calibrate --target-data` corrects for them from unlabelled inputs"
     lines = [
         "A probability of 0.8 from this model is meant to be right 8 times in 10 **on inputs drawn as the calibration "

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
     from hf_calib.commands.export import Exported
+    from hf_calib.commands.multi_label import MultiLabelCalibration
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
-    from hf_calib.report import CalibrationReport
+    from hf_calib.report import CalibrationReport, MultiLabelReport
     from hf_calib.scaling import PriorEstimate
     from hf_calib.study.results import StudyResults
 
@@ -123,10 +124,20 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def print_report(report: CalibrationReport) -> None:
+def _print_multi_label(report: MultiLabelReport) -> None:
+    """The averages with their intervals, and the diagnosis."""
+    print_table(f"Calibration of {report.name}", *report.metric_table())
+    print_lines([report.summary, "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
+
+
+def print_report(report: CalibrationReport | MultiLabelReport) -> None:
     """The metrics with their intervals, and the diagnosis."""
+    from hf_calib.report import MultiLabelReport
     from hf_calib.report.text import metric_table, summary
 
+    if isinstance(report, MultiLabelReport):
+        _print_multi_label(report)
+        return
     print_table(f"Calibration of {report.name}", *metric_table(report))
     if report.soft_labels is not None:
         print_table("Against soft labels", *report.soft_labels.table())
@@ -163,6 +174,22 @@ def print_calibration(done: Calibration) -> None:
             "calibrated by it."
         )
     print_lines(lines)
+
+
+def print_multi_label_calibration(done: MultiLabelCalibration) -> None:
+    """The report before and after, and the rows that the map was fitted on."""
+    print_report(done.report)
+    choice = f" ({done.choice})" if done.choice else ""
+    print_lines(
+        [
+            "",
+            f"Method {done.method}{choice}, fitted on {done.n_fitted:,} rows.",
+            f"Reported on {done.held_out}.",
+            *(f"Note: {note}" for note in done.notes),
+            "Folded into the model's head: a plain pipeline with the saved model gives the calibrated probabilities "
+            f"(largest difference {done.served_difference:.1g}).",
+        ]
+    )
 
 
 def _moved_classes(

@@ -64,8 +64,13 @@ class Comparison:
             [title, *(_cell(column["metrics"].get(key)) for column in columns.values())]
             for key, title in titles.items()
         ]
-        tests = [f"{column['consistency_test']['p_value']:.3g}" for column in columns.values()]
-        return ["metric", *columns], [*rows, ["Consistency test of the ECE (p)", *tests]]
+        found = [
+            column.get("consistency_test") for column in columns.values()
+        ]  # none of several labels a row
+        tests = ["" if test is None else f"{test['p_value']:.3g}" for test in found]
+        if any(tests):
+            rows.append(["Consistency test of the ECE (p)", *tests])
+        return ["metric", *columns], rows
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""

@@ -8,6 +8,8 @@ The recipes go through four steps, each a plain function on a `datasets.DatasetD
     dataset = limit_samples(dataset, max_train_samples=1000)
 
 Tagged sentences have `load_tagged`, which goes through the same steps, `choose_tokens` and `tokenize_words`.
+With `choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` turns into floats for a
+trainer.
 
 `docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
 split.
@@ -20,6 +22,7 @@ from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
+from hf_calib.data.multi_label import multi_hot
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.pixels import PixelTransform, decode_images
 from hf_calib.data.sources import load_splits
@@ -53,6 +56,7 @@ __all__ = [
     "load_elsewhere",
     "load_splits",
     "load_tagged",
+    "multi_hot",
     "newsgroups_dataset",
     "split_calibration",
     "strip_headers",

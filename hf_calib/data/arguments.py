@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_calib._errors import InputValueError, expected
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.sources import load_rows, load_splits
-from hf_calib.data.splits import add_label_noise, draw_test, limit_samples, split_calibration
+from hf_calib.data.splits import (
+    add_label_noise,
+    draw_test,
+    has_several_labels,
+    limit_samples,
+    split_calibration,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -65,6 +72,23 @@ class DataArguments:
     class_names: list[str] | None = field(
         default=None, metadata={"help": "Class names in order of their id."}
     )
+    multi_label: bool = field(
+        default=False,
+        metadata={
+            "help": "A row has any number of labels: a list of names or ids, or a text with label_separator."
+        },
+    )
+    label_separator: str | None = field(
+        default=None,
+        metadata={"help": "With multi_label: what stands between the labels of a text, such as '|'."},
+    )
+    label_columns: list[str] | None = field(
+        default=None, metadata={"help": "With multi_label: one column of 0 and 1 for each label."}
+    )
+    no_label: str | None = field(
+        default=None,
+        metadata={"help": "With multi_label: what stands in rows without a label, such as 'No Finding'."},
+    )
     calibration_size: float = field(
         default=0.1,
         metadata={
@@ -114,6 +138,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
             counted in the data.
     """
     test_size = args.test_size
+    _check_multi_label(args)
     if args.dataset == BUILT_IN and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
@@ -138,8 +163,16 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
                 test_file=args.test_file,
             )
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
-        names = args.class_names
-        dataset = choose_columns(dataset, label_column=args.label_column, label_names=names, **column)
+        dataset = choose_columns(
+            dataset,
+            label_column=args.label_column,
+            label_names=args.class_names,
+            multi_label=args.multi_label,
+            label_separator=args.label_separator,
+            label_columns=args.label_columns,
+            no_label=args.no_label,
+            **column,
+        )
         if images:
             for name, split in dataset.items():
                 _check_images(split, name)
@@ -196,14 +229,30 @@ def _check_images(rows: Dataset, name: str) -> None:
         warnings.warn(note, stacklevel=3)
 
 
+def _check_multi_label(args: DataArguments) -> None:
+    """Refuse what goes with one label a row only, before data are loaded."""
+    if not args.multi_label:
+        return
+    got, way_out = "multi_label", "leave one of the two out"
+    for name, given in (
+        (f"dataset {args.dataset!r}", not args.train_file and args.dataset in (BUILT_IN, NEWSGROUPS)),
+        ("ood_data", bool(args.ood_data)),
+        ("label_noise", args.label_noise != 0),
+    ):
+        if given:
+            raise InputValueError(expected(name, "go with one label a row", got, way_out))
+
+
 def _rows_or_share(size: float) -> float | int:
     return int(size) if size >= 1 else size
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:
-    """`num_labels`, `id2label` and `label2id` for `from_pretrained`."""
-    names = dataset["train"].features["label"].names
+    """`num_labels`, `id2label` and `label2id` for `from_pretrained`; for several labels a row `problem_type`, too."""
+    train, several = dataset["train"], has_several_labels(dataset["train"])
+    names = (train.features["label"].feature if several else train.features["label"]).names
     return {
+        **({"problem_type": "multi_label_classification"} if several else {}),
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
         "label2id": {name: i for i, name in enumerate(names)},

@@ -1,4 +1,4 @@
-"""One form for any classification data: columns `text` or `image`, and `label` as a ClassLabel."""
+"""One form for any classification data: columns `text` or `image`, and `label` as a ClassLabel, or a list of these."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import datasets
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
 from hf_calib._errors import (
@@ -16,6 +17,7 @@ from hf_calib._errors import (
     expected,
     look_alikes,
 )
+from hf_calib.data.multi_label import LabelLayout, encode_label_sets
 from hf_calib.data.splits import read_column
 
 _BLANK_LINE = re.compile(r"\r?\n\r?\n")  # e-mails and files of Windows end lines with \r\n
@@ -28,6 +30,10 @@ def choose_columns(
     image_column: str | None = None,
     label_column: str = "label",
     label_names: Sequence[str] | None = None,
+    multi_label: bool = False,
+    label_separator: str | None = None,
+    label_columns: Sequence[str] | None = None,
+    no_label: str | None = None,
 ) -> DatasetDict:
     """Keep the input and the label of every row, under fixed names, and check them.
 
@@ -38,14 +44,20 @@ def choose_columns(
         label_column: the column of labels. Texts become classes in sorted order; integers (also as floats)
             must count from 0 and keep their values; a ClassLabel keeps its names.
         label_names: the class names in order of their id, if the data do not name them.
+        multi_label: whether a row has any number of labels, also none. The column then holds lists of names or ids,
+            or texts with a separator.
+        label_separator: between the labels of a text: " " for "4 27", "|" for "Mass|Nodule".
+        label_columns: instead of `label_column`, one column of 0 and 1 for each label.
+        no_label: what stands in rows without a label, such as "No Finding".
 
     Returns:
         DatasetDict of the same splits with two columns: `text`, or `image` (left encoded:
-        `ImageTransform` decodes it), and `label` (ClassLabel, the same in every split).
+        `ImageTransform` decodes it), and `label` (ClassLabel, the same in every split; with `multi_label` a list
+        of these, see `multi_hot`).
 
     Raises:
         ValueError: if a column is missing, a split is empty, a value is missing or blank, a split has a label
-            that train lacks, or two classes look the same.
+            that train lacks (with `multi_label`: that is none of the names), or two classes look the same.
         TypeError: if a column holds anything but texts, images or classes.
 
     >>> rows = Dataset.from_dict({"headline": ["up", "down"], "topic": ["markets", "art"]})
@@ -60,10 +72,19 @@ def choose_columns(
     else:
         got = f"{text_column!r} and {image_column!r}"
         raise InputValueError(expected("one of text_column and image_column", "be given", got, "give one"))
+    layout = LabelLayout(label_column, label_columns, label_separator, no_label)
+    if not multi_label and layout != LabelLayout(label_column):
+        way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
+        raise InputValueError(expected("the data", "have several labels a row", "one class a row", way_out))
     for name, split in dataset.items():
-        _check_columns(name, split, input_column, label_column)
-    names, label_ids = _encode_labels(dataset, label_column, label_names)
-    feature = Features({"label": ClassLabel(names=names)})
+        _check_columns(name, split, input_column, *([] if multi_label else [label_column]))
+    label_ids: dict[str, Any]
+    if multi_label:
+        names, label_ids = encode_label_sets(dataset, layout, label_names)
+        feature = Features({"label": datasets.Sequence(ClassLabel(names=names))})
+    else:
+        names, label_ids = _encode_labels(dataset, label_column, label_names)
+        feature = Features({"label": ClassLabel(names=names)})
     return DatasetDict(
         {
             # Side by side, so that changing the labels does not rewrite the images.

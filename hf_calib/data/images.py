@@ -97,7 +97,8 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     """Stack the examples of `ImageTransform`: the Trainer's `data_collator`.
 
     Returns:
-        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64.
+        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where
+        each has a list of floats.
 
     Raises:
         ValueError: if the images differ in shape.
@@ -116,7 +117,13 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
         )
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
-        batch["labels"] = torch.tensor([int(example["labels"]) for example in examples])
+        labels = [example["labels"] for example in examples]
+        several = np.ndim(labels[0]) == 1
+        batch["labels"] = (
+            torch.as_tensor(np.array(labels, np.float32))
+            if several
+            else torch.tensor([int(i) for i in labels])
+        )
     return batch
 
 

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, concatenate_datasets
+from datasets import ClassLabel, Dataset, DatasetDict, Features, concatenate_datasets
 
 from hf_calib._errors import InputValueError, expected
 
@@ -28,7 +28,8 @@ def split_calibration(
             `calibration` split comes back as it is.
         size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
         seed: the same seed draws the same rows.
-        stratify: keep the class frequencies of `source`, to the nearest row; it keeps a row of each class.
+        stratify: keep the class frequencies of `source`, to the nearest row; it keeps a row of each class. Rows with
+            several labels are drawn at random.
         source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
 
     Returns:
@@ -50,7 +51,7 @@ def split_calibration(
     whole = dataset[source]
     n_rows = _row_count(size, len(whole))
     rng = np.random.default_rng(seed)
-    if stratify:
+    if stratify and not has_several_labels(whole):
         chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
     else:
         chosen = np.sort(rng.permutation(len(whole))[:n_rows])
@@ -63,6 +64,8 @@ def split_calibration(
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
     """Merge train and test, where there is one, and draw another test split from them at random, by class.
+
+    Rows with several labels are drawn at random, whatever these are.
 
     For datasets that come without a test split, and for those whose papers split at random what the Hub splits by
     date: 20 Newsgroups. Where the same text stands in the data twice, it may now be in both splits.
@@ -84,9 +87,13 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
     """
     merged = concatenate_datasets([dataset[name] for name in ("train", "test") if name in dataset])
-    labels = np.asarray(read_column(merged, "label").to_pylist())
+    n_rows = _row_count(size, len(merged))
     # Not the stream of `split_calibration`, which draws from what this one leaves.
-    chosen = draw_rows(labels, _row_count(size, len(merged)), np.random.default_rng([seed, 1]))
+    rng = np.random.default_rng([seed, 1])
+    if has_several_labels(merged):
+        chosen = np.sort(rng.permutation(len(merged))[:n_rows])
+    else:
+        chosen = draw_rows(np.asarray(read_column(merged, "label").to_pylist()), n_rows, rng)
     rest = np.setdiff1d(np.arange(len(merged)), chosen)
     others = {name: split for name, split in dataset.items() if name not in ("train", "test")}
     return DatasetDict({"train": merged.select(rest), "test": merged.select(chosen), **others})
@@ -106,7 +113,7 @@ def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> 
         DatasetDict of the same splits and rows.
 
     Raises:
-        ValueError: if `fraction` is out of range.
+        ValueError: if `fraction` is out of range, or rows have several labels.
 
     >>> from datasets import ClassLabel, Value
     >>> features = Features({"text": Value("string"), "label": ClassLabel(names=["even", "odd"])})
@@ -117,6 +124,11 @@ def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> 
     """
     if not 0 <= fraction <= 1:
         raise InputValueError(expected("label_noise", "be in [0, 1]", fraction, "the default is 0, no noise"))
+    if has_several_labels(dataset["train"]):
+        way_out = "leave label_noise out"
+        raise InputValueError(
+            expected("label_noise", "go with one label a row", "several labels a row", way_out)
+        )
     changed = dict(dataset)
     for stream, name in enumerate(("train", "calibration")):
         if name in dataset:
@@ -212,6 +224,11 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
         taken[np.argmax(np.where(taken < counts - 1, quotas - taken, -np.inf))] += 1
     drawn = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, taken, strict=True)]
     return np.sort(np.concatenate(drawn))
+
+
+def has_several_labels(split: Dataset) -> bool:
+    """Whether the column `label` of `choose_columns` holds a list of labels in each row."""
+    return isinstance(getattr(split.features["label"], "feature", None), ClassLabel)
 
 
 def read_column(split: Dataset, column: str) -> Any:

@@ -17,6 +17,8 @@ from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
+from hf_calib.report import CalibrationReport, MultiLabelReport
+from hf_calib.report.multi_label import TITLES
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
@@ -24,7 +26,6 @@ from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.report import report_of, write_results
 
 if TYPE_CHECKING:
-    from hf_calib.report import CalibrationReport
     from hf_calib.trainer.trainer import CalibrationTrainer
 
 
@@ -46,7 +47,7 @@ def train_and_report(
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
         elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
-            model's uncertainty tells them from the test set, before and after the map.
+            model's uncertainty tells them from the test set, before and after the map. Not for multi-label models.
         resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
             `args.resume_from_checkpoint` says.
 
@@ -88,10 +89,10 @@ def train_and_report(
             "resumed": first_step.step > 0,
         }
         further: dict[str, Any] = {"training": training, "out_of_distribution": []}
-        if report is not None:
+        if isinstance(report, CalibrationReport):
             further["out_of_distribution"] = [section.to_dict() for section in report.out_of_distribution]
-        if report is not None and report.entities is not None:
-            further["entities"] = report.entities.to_dict()
+            if report.entities is not None:
+                further["entities"] = report.entities.to_dict()
         _write_results(trainer, metrics, further, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
@@ -130,14 +131,15 @@ def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None
 
 def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
-) -> CalibrationReport | None:
+) -> CalibrationReport | MultiLabelReport | None:
     scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
     calibrated = folder / "calibrated"
     report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
     if report is None:
         warnings.warn(
-            "Some of the model's logits are NaN or infinite on the test set. There is no report on them; "
-            "results.json has the numbers. Train with a smaller learning rate, or in higher precision.",
+            "Some of the model's logits are NaN or infinite on the test set, or several labels a row are soft. There "
+            "is no report on them; results.json has the numbers. Train with a smaller learning rate, or in higher "
+            "precision.",
             stacklevel=3,
         )
         return None
@@ -153,8 +155,10 @@ def _write_report(
     return report
 
 
-def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
+def results_table(report: CalibrationReport | MultiLabelReport, calibration_map: str | None) -> str:
     """The trainer's metrics with their 95% intervals, before and after the calibration map, as plain text.
+
+    Of a multi-label model, the averages over labels and decisions.
 
     Args:
         report: of one set of predictions, before and, if there is a map, after.
@@ -168,13 +172,18 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     Accuracy                         0.5000 [0.4100, 0.6000]
     """
     after = "" if calibration_map is None else f"after {calibration_map}"
-    width = max(len(row.title) for row in LOGGED_METRICS.values()) + 1
+    titles = {name: row.title for name, row in LOGGED_METRICS.items()}
+    if isinstance(report, MultiLabelReport):
+        titles = TITLES
+    width = max(map(len, titles.values())) + 1
     lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]
-    for name, row in LOGGED_METRICS.items():
+    for name, title in titles.items():
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
-        lines.append(f"{row.title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+        lines.append(f"{title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
+    if isinstance(report, MultiLabelReport):
+        return "\n".join(lines)
     if report.entities is not None:
         lines.append(f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:")
         short = ("F1", "Precision", "Recall", "ECE, product", "ECE, minimum")

@@ -10,6 +10,7 @@ from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.detection import roc_diagram
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.grad_cam import grad_cam
+from hf_calib.plots.labels import label_reliability_grid
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
 from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
 from hf_calib.plots.study import difference_diagram, rank_diagram, reliability_panels
@@ -20,6 +21,7 @@ __all__ = [
     "difference_diagram",
     "gamma_dynamics",
     "grad_cam",
+    "label_reliability_grid",
     "promise_diagram",
     "rank_diagram",
     "reliability_comparison",

@@ -62,27 +62,42 @@ def class_reliability_grid(
     >>> [axes.texts[0].get_text() for axes in figure.axes]
     ['cat', 'dog']
     """
-    from matplotlib.figure import Figure
-
     checked, targets = check_probs_and_labels(probs, labels)
     n_classes = checked.shape[1]
     names = check_class_names(class_names, n_classes)
     sums = class_sums(checked, targets, check_n_bins(n_bins))
     errors = class_gaps(sums)
     shown = np.argsort(-errors, kind="stable")[:max_classes]
-    columns = min(_COLUMNS, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    figure = draw_panels(
+        [
+            (
+                names[c],
+                f"error {errors[c]:.3f}, {sums.correct[c].sum():.0f} examples",
+                mean_bins(BinSums(*(total[c] for total in sums))),
+            )
+            for c in shown
+        ]
+    )
+    _write_title(figure, title, len(shown), n_classes)
+    return figure
+
+
+def draw_panels(panels: Sequence[tuple[str, str, BinMeans]], *, of: str = "class") -> Figure:
+    """A grid of small reliability diagrams, each with its name, its numbers and its bins."""
+    from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
     size = (max(3.4, 0.5 + _PANEL_INCHES[0] * columns), 0.75 + _PANEL_INCHES[1] * rows)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, c in zip(grid.flat, shown, strict=False):
-        _draw_class(axes, mean_bins(BinSums(*(total[c] for total in sums))))
-        _write_class(axes, names[c], f"error {errors[c]:.3f}, {sums.correct[c].sum():.0f} examples")
-    for axes in grid.flat[len(shown) :]:
+    for axes, (name, numbers, bins) in zip(grid.flat, panels, strict=False):
+        _draw_class(axes, bins)
+        _write_class(axes, name, numbers)
+    for axes in grid.flat[len(panels) :]:
         axes.remove()
-    figure.supxlabel("probability of the class", fontsize=8)
+    figure.supxlabel(f"probability of the {of}", fontsize=8)
     figure.supylabel("how often it is true", fontsize=8)
-    _write_title(figure, title, len(shown), n_classes)
     return figure
 
 

@@ -4,6 +4,7 @@ from hf_calib.report._report import Assessment, CalibrationReport, calibration_r
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.entities import EntitySection, with_entities
 from hf_calib.report.measures import MEASURES, Measure, Measurement
+from hf_calib.report.multi_label import MultiLabelReport, multi_label_report
 from hf_calib.report.out_of_distribution import OodSection, ood_section
 from hf_calib.report.soft_labels import SOFT_MEASURES, SoftLabelSection
 from hf_calib.report.tables import BinRow, ClassRow
@@ -19,9 +20,11 @@ __all__ = [
     "EntitySection",
     "Measure",
     "Measurement",
+    "MultiLabelReport",
     "OodSection",
     "SoftLabelSection",
     "calibration_report",
+    "multi_label_report",
     "ood_section",
     "with_entities",
 ]

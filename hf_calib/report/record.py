@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib.report.diagnosis import overall
 from hf_calib.report.measures import MEASURES, Measurement
+from hf_calib.report.saved import MULTI_LABEL
 from hf_calib.report.tables import worst_bins
 
 if TYPE_CHECKING:
     from hf_calib.report._report import Assessment, CalibrationReport
+    from hf_calib.report.multi_label import MultiLabelAssessment, MultiLabelReport
 
 
 def to_record(report: CalibrationReport) -> dict[str, Any]:
@@ -32,6 +34,51 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "soft_labels": None if report.soft_labels is None else report.soft_labels.to_dict(),
         "entities": None if report.entities is None else report.entities.to_dict(),
         "about": dict(report.about),
+    }
+
+
+def multi_label_record(report: MultiLabelReport) -> dict[str, Any]:
+    """What `MultiLabelReport.to_dict` returns."""
+    return {
+        "kind": MULTI_LABEL,
+        "name": report.name,
+        "n_examples": report.n_examples,
+        "n_classes": len(report.class_names),
+        "n_decisions": report.n_decisions,
+        "n_bins": report.n_bins,
+        "confidence_level": float(report.confidence_level),
+        "n_resamples": int(report.n_resamples),
+        "seed": int(report.seed),
+        "before": _multi_label_assessment(report.before),
+        "after": None if report.after is None else _multi_label_assessment(report.after),
+        "diagnosis": list(report.diagnosis),
+        "warnings": list(report.warnings),
+        "about": dict(report.about),
+    }
+
+
+def _multi_label_assessment(assessment: MultiLabelAssessment) -> dict[str, Any]:
+    from hf_calib.report.multi_label import LABEL_MEASURES, TITLES
+
+    titles = {"prevalence": "Prevalence", **LABEL_MEASURES}
+    return {
+        "metrics": {
+            key: {"title": TITLES[key], **_measurement(value)} for key, value in assessment.metrics.items()
+        },
+        "gap": _measurement(assessment.gap),
+        "bins": [_plain(vars(row)) for row in assessment.bins],
+        "labels": [
+            {
+                "name": label.name,
+                "n_known": label.n_known,
+                "n_true": label.n_true,
+                "mean_probability": label.mean_probability,
+                "metrics": {
+                    key: {"title": titles[key], **_measurement(value)} for key, value in label.metrics.items()
+                },
+            }
+            for label in assessment.labels
+        ],
     }
 
 

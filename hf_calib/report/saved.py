@@ -10,11 +10,12 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 
+MULTI_LABEL = "multi_label"  # the kind of a record of several labels a row
 _WAY_OUT = "pass a report.json as hf-calib evaluate or calibrate wrote it"
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The record that `CalibrationReport.to_dict` made.
+    """The record that `CalibrationReport.to_dict` or `MultiLabelReport.to_dict` made.
 
     Raises:
         ValueError: if the file is unreadable, or anything that a comparison of reports shows is missing or
@@ -31,11 +32,17 @@ def read_report(path: Path) -> dict[str, Any]:
     check.text(record, "name")
     n_examples = check.count(record, "n_examples")
     n_bins = check.count(record, "n_bins")
+    multi_label = record.get("kind") == MULTI_LABEL
+    if multi_label:
+        n_examples = check.count(record, "n_decisions")  # what is in the bins
     check.entry(record, "before")
     check.entry(record, "after")
     for state in ("before", "after"):
         if state == "before" or record["after"] is not None:
-            _check_state(check, check.is_a(record[state], Mapping, state), state, n_examples, n_bins)
+            found = check.is_a(record[state], Mapping, state)
+            _check_state(check, found, state, n_examples, n_bins)
+            if not multi_label:
+                _check_test(check, found, state)
     return dict(record)
 
 
@@ -47,8 +54,6 @@ def _check_state(check: _Checker, state: Mapping[str, Any], where: str, n_exampl
         check.text(metric, "title", place)
         for name in ("value", "low", "high"):
             check.number(metric, name, place, optional=True)
-    test = check.is_a(check.entry(state, "consistency_test", where), Mapping, f"{where}.consistency_test")
-    check.number(test, "p_value", f"{where}.consistency_test", low=0, high=1)
     bins = check.is_a(check.entry(state, "bins", where), list, f"{where}.bins")
     counted = 0
     for i, row in enumerate(bins):
@@ -58,8 +63,14 @@ def _check_state(check: _Checker, state: Mapping[str, Any], where: str, n_exampl
         check.number(row, "confidence", place, low=0, high=1)
         check.number(row, "accuracy", place, low=0, high=1)
     check.that(len(bins) <= n_bins, f"{where}.bins", f"be at most n_bins = {n_bins}", len(bins))
-    requirement = f"count the {n_examples} examples of n_examples"
+    what = "decisions of n_decisions" if "labels" in state else "examples of n_examples"
+    requirement = f"count the {n_examples} {what}"
     check.that(counted == n_examples, f"{where}.bins", requirement, counted)
+
+
+def _check_test(check: _Checker, state: Mapping[str, Any], where: str) -> None:
+    test = check.is_a(check.entry(state, "consistency_test", where), Mapping, f"{where}.consistency_test")
+    check.number(test, "p_value", f"{where}.consistency_test", low=0, high=1)
 
 
 class _Checker:

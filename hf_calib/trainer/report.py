@@ -11,14 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from hf_calib._files import whole_file
 from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
-from hf_calib.report import CalibrationReport, OodSection, calibration_report, ood_section, with_entities
+from hf_calib.report import (
+    CalibrationReport,
+    MultiLabelReport,
+    OodSection,
+    calibration_report,
+    multi_label_report,
+    ood_section,
+    with_entities,
+)
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
@@ -95,31 +103,37 @@ def measured(trainer: Any) -> dict[str, Any]:
     return {"metrics": {**_rows(trainer, evaluation), "n_bins": evaluation.n_bins, **columns}}
 
 
-def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
+def report_of(
+    trainer: Any, outside: Mapping[str, Any] | None = None
+) -> CalibrationReport | MultiLabelReport | None:
     """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
 
-    Multi-label models have none.
+    Soft labels of a multi-label model, which are neither 0 nor 1, have none either.
 
     Args:
         trainer: with an evaluation.
-        outside: name -> logits (N, C) of inputs from elsewhere, for a section each.
+        outside: name -> logits (N, C) of inputs from elsewhere, for a section each; not for multi-label models.
     """
     evaluation = trainer.last_evaluation
     if evaluation is None or not evaluation.rows:
         return None
     logits, labels = evaluation.logits_and_labels()
-    if labels.ndim == 2 or not np.isfinite(logits).all():
+    if not np.isfinite(logits).all():
         return None
     logits = logits.astype(np.float64)
     scaler, names = trainer.calibration_map, getattr(trainer._config, "id2label", None) or {}
-    report = calibration_report(
-        softmax(logits, axis=1),
-        labels,
-        calibrated=None if scaler is None else scaler.predict_proba(logits),
-        n_bins=evaluation.n_bins,
-        class_names=[str(names.get(i, i)) for i in range(logits.shape[1])],
-        name=trainer.calibration_loss.name,
-    )
+    settings: dict[str, Any] = {
+        "calibrated": None if scaler is None else scaler.predict_proba(logits),
+        "n_bins": evaluation.n_bins,
+        "class_names": [str(names.get(i, i)) for i in range(logits.shape[1])],
+        "name": trainer.calibration_loss.name,
+    }
+    if labels.ndim == 2:
+        if not np.isin(labels, (0, 1, -100)).all():
+            return None
+        several = multi_label_report(expit(logits), labels, **settings)
+        return replace(several, about=_rows(trainer, evaluation))
+    report = calibration_report(softmax(logits, axis=1), labels, **settings)
     return replace(
         with_entities(report, evaluation.sentences()),
         about=_rows(trainer, evaluation),
@@ -139,7 +153,7 @@ def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection
 
 def write_results(
     trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
-) -> CalibrationReport | None:
+) -> CalibrationReport | MultiLabelReport | None:
     """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
 
     Args:

@@ -501,7 +501,7 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
     found = {each.metric_type for each in card.data.eval_results}
     assert card.data.eval_results[0].metric_type == "accuracy"
     assert {"ece", "ece_after_calibration"} <= found  # what a plain pipeline serves is the state before
-    assert "hf-calib evaluate" not in card.text  # nor unfold: no commands at all
+    assert "hf-calib evaluate me/x" in card.text
 
 
 def test_the_config_says_whether_the_map_is_in_the_weights(calibrated: Path, tmp_path: Path) -> None:
@@ -771,8 +771,9 @@ def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> 
     assert "<sub>" not in text
     assert "the sigmoid that the pipeline applies" in text
     assert "apply a sigmoid" in text
-    assert "hf-calib evaluate" not in text  # which refuses several labels
-    assert "hf-calib calibrate" not in text
+    assert "`hf-calib evaluate` gives confidence intervals" in text
+    assert "--target-data" not in text  # which is for one class a row
+    assert f"hf-calib calibrate {tmp_path.name} --data yours.csv" in text
     assert "hf-calib unfold" in text
 
 

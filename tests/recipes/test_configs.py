@@ -74,6 +74,8 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
         "flip",
         "decode_once",
         "from_scratch",
+        "model_kwargs",
+        "weights",
     }
     of_models |= {"image_size", "image_mean", "image_std"}
     config = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in of_models}
@@ -82,7 +84,7 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     argv = ["--config", str(stripped), "--use_cpu", "true"]
     data, training = parse_arguments((DataArguments, CalibrationTrainingArguments), argv)
     assert (data.dataset is None) != (data.train_file is None)
-    assert training.calibration_method == "temperature"
+    assert training.calibration_method == ("per_label_temperature" if data.multi_label else "temperature")
     assert training.output_dir == f"outputs/{path.stem}"
 
 
