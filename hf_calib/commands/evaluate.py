@@ -260,10 +260,10 @@ def evaluate_model(
     progress: Progress | None = None,
     stages: Stages = in_silence,
 ) -> CalibrationReport:
-    """Report the calibration of a model on labelled texts or images.
+    """Report the calibration of a model on labelled texts, tagged sentences or images.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder.
+        source: a classifier of sequences, tokens or images, on the Hub or in a folder.
         rows: what it reads, labelled, that it was not trained on; `labelled_rows` chooses by the model.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
