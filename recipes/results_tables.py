@@ -92,7 +92,7 @@ def print_beside_the_papers(report: dict) -> None:
 
 
 def draw_regimes(reports: dict[str, dict], path: Path) -> None:
-    """ECE by the number of epochs, a panel for each task and map, a line for each loss."""
+    """By the number of epochs, a column for each task: ECE before and after the temperature, and the NLL after it."""
     tasks: dict[str, dict[int, dict]] = {}
     for name, report in reports.items():
         found = re.fullmatch(r"(.+)_(\d+)_epochs", name)
@@ -100,30 +100,47 @@ def draw_regimes(reports: dict[str, dict], path: Path) -> None:
             tasks.setdefault(found[1], {})[int(found[2])] = report
     if not tasks:
         return
-    figure = Figure(figsize=(5 * len(tasks), 7), layout="constrained")
-    grid = figure.subplots(2, len(tasks), sharex=True, squeeze=False)
+    panels = (
+        ("ECE, as trained", "means", ("none", "ece")),
+        ("ECE, after the temperature", "means", ("temperature", "ece")),
+        ("NLL after it, less cross entropy's", "differences", ("temperature", "nll")),
+    )
+    # The same line for the same loss in every panel; FCL's hyperparameters are those of its paper for the task.
+    drawn = [studies[min(studies)]["losses"] for studies in tasks.values()]
+    losses = list(dict.fromkeys(family(loss) for names in drawn for loss in names))
+    figure = Figure(figsize=(5 * len(tasks), 10), layout="constrained")
+    grid = figure.subplots(len(panels), len(tasks), squeeze=False)
     for column, (task, studies) in enumerate(sorted(tasks.items())):
-        for row, method in enumerate(("none", "temperature")):
-            axes = grid[row][column]
-            losses = list(dict.fromkeys(loss for report in studies.values() for loss in report["losses"]))
+        for axes, (title, table, (method, metric)) in zip(grid[:, column], panels, strict=True):
             for number, loss in enumerate(losses):
                 points = [
-                    (epochs * 1.02 ** (number - len(losses) / 2), mean["value"], mean["low"], mean["high"])
+                    (epochs * 1.03 ** (number - len(losses) / 2), row["value"], row["low"], row["high"])
                     for epochs, report in sorted(studies.items())
-                    if (mean := by(report, "means").get((loss, method, "ece"))) is not None
+                    for (name, *key), row in by(report, table).items()
+                    if family(name) == loss and key == [method, metric] and row["value"] is not None
                 ]
                 if points:
                     x, y, low, high = np.array(points).T
-                    style = {"color": "black", "lw": 2.5} if loss == "cross_entropy" else {"lw": 1}
-                    marker = MARKERS[number % len(MARKERS)]
+                    baseline = loss == "cross_entropy"
+                    style = {"color": "black", "lw": 2.5} if baseline else {"color": f"C{number}", "lw": 1}
+                    marker = MARKERS[number]
                     axes.errorbar(x, y, [y - low, high - y], marker=marker, label=loss, elinewidth=1, **style)
-            axes.set(xscale="log", xticks=sorted(studies), xticklabels=sorted(studies), ylim=(0, None))
+            axes.set(
+                xscale="log", xticks=sorted(studies), xticklabels=sorted(studies), title=f"{task}: {title}"
+            )
             axes.minorticks_off()
-            axes.set_title(f"{task}, {'as trained' if method == 'none' else 'after the temperature'}")
-            axes.set_ylabel("ECE")
-        grid[1][column].set_xlabel("epochs")
+            if table == "means":
+                axes.set_ylim(0, None)
+            else:
+                axes.axhline(0, color="black", lw=2.5)
+        grid[-1][column].set_xlabel("epochs")
     grid[0][-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
+
+
+def family(loss: str) -> str:
+    """The name of a loss without that of the task that its hyperparameters are for."""
+    return loss.removesuffix("_ag_news").removesuffix("_20newsgroups")
 
 
 output = Path(sys.argv[1])
