@@ -150,7 +150,7 @@ def evaluate(
         command.check_data(source, data)
         sets = (label_separator, label_columns, no_label)
         several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
-        multi_label.check_options(several, sets, {"--ood-data": ood_data})
+        multi_label.check_options(several, sets, {"--ood-data": ood_data, "--soft-labels": soft_labels})
         report: CalibrationReport | MultiLabelReport
         if data is None:
             report = command.evaluate_predictions(

@@ -45,7 +45,7 @@ def labelled_rows(
     Raises:
         ValueError: if max_length is given for images.
     """
-    config = _config_of(source, trust_remote_code)
+    config = config_of(source, trust_remote_code)
     if config is None or not _reads_images(config):
         kind: Any = LabelledTexts
         if config is not None and _tags_tokens(config):
@@ -72,7 +72,7 @@ def labelled_rows(
     )
 
 
-def _config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
+def config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
     """A model's configuration; None for one that cannot be read, which is left to the loading."""
     from transformers import AutoConfig
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from hf_calib._errors import InputError, InputValueError, expected, few
+from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of
+from hf_calib.commands.inputs import config_of
 from hf_calib.report import MultiLabelReport, multi_label_report
 from hf_calib.report.writing import write_report, write_to
 from hf_calib.scaling.methods import SCALERS, fitted_numbers
@@ -31,17 +32,8 @@ _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padd
 
 def is_multi_label(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a model's config says so; one that cannot be read is left to the loading."""
-    from transformers import AutoConfig
-
-    import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
-    from hf_calib.predictions.texts import refusals
-
-    try:
-        with refusals("the model", "be loadable", source, "name a fine-tuned classifier"):
-            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except InputError:
-        return False
-    return config.problem_type == "multi_label_classification"
+    config = config_of(source, trust_remote_code)
+    return config is not None and config.problem_type == "multi_label_classification"
 
 
 def check_options(several: bool, sets: Sequence[str | None], others: Mapping[str, object]) -> None:
