@@ -12,6 +12,7 @@ from hf_calib.commands import console
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 
 if TYPE_CHECKING:
+    from hf_calib.data.multi_label import LabelLayout
     from hf_calib.report import CalibrationReport, MultiLabelReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -72,7 +73,7 @@ ClassNames = Annotated[
 ]
 LabelSeparator = Annotated[
     str | None,
-    typer.Option(help="For a model with several labels a text: what stands between them, such as '|'."),
+    typer.Option(help="For a model with several labels a row: what stands between them, such as '|'."),
 ]
 LabelColumns = Annotated[
     str | None, typer.Option(help="For such a model: columns of 0 and 1, a,b,c, one for each label.")
@@ -162,25 +163,6 @@ def evaluate(
                 soft_labels=soft_labels,
                 stages=stages,
             )
-        elif several:
-            from hf_calib.data.multi_label import LabelLayout
-
-            names = class_names.split(",") if class_names else None
-            texts = command.LabelledTexts(
-                data, config_name, split, text_column, label_column, names, max_length, batch_size
-            )
-            columns = label_columns.split(",") if label_columns else None
-            with console.progress() as progress:
-                report = multi_label.evaluate_multi_label(
-                    source,
-                    texts,
-                    LabelLayout(label_column, columns, label_separator, no_label),
-                    n_bins=n_bins,
-                    output=output,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                    stages=stages,
-                )
         else:
             labelled = labelled_rows(
                 source,
@@ -192,25 +174,35 @@ def evaluate(
                 batch_size=batch_size,
                 trust_remote_code=trust_remote_code,
             )
-            rows = labelled(data, config_name, split)
+            rows: Any = labelled(data, config_name, split)
             ood = [labelled(other, None, ood_split) for other in ood_data or ()]
+            options: dict[str, Any] = {
+                "n_bins": n_bins,
+                "output": output,
+                "trust_remote_code": trust_remote_code,
+                "stages": stages,
+            }
             with console.progress() as progress:
-                report = command.evaluate_model(
-                    source,
-                    rows,
-                    n_bins=n_bins,
-                    output=output,
-                    ood=ood,
-                    soft_labels=soft_labels,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                    stages=stages,
-                )
+                if several:
+                    layout = _layout(label_column, label_columns, label_separator, no_label)
+                    report = multi_label.evaluate_multi_label(
+                        source, rows, layout, progress=progress, **options
+                    )
+                else:
+                    report = command.evaluate_model(
+                        source, rows, ood=ood, soft_labels=soft_labels, progress=progress, **options
+                    )
         if as_json:
             console.print_json(report.to_dict())
         else:
             console.print_report(report)
             console.print_written(output)
+
+
+def _layout(column: str, columns: str | None, separator: str | None, no_label: str | None) -> LabelLayout:
+    from hf_calib.data.multi_label import LabelLayout
+
+    return LabelLayout(column, columns.split(",") if columns else None, separator, no_label)
 
 
 @app.command()
@@ -270,7 +262,7 @@ def calibrate(
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import calibrate as command
         from hf_calib.commands import multi_label
-        from hf_calib.commands.evaluate import LabelledTexts, check_data
+        from hf_calib.commands.evaluate import check_data
         from hf_calib.commands.inputs import labelled_rows
 
         check_data(source, data)
@@ -278,35 +270,6 @@ def calibrate(
         several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
         others = {"--target-data": target_data, "--criterion": criterion}
         multi_label.check_options(several, sets, others)
-        if several:
-            from hf_calib.data.multi_label import LabelLayout
-
-            assert data is not None
-            reading = (
-                *(text_column, label_column, class_names.split(",") if class_names else None),
-                *(max_length, batch_size),
-            )
-            columns = label_columns.split(",") if label_columns else None
-            with console.progress() as progress:
-                scaled = multi_label.calibrate_multi_label(
-                    source,
-                    LabelledTexts(data, config_name, split, *reading),
-                    LabelLayout(label_column, columns, label_separator, no_label),
-                    output,
-                    test=LabelledTexts(test_data, config_name, test_split, *reading) if test_data else None,
-                    method=method.value if method else None,
-                    n_bins=n_bins,
-                    seed=seed,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                    stages=stages,
-                )
-            if as_json:
-                console.print_json({**scaled.to_dict(), "output": str(output)})
-            else:
-                console.print_multi_label_calibration(scaled)
-                console.print_written(output)
-            return
         options: dict[str, Any] = {
             "method": method.value if method else "temperature" if criterion else None,
             "criterion": criterion.value if criterion else "nll",
@@ -319,7 +282,7 @@ def calibrate(
                 source, output, test=test_data, target=target_data, label_column=label_column, **options
             )
         else:
-            labelled = labelled_rows(
+            labelled: Any = labelled_rows(
                 source,
                 text_column=text_column,
                 image_column=image_column,
@@ -333,16 +296,37 @@ def calibrate(
             test = None if test_data is None else labelled(test_data, config_name, test_split)
             target = None if target_data is None else labelled(target_data, config_name, target_split)
             with console.progress() as progress:
-                done = command.calibrate_model(
-                    source,
-                    rows,
-                    output,
-                    test=test,
-                    target=target,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                    **options,
-                )
+                if several:
+                    del options["criterion"]
+                    layout = _layout(label_column, label_columns, label_separator, no_label)
+                    scaled = multi_label.calibrate_multi_label(
+                        source,
+                        rows,
+                        layout,
+                        output,
+                        test=test,
+                        trust_remote_code=trust_remote_code,
+                        progress=progress,
+                        **options,
+                    )
+                else:
+                    done = command.calibrate_model(
+                        source,
+                        rows,
+                        output,
+                        test=test,
+                        target=target,
+                        trust_remote_code=trust_remote_code,
+                        progress=progress,
+                        **options,
+                    )
+        if several:
+            if as_json:
+                console.print_json({**scaled.to_dict(), "output": str(output)})
+            else:
+                console.print_multi_label_calibration(scaled)
+                console.print_written(output)
+            return
         console.print_warnings(done.report.notes)
         if as_json:
             console.print_json({**done.to_dict(), "output": str(output)})

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
-_SERVED = 8
+SERVED = 8
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 
 
@@ -212,7 +212,7 @@ def calibrate_model(
         "data": {"calibration": {**rows.source(), "n": n_fitted}, "test": measured_on},
         **({"base_model": source} if is_hub_name(source) else {}),
     }
-    first: Any = rows.as_served(data, _SERVED)
+    first: Any = rows.as_served(data, SERVED)
     first_logits = found.as_logits()[: len(first)]
     if isinstance(
         rows, LabelledTokens
@@ -235,10 +235,10 @@ def calibrate_model(
             weights = fingerprint(plain)
             save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
             # On the very logits that are served: a step turns their last bit into another probability.
-            logits = _served(transformers.pipeline, *serving, function_to_apply="none")
+            logits = served_scores(transformers.pipeline, *serving, function_to_apply="none")
             calibrated = served.predict_proba(logits)
-        difference = _checked_difference(
-            _served(transformers.pipeline if folds else pipeline, *serving), calibrated
+        difference = checked_difference(
+            served_scores(transformers.pipeline if folds else pipeline, *serving), calibrated
         )
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options()}
@@ -340,7 +340,7 @@ def _calibration(
     )
 
 
-def _served(
+def served_scores(
     pipeline: Callable[..., Any],
     folder: Path,
     rows: Labelled,
@@ -366,7 +366,7 @@ def _served(
     return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])
 
 
-def _checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
+def checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
     """The largest difference between the probabilities that are served and the wanted ones."""
     difference = float(np.nanmax(np.abs(found - wanted)))
     if not difference <= _SERVED_TOLERANCE:

@@ -94,11 +94,13 @@ class LabelledTexts:
 
         return load_rows(self.data, config_name=self.config_name, split=self.split)
 
-    def load_classifier(self, source: str, *, trust_remote_code: bool) -> TextClassifier:
+    def load_classifier(
+        self, source: str, *, multi_label: bool = False, trust_remote_code: bool
+    ) -> TextClassifier:
         """The model, with its tokenizer."""
         from hf_calib.predictions.texts import load_classifier
 
-        return load_classifier(source, trust_remote_code=trust_remote_code)
+        return load_classifier(source, multi_label=multi_label, trust_remote_code=trust_remote_code)
 
     def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
         """Check and tokenize them, before the model is run."""

@@ -48,7 +48,7 @@ def labelled_rows(
     config = config_of(source, trust_remote_code)
     if config is None or not _reads_images(config):
         kind: Any = LabelledTexts
-        if config is not None and _tags_tokens(config):
+        if config is not None and tags_tokens(config):
             from hf_calib.predictions.tokens import LabelledTokens as kind  # noqa: N813
         return partial(
             kind,
@@ -86,7 +86,7 @@ def config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
         return None
 
 
-def _tags_tokens(config: PreTrainedConfig) -> bool:
+def tags_tokens(config: PreTrainedConfig) -> bool:
     """Whether a configuration is that of a token classifier."""
     return any(name.endswith("ForTokenClassification") for name in config.architectures or ())
 

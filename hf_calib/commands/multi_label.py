@@ -1,4 +1,4 @@
-"""`hf-calib evaluate` and `calibrate` of a model with several labels a text."""
+"""`hf-calib evaluate` and `calibrate` of a model with several labels a row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from scipy.special import expit
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
+from hf_calib.commands.calibrate import SERVED, checked_difference, served_scores
 from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of
-from hf_calib.commands.inputs import config_of
+from hf_calib.commands.inputs import config_of, tags_tokens
 from hf_calib.report import MultiLabelReport, multi_label_report
 from hf_calib.report.writing import write_report, write_to
 from hf_calib.scaling.methods import SCALERS, fitted_numbers
@@ -23,21 +24,23 @@ from hf_calib.scaling.methods import SCALERS, fitted_numbers
 # A model needs torch and transformers: they are imported where one is named.
 if TYPE_CHECKING:
     from hf_calib.data.multi_label import LabelLayout
-    from hf_calib.predictions.texts import TextClassifier
+    from hf_calib.predictions.images import LabelledImages
+
+    Rows = LabelledTexts | LabelledImages
 
 METHODS = ("auto", "temperature", "per_label_temperature")
-_SERVED_TEXTS = 8
-_SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 
 
 def is_multi_label(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a model's config says so; one that cannot be read is left to the loading."""
     config = config_of(source, trust_remote_code)
-    return config is not None and config.problem_type == "multi_label_classification"
+    if config is None or tags_tokens(config):
+        return False
+    return config.problem_type == "multi_label_classification"
 
 
 def check_options(several: bool, sets: Sequence[str | None], others: Mapping[str, object]) -> None:
-    """Refuse options of several labels a text where the model has one class, and the other way round.
+    """Refuse options of several labels a row where the model has one class, and the other way round.
 
     Args:
         several: whether the model has several.
@@ -50,42 +53,31 @@ def check_options(several: bool, sets: Sequence[str | None], others: Mapping[str
         raise InputValueError(expected(options, requirement, "one with a class a row", "leave them out"))
     for option, value in others.items():
         if value and several:
-            got, way_out = "one with several labels a text", "leave it out"
-            raise InputValueError(expected(option, "go with a model with one class a text", got, way_out))
+            got, way_out = "one with several labels a row", "leave it out"
+            raise InputValueError(expected(option, "go with a model with one class a row", got, way_out))
 
 
 class _Rows(NamedTuple):
-    """Texts that a model can read, with their labels (N, C)."""
+    """Texts or images that a model can read, with their labels (N, C)."""
 
-    texts: list[str]
-    tokens: list[dict[str, list[int]]]
+    inputs: Any
     labels: NDArray[np.float32]
 
 
-def _load_classifier(source: str, trust_remote_code: bool) -> TextClassifier:
-    from transformers import AutoModelForSequenceClassification
-
-    from hf_calib.predictions.texts import load_text_model
-
-    return load_text_model(source, AutoModelForSequenceClassification, trust_remote_code=trust_remote_code)
-
-
-def _read(classifier: TextClassifier, rows: LabelledTexts, layout: LabelLayout, data: Any) -> _Rows:
+def _read(classifier: Any, rows: Rows, layout: LabelLayout, data: Any) -> _Rows:
     from hf_calib.data.multi_label import label_set_ids, multi_hot_matrix
-    from hf_calib.predictions.texts import encode_texts
 
     names = classifier.class_names if rows.class_names is None else tuple(rows.class_names)
     if len(names) != len(classifier.class_names) or len(set(names)) < len(names):
         requirement = f"name the model's {len(classifier.class_names)} labels once each"
         raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
-    tokens = encode_texts(classifier, data, text_column=rows.text_column, max_length=rows.max_length)
     ids = label_set_ids(rows.data, layout.read(rows.data, data), names)
-    return _Rows(list(data[rows.text_column]), tokens, multi_hot_matrix(ids, len(names)))
+    return _Rows(rows.encode_inputs(classifier, data), multi_hot_matrix(ids, len(names)))
 
 
 def evaluate_multi_label(
     source: str,
-    rows: LabelledTexts,
+    rows: Rows,
     layout: LabelLayout,
     *,
     n_bins: int = 15,
@@ -94,12 +86,13 @@ def evaluate_multi_label(
     progress: Progress | None = None,
     stages: Stages = in_silence,
 ) -> MultiLabelReport:
-    """Report the calibration of a multi-label model on labelled texts.
+    """Report the calibration of a multi-label model on labelled texts or images.
 
     Args:
-        source: a sequence classifier on the Hub or in a folder, whose `problem_type` is multi_label_classification.
-        rows: labelled texts that it was not trained on.
-        layout: where the labels of a text stand: names of the model's labels (or `class_names`), or their ids.
+        source: a classifier of texts or images on the Hub or in a folder, whose `problem_type` is
+            multi_label_classification.
+        rows: labelled texts or images that it was not trained on.
+        layout: where the labels of a row stand: names of the model's labels (or `class_names`), or their ids.
         n_bins: M, at least 1.
         output: a folder for the report, see `write_report`.
         trust_remote_code: whether code that comes with the model may run.
@@ -112,16 +105,15 @@ def evaluate_multi_label(
         TypeError: if columns are of the wrong kind.
     """
     from hf_calib.export.fingerprint import fingerprint
-    from hf_calib.predictions.texts import predict_logits
 
     check_output(output)
     stages(f"reading {rows.data}")
     data = rows.load()
     stages(f"loading {source}")
-    classifier = _load_classifier(source, trust_remote_code)
+    classifier: Any = rows.load_classifier(source, multi_label=True, trust_remote_code=trust_remote_code)
     read = _read(classifier, rows, layout, data)
     stages(f"predicting {len(data):,} rows")
-    logits = predict_logits(classifier, read.tokens, batch_size=rows.batch_size, on_progress=progress)
+    logits = rows.predict_logits(classifier, read.inputs, progress)
     stages(f"measuring {len(data):,} rows")
     report = _report(source, classifier, logits, read.labels, n_bins)
     report = replace(report, about={**rows.source(), "fingerprint": fingerprint(classifier.model)})
@@ -131,7 +123,7 @@ def evaluate_multi_label(
 
 def _report(
     source: str,
-    classifier: TextClassifier,
+    classifier: Any,
     logits: NDArray[np.float32],
     labels: NDArray[np.float32],
     n_bins: int,
@@ -179,11 +171,11 @@ class MultiLabelCalibration:
 
 def calibrate_multi_label(
     source: str,
-    rows: LabelledTexts,
+    rows: Rows,
     layout: LabelLayout,
     output: Path,
     *,
-    test: LabelledTexts | None = None,
+    test: Rows | None = None,
     method: str | None = None,
     n_bins: int = 15,
     seed: int = 0,
@@ -195,10 +187,10 @@ def calibrate_multi_label(
 
     Args:
         source: see `evaluate_multi_label`, also for rows and layout.
-        rows: labelled texts that it was not trained on, to fit on.
+        rows: labelled texts or images that it was not trained on, to fit on.
         layout: of the labels of rows and test.
         output: the calibrated model's folder; the report is in its folder `calibration`.
-        test: texts to report on; without them, the scaler is fitted on a random half of the rows, and the report is
+        test: rows to report on; without them, the scaler is fitted on a random half of the rows, and the report is
             on the other half.
         method: one of `METHODS`; None is "auto", or a temperature where the head keeps no bias.
         n_bins: M, at least 1.
@@ -212,6 +204,8 @@ def calibrate_multi_label(
         TypeError: if columns are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; nothing is saved then.
     """
+    import transformers
+
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import (
@@ -221,11 +215,10 @@ def calibrate_multi_label(
         write_folded,
     )
     from hf_calib.export.unfold import unfold
-    from hf_calib.predictions.texts import predict_logits
     from hf_calib.scaling.saved_map import recorded_in
 
     if method is not None and method not in METHODS:
-        requirement = f"be one of {', '.join(METHODS)} for several labels a text"
+        requirement = f"be one of {', '.join(METHODS)} for several labels a row"
         raise InputValueError(expected("method", requirement, repr(method), "auto is the default"))
     check_output(output)
     check_overwrites_no_original(output, [source])
@@ -233,7 +226,7 @@ def calibrate_multi_label(
     data = rows.load()
     test_data = None if test is None else test.load()
     stages(f"loading {source}")
-    classifier = _load_classifier(source, trust_remote_code)
+    classifier: Any = rows.load_classifier(source, multi_label=True, trust_remote_code=trust_remote_code)
     notes: tuple[str, ...] = ()
     if recorded_in(classifier.model.config).get("folded"):
         notes = (
@@ -249,17 +242,15 @@ def calibrate_multi_label(
 
     found = _read(classifier, rows, layout, data)
     tested = None if test is None else _read(classifier, test, layout, test_data)
-    stages(f"predicting {len(found.texts) + (0 if tested is None else len(tested.texts)):,} rows")
+    stages(f"predicting {len(found.labels) + (0 if tested is None else len(tested.labels)):,} rows")
     logits, test_logits = (
-        None
-        if each is None
-        else predict_logits(classifier, each.tokens, batch_size=rows.batch_size, on_progress=progress)
+        None if each is None else rows.predict_logits(classifier, each.inputs, progress)
         for each in (found, tested)
     )
     assert logits is not None
     if tested is not None and test_logits is not None:
         fitted, reported = (logits, found.labels), (test_logits, tested.labels)
-        held_out = f"all {len(tested.texts):,} rows of the test data"
+        held_out = f"all {len(tested.labels):,} rows of the test data"
     else:
         if len(logits) < 2:
             got, way_out = len(logits), "pass more rows, or test data"
@@ -289,41 +280,14 @@ def calibrate_multi_label(
         plain = standalone_copy(classifier.model)
         training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
         plain.config.calibration = {**training, **fitting}
-        first = classifier.batch(found.tokens[: _SERVED_TEXTS if classifier.can_pad else 1])
+        first: Any = rows.as_served(data, SERVED)
+        batch = rows.first_batch(classifier, first)
         weights = write_folded(
-            plain, scaler, folder, batch=first, processing_class=classifier.tokenizer, about=about
+            plain, scaler, folder, batch=batch, processing_class=classifier.processing_class, about=about
         )
-        served = _served(classifier, folder, found.texts[:_SERVED_TEXTS], rows.max_length, trust_remote_code)
-        difference = float(np.abs(served - scaler.predict_proba(logits[:_SERVED_TEXTS])).max())
-        if not difference <= _SERVED_TOLERANCE:
-            requirement = f"give the calibrated probabilities within {_SERVED_TOLERANCE}"
-            way_out = "nothing was saved; please report this model"
-            found_by = f"a difference of {difference:.2g}"
-            raise RuntimeError(expected("a pipeline with the saved model", requirement, found_by, way_out))
+        served = served_scores(transformers.pipeline, folder, rows, classifier, first, trust_remote_code)
+        difference = checked_difference(served, scaler.predict_proba(logits[: len(first)]))
         report = replace(report, about={**measured_on, "fingerprint": weights})
         write_report(report, folder / "calibration")
     choice, numbers = getattr(scaler, "choice_", None), fitted_numbers(scaler)
     return MultiLabelCalibration(method, choice, numbers, len(fitted[0]), held_out, report, notes, difference)
-
-
-def _served(
-    classifier: TextClassifier,
-    folder: Path,
-    texts: list[str],
-    max_length: int | None,
-    trust_remote_code: bool,
-) -> NDArray[np.float64]:
-    """(N, C) the scores that a plain pipeline with the saved model gives."""
-    import transformers
-
-    classify: Any = transformers.pipeline(
-        "text-classification",
-        model=str(folder),
-        device="cpu",
-        top_k=None,
-        trust_remote_code=trust_remote_code,
-    )
-    limit = max_length or classifier.longest
-    results = classify(texts, truncation=limit is not None, max_length=limit)
-    scores = [{row["label"]: row["score"] for row in each} for each in results]
-    return np.array([[row[name] for name in classifier.class_names] for row in scores])

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError
 from hf_calib.data.columns import choose_inputs
 from hf_calib.data.images import (
     ImageTransform,
@@ -30,7 +30,7 @@ from hf_calib.data.images import (
 )
 from hf_calib.data.sources import load_rows
 from hf_calib.predictions.files import Predictions
-from hf_calib.predictions.texts import label_ids, load_trained, refusals
+from hf_calib.predictions.texts import check_problem, label_ids, load_trained, refusals
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
 
@@ -61,30 +61,29 @@ class ImageClassifier:
         return self.model(**batch).logits.float().cpu().numpy()
 
 
-def load_image_classifier(name: str | Path, *, trust_remote_code: bool = False) -> ImageClassifier:
-    """Load a fine-tuned image classifier of one label per image, on the accelerator where there is one.
+def load_image_classifier(
+    name: str | Path, *, multi_label: bool = False, trust_remote_code: bool = False
+) -> ImageClassifier:
+    """Load a fine-tuned image classifier, on the accelerator where there is one.
 
     Args:
         name: a model on the Hub, or a local folder.
+        multi_label: whether it has several labels per image, in place of one.
         trust_remote_code: whether code that comes with the model may run here.
 
     Raises:
-        ValueError: if it cannot be loaded, has no trained head or no image processor of its own, is multi-label or a
-            regression, or does not read three channels.
+        ValueError: if it cannot be loaded, has no trained head or no image processor of its own, is of the other kind
+            or a regression, or does not read three channels.
     """
     model = load_trained(name, AutoModelForImageClassification, trust_remote_code=trust_remote_code)
     with refusals("the model", "be loadable", name, _SAVE_ITS_PROCESSOR):
         processor = AutoImageProcessor.from_pretrained(
             name, backend="pil", trust_remote_code=trust_remote_code
         )
-    config = model.config
-    if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
-        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
-        way_out = "several labels per image can be scaled with PerLabelTemperatureScaling in Python"
-        raise InputValueError(expected("the model", "choose one of several classes", got, way_out))
-    check_reads_rgb(config)
+    check_problem(model.config, "image", multi_label=multi_label)
+    check_reads_rgb(model.config)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    names = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
     return ImageClassifier(model.to(device).eval(), processor, names)
 
 
@@ -186,9 +185,11 @@ class LabelledImages:
         """The rows, with the columns as they are."""
         return load_rows(self.data, config_name=self.config_name, split=self.split)
 
-    def load_classifier(self, source: str, *, trust_remote_code: bool) -> ImageClassifier:
+    def load_classifier(
+        self, source: str, *, multi_label: bool = False, trust_remote_code: bool
+    ) -> ImageClassifier:
         """The model, with its image processor."""
-        return load_image_classifier(source, trust_remote_code=trust_remote_code)
+        return load_image_classifier(source, multi_label=multi_label, trust_remote_code=trust_remote_code)
 
     def encode(self, classifier: ImageClassifier, rows: Dataset) -> CheckedImages:
         """Check labels and images, before the model is run."""

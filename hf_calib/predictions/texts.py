@@ -114,26 +114,39 @@ class TextClassifier:
         return min(known, default=None)
 
 
-def load_classifier(name: str | Path, *, trust_remote_code: bool = False) -> TextClassifier:
-    """Load a fine-tuned sequence classifier of one label per text, on the accelerator where there is one.
+def load_classifier(
+    name: str | Path, *, multi_label: bool = False, trust_remote_code: bool = False
+) -> TextClassifier:
+    """Load a fine-tuned sequence classifier, on the accelerator where there is one.
 
     Args:
         name: a model on the Hub, or a local folder.
+        multi_label: whether it has several labels per text, in place of one.
         trust_remote_code: whether code that comes with the model may run here.
 
     Raises:
-        ValueError: if it cannot be loaded, has no trained head or no tokenizer of its own, or is multi-label
+        ValueError: if it cannot be loaded, has no trained head or no tokenizer of its own, or is of the other kind
             or a regression.
     """
     classifier = load_text_model(
         name, AutoModelForSequenceClassification, trust_remote_code=trust_remote_code
     )
-    config = classifier.model.config
-    if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
-        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
-        way_out = "several labels per text can be scaled with PerLabelTemperatureScaling in Python"
-        raise InputValueError(expected("the model", "choose one of several classes", got, way_out))
+    check_problem(classifier.model.config, "text", multi_label=multi_label)
     return classifier
+
+
+def check_problem(config: Any, what: str, *, multi_label: bool) -> None:
+    """Refuse the configuration of a model with several labels a row where one is wanted, or the other way round."""
+    if multi_label:
+        fits = config.problem_type == "multi_label_classification"
+        requirement, way_out = "have several labels", "set its problem_type to multi_label_classification"
+    else:
+        fits = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
+        requirement = "choose one of several classes"
+        way_out = f"several labels per {what} can be scaled with PerLabelTemperatureScaling in Python"
+    if not fits:
+        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
+        raise InputValueError(expected("the model", requirement, got, way_out))
 
 
 def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> TextClassifier:

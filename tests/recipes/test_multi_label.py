@@ -198,6 +198,18 @@ def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path:
     classify = pipeline("image-classification", model=str(tmp_path / "out" / "calibrated"), device="cpu")
     assert {row["label"] for row in classify(str(chest_x_rays / "00000.png"))} <= set(names)
 
+    layout = ["--data", files["test_file"], "--label-column", "Finding Labels", "--label-separator", "|"]
+    command = [str(tmp_path / "out" / "calibrated"), *layout, "--no-label", "No Finding", "--json"]
+    done = CliRunner().invoke(app, ["evaluate", *command])
+    assert done.exit_code == 0, done.output
+    again = json.loads(done.stdout)["before"]["metrics"]
+    for key in ("macro_brier", "micro_nll"):
+        value = record["after"]["metrics"][key]["value"]
+        assert again[key]["value"] == pytest.approx(value, abs=1e-4), key
+    done = CliRunner().invoke(app, ["calibrate", *command, "--output", str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["served_difference"] < 1e-4
+
 
 def test_a_label_outside_the_names_is_refused_before_the_training(
     go_emotions: list[str], tmp_path: Path
