@@ -140,12 +140,14 @@ def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]
         names: C of them.
 
     Raises:
-        ValueError: if a label is none of these; the message names the row.
+        ValueError: if a label is none of these, or rows are a 0 or 1 for each label; the message names the row.
 
     >>> label_set_ids("test", [["1", "0"], []], ["joy", "fear"])
     [[0, 1], []]
     """
     found = {label for row in rows for label in row}
+    if found <= {"0", "1"}:
+        _refuse_multi_hot(name, rows)
     ids = {label: i for i, label in enumerate(names)}
     if found and all(map(str.isdecimal, found)) and not found & set(names):
         ids = {str(i): i for i in range(len(names))}
@@ -161,6 +163,19 @@ def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]
             expected(f"labels of split {name!r}", f"be among {few(list(names))}", got, way_out)
         )
     return [sorted({ids[label] for label in row}) for row in rows]
+
+
+def _refuse_multi_hot(name: str, rows: Sequence[Sequence[str]]) -> None:
+    """Lists of a 0 or 1 for each label read as lists of ids: labels 0 and 1, in nearly every row."""
+    for i, row in enumerate(rows):
+        if len(set(row)) < len(row):
+            got = f"{', '.join(row[:5])}{', ...' if len(row) > 5 else ''} in row {i}"
+            way_out = (
+                "of a 0 or 1 for each label, keep the ids of the 1s, or make columns of them: label_columns"
+            )
+            raise InputValueError(
+                expected(f"labels of split {name!r}", "be ids, each once a row", got, way_out)
+            )
 
 
 def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDArray[np.float32]:

@@ -110,6 +110,12 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ({"label": [[0], None, [1], []]}, {}, r"none in 1 rows \(first in row 1\)"),
         ({"label": [["a"], ["b", None], [], []]}, {}, "None in row 1"),
         (
+            {"label": [[1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]},
+            {"label_names": NAMES},
+            r"labels of split 'train' to be ids, each once a row, got 1, 0, 0 in row 1; .* label_columns",
+        ),
+        ({"label": ["0 0 1", "1 0 0", "", "0 0 0"]}, {"label_separator": " "}, "got 0, 0, 1 in row 0"),
+        (
             {"a": [0, 1, 0, -1]},
             {"label_columns": ["a"]},
             "column 'a' to hold 0 or 1 in split 'train', got -1 in row 3",
