@@ -68,7 +68,7 @@ class LabelLayout:
         elif isinstance(feature, ClassLabel):
             rows = [[_name_of(feature, i, name, row)] for row, i in enumerate(values)]
         elif getattr(feature, "dtype", "").startswith(("int", "uint")):  # a file where no row has two
-            rows = [[str(value)] for value in values]
+            rows = [[_written(name, row, value)] for row, value in enumerate(values)]
         elif getattr(feature, "dtype", "") in ("string", "large_string"):
             if self.separator is None and any(values):
                 got, way_out = f"texts in column {self.column!r}", "set it, for example to '|'"
@@ -256,10 +256,10 @@ def _name_of(feature: ClassLabel, label: int | None, split: str, row: int) -> st
 
 
 def _written(split: str, row: int, label: Any) -> str:
-    if label is None:
+    if label is None or (isinstance(label, int) and label < 0):  # -1 would become a name
         way_out = "leave the label out: a row without labels has an empty list"
         raise InputValueError(
-            expected(f"labels of split {split!r}", "be names or ids", f"None in row {row}", way_out)
+            expected(f"labels of split {split!r}", "be names or ids", f"{label} in row {row}", way_out)
         )
     return str(label)
 

@@ -109,6 +109,8 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ({"label": ["a b", "b", "", "a"]}, {}, "label_separator to be given"),
         ({"label": [[0], None, [1], []]}, {}, r"none in 1 rows \(first in row 1\)"),
         ({"label": [["a"], ["b", None], [], []]}, {}, "None in row 1"),
+        ({"label": [[0], [1], [0, -1], []]}, {}, "to be names or ids, got -1 in row 2"),
+        ({"label": [0, 1, -1, 0]}, {}, "to be names or ids, got -1 in row 2"),
         (
             {"label": [[1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]},
             {"label_names": NAMES},
