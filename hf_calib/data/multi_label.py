@@ -55,6 +55,8 @@ class LabelLayout:
         [['Mass', 'Nodule'], []]
         """
         self.check_columns(name, split)
+        if self.columns is not None and len(self.columns) == 0:
+            raise InputValueError(expected("label_columns", "name a column", "none", "or leave it out"))
         if self.columns is not None:
             on = np.stack([_zeros_and_ones(name, split, column) for column in self.columns], axis=1)
             return [[self.columns[i] for i in np.flatnonzero(row).tolist()] for row in on]
@@ -70,7 +72,7 @@ class LabelLayout:
         elif getattr(feature, "dtype", "").startswith(("int", "uint")):  # a file where no row has two
             rows = [[_written(name, row, value)] for row, value in enumerate(values)]
         elif getattr(feature, "dtype", "") in ("string", "large_string"):
-            if self.separator is None and any(values):
+            if not self.separator and any(values):
                 got, way_out = f"texts in column {self.column!r}", "set it, for example to '|'"
                 raise InputValueError(
                     expected("label_separator", "be given for labels in one text", got, way_out)

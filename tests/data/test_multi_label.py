@@ -107,6 +107,8 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ({"label": [[0], [1], [2], [3]]}, {"label_names": NAMES}, r"got '3' in row 3 \(1 such rows\)"),
         ({"label": [[0], [1], [5], []]}, {}, "count from 0 without gaps, got 0, 1, 5"),
         ({"label": ["a b", "b", "", "a"]}, {}, "label_separator to be given"),
+        ({"label": ["ab", "b", "", "a"]}, {"label_separator": ""}, "label_separator to be given"),
+        ({"label": [[0], [1], [], []]}, {"label_columns": []}, "label_columns to name a column, got none"),
         ({"label": [[0], None, [1], []]}, {}, r"none in 1 rows \(first in row 1\)"),
         ({"label": [["a"], ["b", None], [], []]}, {}, "None in row 1"),
         ({"label": [[0], [1], [0, -1], []]}, {}, "to be names or ids, got -1 in row 2"),
