@@ -274,8 +274,13 @@ def _zeros_and_ones(name: str, split: Dataset, column: str) -> NDArray[np.bool_]
     """(N,) whether a row has the label."""
     values = read_column(split, column).to_pylist()
     for row, value in enumerate(values):
-        if isinstance(value, str) or value not in (0, 1):
+        if value not in (
+            0,
+            1,
+            "0",
+            "1",
+        ):  # texts in a csv file with an empty cell: that cell is what is wrong
             requirement, got = f"hold 0 or 1 in split {name!r}", f"{value!r} in row {row}"
             way_out = "decide what it means, or remove this row"
             raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
-    return np.array(values, dtype=bool)
+    return np.array([value in (1, "1") for value in values], dtype=bool)

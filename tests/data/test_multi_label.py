@@ -51,8 +51,20 @@ def splits(columns: dict[str, Any], features: Features | None = None) -> Dataset
             splits({"joy": [1, 0, 0, 0], "fear": [False, True, False, False], "anger": [1.0, 0.0, 0.0, 1.0]}),
             {"label_columns": NAMES},
         ),
+        (
+            splits({"joy": ["1", "0", "0", "0"], "fear": [0, 1, 0, 0], "anger": [1, 0, 0, 1]}),
+            {"label_columns": NAMES},
+        ),
     ],
-    ids=["class labels", "ids", "names", "ids in a text", "names in a text", "columns"],
+    ids=[
+        "class labels",
+        "ids",
+        "names",
+        "ids in a text",
+        "names in a text",
+        "columns",
+        "columns, one of texts",
+    ],
 )
 def test_each_layout_gives_the_same_lists(dataset: DatasetDict, options: dict[str, Any]) -> None:
     chosen = choose_columns(dataset, text_column="text", multi_label=True, **options)
@@ -124,7 +136,12 @@ def test_one_class_a_row_stays_as_it_was() -> None:
             {"label_columns": ["a"]},
             "column 'a' to hold 0 or 1 in split 'train', got -1 in row 3",
         ),
-        ({"a": ["0", "1", "0", "1"]}, {"label_columns": ["a"]}, "got '0' in row 0"),
+        (
+            {"a": ["0", "1", "", "1"]},
+            {"label_columns": ["a"]},
+            "hold 0 or 1 in split 'train', got '' in row 2",
+        ),
+        ({"a": ["0", "1", "yes", "1"]}, {"label_columns": ["a"]}, "got 'yes' in row 2"),
         ({"a": [0, 1, 0, 1]}, {"label_columns": ["b"]}, "the column to read labels from .* got 'b'"),
         ({"label": [["a"], ["a "], [], []]}, {"label_names": ["a", "a"]}, "be at least one, and differ"),
         ({"a": [0, 1, 0, 1]}, {"label_columns": ["a"], "label_names": NAMES}, "name the 1 label_columns"),
