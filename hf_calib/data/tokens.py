@@ -29,9 +29,12 @@ def load_tagged(args: DataArguments) -> DatasetDict:
             `choose_tokens`.
         TypeError: as `choose_tokens`.
     """
-    for name in ("strip_headers", "label_noise", "ood_data", "test_size"):
+    for name in (
+        *("strip_headers", "label_noise", "ood_data", "test_size"),
+        *("multi_label", "label_separator", "label_columns", "no_label"),
+    ):
         if getattr(args, name):
-            way_out = "leave it out: it is for texts and images with one label each"
+            way_out = "leave it out: it is for labels of whole texts or images"
             raise InputValueError(expected(name, "be left out for tokens", getattr(args, name), way_out))
     dataset = load_splits(
         None if args.train_file else args.dataset,  # a file on the command line, a name in the config

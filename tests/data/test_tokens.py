@@ -153,7 +153,15 @@ def test_calibration_rows_are_held_out(args: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"label_noise": 0.1}, {"strip_headers": True}, {"ood_data": ["other"]}, {"test_size": 0.5}]
+    "wrong",
+    [
+        {"label_noise": 0.1},
+        {"strip_headers": True},
+        {"ood_data": ["other"]},
+        {"test_size": 0.5},
+        {"multi_label": True},
+        {"label_separator": "|"},
+    ],
 )
 def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"expected {next(iter(wrong))} to be left out for tokens"):
