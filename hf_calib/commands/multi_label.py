@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 METHODS = ("auto", "temperature", "per_label_temperature")
 
 
-def is_multi_label(source: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model's config says so; one that cannot be read is left to the loading."""
+def is_multi_label(source: str, *, trust_remote_code: bool = False) -> bool | None:
+    """Whether a model's config says so; None for one that cannot be read, which is left to the loading."""
     config = config_of(source, trust_remote_code)
-    if config is None or tags_tokens(config):
-        return False
-    return config.problem_type == "multi_label_classification"
+    if config is None:
+        return None
+    return not tags_tokens(config) and config.problem_type == "multi_label_classification"
 
 
-def check_options(several: bool, sets: Sequence[str | None], others: Mapping[str, object]) -> None:
+def check_options(several: bool | None, sets: Sequence[str | None], others: Mapping[str, object]) -> None:
     """Refuse options of several labels a row where the model has one class, and the other way round.
 
     Args:
-        several: whether the model has several.
+        several: whether the model has several; None where its config cannot be read.
         sets: the options that say how sets of labels are written.
         others: options that go with one class only.
     """
-    if any(sets) and not several:
+    if any(sets) and several is False:
         requirement = "go with a model whose problem_type is multi_label_classification"
         options = "--label-separator, --label-columns and --no-label"
         raise InputValueError(expected(options, requirement, "one with a class a row", "leave them out"))

@@ -276,3 +276,12 @@ def test_options_that_do_not_go_with_the_labels_are_refused(go_emotions: list[st
     done = CliRunner().invoke(app, ["evaluate", model, "--data", test, "--label-separator", " "])
     assert done.exit_code == 2
     assert "go with a model whose problem_type is multi_label_classification" in done.output
+
+
+def test_a_model_that_cannot_be_read_is_not_said_to_have_one_class(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text,label\nso,a|b\n")
+    data = ["--data", str(tmp_path / "texts.csv"), "--label-separator", "|"]
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path), *data])
+    assert done.exit_code == 2
+    assert "expected the model to" in done.output
+    assert "problem_type" not in done.output
