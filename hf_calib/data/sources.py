@@ -114,6 +114,8 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
     kind, options = _reader(argument, path)
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
+    except StopIteration as error:  # all that datasets says of an empty json file
+        raise InputValueError(expected(argument, "have rows", f"none in {path}", "check the file")) from error
     except (DatasetGenerationError, OSError, ValueError) as error:
         cause = error.__cause__ or error
         raise InputValueError(

@@ -84,3 +84,11 @@ def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
         load_elsewhere(DataArguments(ood_data=[name]), Dataset.from_dict({"text": ["t"]}))
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.json"])
+def test_an_empty_json_file_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    args = DataArguments(ood_data=[str(tmp_path / name)])
+    with pytest.raises(ValueError, match=f"expected data to have rows, got none in .*{name}"):
+        load_elsewhere(args, Dataset.from_dict({"text": ["so"]}))
