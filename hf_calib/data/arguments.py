@@ -57,7 +57,8 @@ class DataArguments:
     test_file: str | None = field(
         default=None,
         metadata={
-            "help": "Used for the final report only. Without it, rows of train_file are held out: test_size."
+            "help": "Used for the final report only. Without it, rows of train_file are held out: test_size. (Tagged "
+            "sentences need it.)"
         },
     )
     test_split: str = field(

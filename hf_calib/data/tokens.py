@@ -9,7 +9,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
-from hf_calib.data.arguments import DataArguments
+from hf_calib.data.arguments import BUILT_IN, NEWSGROUPS, DataArguments
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import limit_samples, read_column, split_calibration
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -36,6 +36,9 @@ def load_tagged(args: DataArguments) -> DatasetDict:
         if getattr(args, name):
             way_out = "leave it out: it is for labels of whole texts or images"
             raise InputValueError(expected(name, "be left out for tokens", getattr(args, name), way_out))
+    if not args.train_file and args.dataset in (BUILT_IN, NEWSGROUPS):
+        way_out = "pass train_file and test_file, or name a dataset with tags"
+        raise InputValueError(expected("dataset", "have tagged sentences", repr(args.dataset), way_out))
     dataset = load_splits(
         None if args.train_file else args.dataset,  # a file on the command line, a name in the config
         config_name=args.dataset_config,

@@ -168,6 +168,12 @@ def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[
         load_tagged(DataArguments(**args, **wrong))
 
 
+@pytest.mark.parametrize("dataset", ["docstrings", "sklearn/20newsgroups"])
+def test_a_dataset_of_texts_is_no_tagged_one(dataset: str) -> None:
+    with pytest.raises(ValueError, match=f"expected dataset to have tagged sentences, got '{dataset}'"):
+        load_tagged(DataArguments(dataset=dataset))
+
+
 def test_seqeval_is_asked_for_before_a_training(
     args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
