@@ -22,8 +22,10 @@ from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
 
 if TYPE_CHECKING:
     ClassWeights = Sequence[float] | str | None
+    Epochs = Sequence[float] | None
 else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
     ClassWeights = list[str] | None
+    Epochs = list[str] | None
 
 BALANCED = "balanced"
 CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
@@ -158,10 +160,10 @@ class CalibrationTrainingArguments(TrainingArguments):
             "their 'sum', which goes with max_grad_norm=2."
         },
     )
-    lr_milestones: list[float] | None = field(
+    lr_milestones: Epochs = field(
         default=None,
         metadata={
-            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250."
+            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250 or 150,250."
         },
     )
     lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones: the factor, in (0, 1)."})
@@ -191,6 +193,7 @@ class CalibrationTrainingArguments(TrainingArguments):
             got, way_out = repr(self.loss_reduction), did_you_mean(self.loss_reduction, LOSS_REDUCTIONS)
             raise InputValueError(expected("loss_reduction", f"be one of {LOSS_REDUCTIONS}", got, way_out))
         if self.lr_milestones is not None:
+            self.lr_milestones = _epochs(self.lr_milestones)
             self._check_milestones(self.lr_milestones)
         if not isinstance(self.gather_batch, bool):
             got = repr(self.gather_batch)
@@ -342,6 +345,19 @@ def _numbers(weights: Any) -> list[float] | str | None:
             expected("class_weights", requirement, repr(weights), "one number per class, in order")
         ) from error
     return numbers
+
+
+def _epochs(milestones: Any) -> Any:
+    """Milestones as numbers, from words of the command line with spaces or commas; others for the check to refuse."""
+    if isinstance(milestones, str):
+        milestones = [milestones]
+    if not isinstance(milestones, Sequence):
+        return [milestones]
+    words = [part for item in milestones for part in (item.split(",") if isinstance(item, str) else [item])]
+    try:
+        return [float(word) if isinstance(word, str) else word for word in words]
+    except ValueError:
+        return words
 
 
 def _from_json(text: str) -> Any:

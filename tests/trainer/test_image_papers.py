@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
+from hf_calib.experiments import parse_arguments
 from tests.helpers.tiny import arguments, assert_same, differences, logged, sequences, tiny_bert, weights
 
 SGD = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.01, "loss": "cross_entropy"}
@@ -110,6 +111,8 @@ def test_the_schedule_resumes(tmp_path: Path) -> None:
         ({"loss_reduction": "summ"}, r"expected loss_reduction to be one of .*'summ'; did you mean 'sum'"),
         ({"lr_milestones": [3, 2]}, "expected lr_milestones to be epochs that rise, from above 0"),
         ({"lr_milestones": []}, "expected lr_milestones to be epochs that rise"),
+        ({"lr_milestones": ["1,x"]}, "expected lr_milestones to be epochs that rise"),
+        ({"lr_milestones": 0}, "expected lr_milestones to be epochs that rise"),
         ({"lr_milestones": [0, 2]}, "expected lr_milestones to be epochs that rise"),
         ({"lr_milestones": [1], "lr_decay": 1.0}, r"expected lr_decay to be in \(0, 1\), got 1.0"),
         (
@@ -122,3 +125,14 @@ def test_the_schedule_resumes(tmp_path: Path) -> None:
 def test_wrong_schedules_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         CalibrationTrainingArguments(str(tmp_path), report_to="none", **settings)
+
+
+@pytest.mark.parametrize("written", [["150", "250"], ["150,250"], "150,250", [150, 250], (150.0, 250)])
+def test_milestones_are_written_with_spaces_or_commas(written: Any, tmp_path: Path) -> None:
+    assert CalibrationTrainingArguments(str(tmp_path), lr_milestones=written).lr_milestones == [150, 250]
+
+
+def test_milestones_are_read_from_the_command_line(tmp_path: Path) -> None:
+    typed = ["--output_dir", str(tmp_path), "--lr_milestones", "150,250"]
+    (args,) = parse_arguments([CalibrationTrainingArguments], typed)
+    assert args.lr_milestones == [150, 250]
