@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from pyarrow import parquet  # type: ignore[import-untyped]  # it has no stubs
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 
@@ -114,13 +115,23 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
     kind, options = _reader(argument, path)
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
-    except StopIteration as error:  # all that datasets says of an empty json file
-        raise InputValueError(expected(argument, "have rows", f"none in {path}", "check the file")) from error
-    except (DatasetGenerationError, OSError, ValueError) as error:
+    except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
+        # StopIteration is all that datasets says of an empty json file.
+        if isinstance(error, StopIteration) or (kind == "parquet" and _is_empty_parquet(path)):
+            requirement, got, way_out = "have rows", f"none in {path}", "check the file"
+            raise InputValueError(expected(argument, requirement, got, way_out)) from error
         cause = error.__cause__ or error
         raise InputValueError(
             expected(argument, f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
         ) from error
+
+
+def _is_empty_parquet(path: Path) -> bool:
+    """Whether a file has columns and no row, of which `datasets` says no more than that a batch has no size."""
+    try:
+        return parquet.read_metadata(path).num_rows == 0
+    except (OSError, ValueError):
+        return False
 
 
 def load_rows(data: str | PathLike[str], *, config_name: str | None = None, split: str = "test") -> Dataset:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from PIL import Image
 
 from hf_calib.data import DataArguments, choose_inputs, gaussian_noise, load_elsewhere
@@ -92,3 +92,10 @@ def test_an_empty_json_file_is_refused(name: str, tmp_path: Path) -> None:
     args = DataArguments(ood_data=[str(tmp_path / name)])
     with pytest.raises(ValueError, match=f"expected data to have rows, got none in .*{name}"):
         load_elsewhere(args, Dataset.from_dict({"text": ["so"]}))
+
+
+def test_an_empty_file_of_inputs_from_elsewhere_is_called_empty(tmp_path: Path) -> None:
+    path = tmp_path / "empty.parquet"
+    Dataset.from_dict({"text": []}, features=Features({"text": Value("string")})).to_parquet(path)
+    with pytest.raises(ValueError, match=r"have rows, got none in .*empty\.parquet"):
+        load_elsewhere(DataArguments(ood_data=[str(path)]), Dataset.from_dict({"text": ["t"]}))
