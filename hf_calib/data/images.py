@@ -14,13 +14,13 @@ from typing import Any, Literal
 import datasets
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import BaseImageProcessor, PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
 
 _DECODER = datasets.Image()
-_UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for a broken file
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # Pillow's, for a broken file
 _REPLACE = "remove or replace this row"
 _END_OF_JPEG = b"\xff\xd9"
 _ROWS_AT_A_TIME = 256
@@ -224,6 +224,8 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
             file.seek(-len(_END_OF_JPEG), os.SEEK_END)
             if kind == "JPEG" and file.read() == _END_OF_JPEG:
                 return mode
+    except InputValueError:
+        raise
     except _UNREADABLE as error:
         raise _unreadable(stored, error) from error
     decode(stored)
@@ -238,7 +240,10 @@ def _check_bits(image: Image.Image) -> None:
 
 
 def _unreadable(stored: Mapping[str, Any] | Image.Image, error: BaseException) -> InputValueError:
-    return InputValueError(expected("image", "be readable", _describe(stored), f"{error}; {_REPLACE}"))
+    cause = str(error)
+    if isinstance(error, UnidentifiedImageError):  # names an object in memory
+        cause = "it is in no format that Pillow knows"
+    return InputValueError(expected("image", "be readable", _describe(stored), f"{cause}; {_REPLACE}"))
 
 
 def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -921,7 +921,10 @@ def corrupt_images() -> dict[str, tuple[object, str]]:
     whole = encoded(Image.effect_noise((64, 64), 50), "JPEG")
     deep = Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16))
     return {
-        "not an image": ({"bytes": b"hello", "path": "folder/a.png"}, "got folder/a.png; cannot identify"),
+        "not an image": (
+            {"bytes": b"hello", "path": "folder/a.png"},
+            "got folder/a.png; it is in no format that Pillow knows",
+        ),
         "truncated": (
             {"bytes": whole[: len(whole) // 2], "path": None},
             "to be readable, got .* bytes starting",
