@@ -181,13 +181,14 @@ def _check_columns(name: str, split: Dataset, *columns: str) -> None:
                     did_you_mean(column, split.column_names),
                 )
             )
-        missing = read_column(split, column).null_count
-        if missing:
+        values = read_column(split, column)
+        if values.null_count:
+            first = values.is_null().to_pylist().index(True)
             raise InputValueError(
                 expected(
                     f"column {column!r}",
                     f"have a value in every row of split {name!r}",
-                    f"{missing} without",
+                    f"{values.null_count} without (first in row {first})",
                     "remove these rows",
                 )
             )

@@ -393,7 +393,7 @@ def test_splits_whose_class_labels_disagree_are_refused() -> None:
         (
             [["a", None], ["a"]],
             {},
-            "column 'label' to have a value in every row of split 'train', got 1 without",
+            r"'label' to have a value in every row of split 'train', got 1 without \(first in row 1\)",
         ),
         ([["a", "b"], [0]], {}, r"labels of split 'test' to occur in train as well, got \[0\]"),
         (
