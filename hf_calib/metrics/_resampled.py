@@ -69,7 +69,7 @@ class TopLabel:
         self._order = order
 
     def evaluate(self, counts: IntArray) -> FloatArray:
-        return np.array([self._error(self._bin_sums(row), int(row.sum())) for row in counts])
+        return np.array([self._error(self._bin_sums(row[self._order]), int(row.sum())) for row in counts])
 
     def leave_one_out(self) -> FloatArray:
         n_examples = len(self._confidences)
