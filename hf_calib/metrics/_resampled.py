@@ -22,7 +22,7 @@ class Resampled(Protocol):
     """A metric of N fixed rows."""
 
     def evaluate(self, counts: IntArray) -> FloatArray:
-        """The metric (R,) of R samples of N rows that hold each row counts (R, N) times."""
+        """The metric (R,) of R samples that hold each of N rows counts (R, N) times; their sizes may differ from N."""
 
     def leave_one_out(self) -> FloatArray:
         """The metric (N,) of all rows but one, for each one in turn; N is at least 2."""
@@ -36,7 +36,7 @@ class Mean:
         self._finish: Callable[[FloatArray], FloatArray] = np.sqrt if root else np.asarray
 
     def evaluate(self, counts: IntArray) -> FloatArray:
-        return self._finish(counts.astype(np.float64) @ self._values / len(self._values))
+        return self._finish(counts.astype(np.float64) @ self._values / counts.sum(axis=1))
 
     def leave_one_out(self) -> FloatArray:
         return self._finish((self._values.sum() - self._values) / (len(self._values) - 1))
@@ -69,8 +69,7 @@ class TopLabel:
         self._order = order
 
     def evaluate(self, counts: IntArray) -> FloatArray:
-        n_examples = len(self._confidences)
-        return np.array([self._error(self._bin_sums(row), n_examples) for row in counts])
+        return np.array([self._error(self._bin_sums(row[self._order]), int(row.sum())) for row in counts])
 
     def leave_one_out(self) -> FloatArray:
         n_examples = len(self._confidences)
@@ -100,8 +99,8 @@ class TopLabel:
         none = np.zeros(self._n_bins + 1, dtype=np.intp)
         if self._binning == "uniform":
             return self._fixed, none
-        n_examples = len(counts)
         up_to = counts.cumsum()
+        n_examples = int(up_to[-1])
         if self._binning == "quantile":
             edges = _quantile_edges(
                 lambda ranks: self._confidences[np.searchsorted(up_to, ranks, side="right")],
@@ -180,7 +179,7 @@ class Classwise:
         if len(self._starts):
             upper = np.add.reduceat(weights[self._rows] * self._entries, self._starts)
         first = totals - np.bincount(self._owners, upper, minlength=len(totals))
-        return (np.abs(first).sum() + np.abs(upper).sum()) / self._gaps.size
+        return (np.abs(first).sum() + np.abs(upper).sum()) / (weights.sum() * len(totals))
 
 
 class AnyMetric:

@@ -166,10 +166,23 @@ def resampled_metrics(
     *,
     n_resamples: int,
     seed: int,
+    groups: IntArray | None = None,
 ) -> list[FloatArray]:
-    """Each metric (B,) of B resamples of the rows: by the same seed, of the same rows of any other N probs."""
+    """Each metric (B,) of B resamples of the rows: by the same seed, of the same rows of any other N probs.
+
+    With groups (N,) in 0..G-1, the G groups are drawn, each with all of its rows: for rows that are no
+    independent draws, as the tokens of a sentence.
+    """
     resampled = [_resampled(find_metric(name), probs, labels, options) for name, options in metrics]
-    return _draw(resampled, len(probs), n_resamples, np.random.default_rng(check_seed(seed)))
+    rng = np.random.default_rng(check_seed(seed))
+    if groups is None:
+        return _draw(resampled, len(probs), n_resamples, rng)
+    blocks = [
+        [metric.evaluate(drawn[part][:, groups]) for metric in resampled]
+        for drawn in draw_counts(int(groups.max()) + 1, n_resamples, rng)
+        for part in row_chunks(len(drawn), len(groups), elements=_BLOCK_ELEMENTS)
+    ]
+    return [check_resamples(np.concatenate(values)) for values in zip(*blocks, strict=True)]
 
 
 def _resampled(

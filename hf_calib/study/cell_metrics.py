@@ -8,27 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from hf_calib._errors import InputError
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.bootstrap import resampled_metrics
+from hf_calib.metrics._multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
+from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label
-from hf_calib.predictions.of_training import TrainingPredictions
-from hf_calib.report.measures import MEASURES, Measure
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.report.measures import Measure
 from hf_calib.study.cells import fault
+from hf_calib.study.kinds import (
+    DECISION_METRICS,
+    MACRO_METRICS,
+    MULTI_LABEL,
+    STUDY_METRICS,
+    kind_of,
+    make_scaler,
+)
 from hf_calib.study.results import UNSCALED, Panel
 
 N_BINS = 15
-STUDY_METRICS: dict[str, Measure] = {
-    **{
-        key: MEASURES[key]
-        for key in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "smooth_ece")
-    },
-    "aurc": MEASURES["area_under_risk_coverage"],
-}
 # Of a metric that is called with the drawn rows; its standard error is then within 14% for 19 of 20 draws.
 _MOST_CALLS = 100
 _FEWEST_RESAMPLES = 50
@@ -38,7 +39,7 @@ _ROWS_IN_CALLS = 2e8
 
 
 class Resamples(NamedTuple):
-    """How many resamples of the test rows the metrics take; 0 where too few are worth their time.
+    """How many resamples of the test rows, or of the sentences, the metrics take; 0 where too few are worth their time.
 
     Args:
         counted: of metrics that read how often each row was drawn.
@@ -88,7 +89,7 @@ def measure_training(
 
     Args:
         predictions: test rows without a `fault`.
-        methods: `UNSCALED`, or keys of `SINGLE_LABEL_SCALERS`.
+        methods: `UNSCALED`, or maps; one that the kind of task does not have is left out, with a remark.
         resamples: how many.
         seed: of their draw.
     """
@@ -104,30 +105,81 @@ def measure_training(
 def _measure_method(
     predictions: TrainingPredictions, method: str, resamples: Resamples, seed: int, found: Measured
 ) -> None:
-    labels = predictions.test.labels.astype(np.int64)
     probs = _probabilities(predictions, method, found.remarks)
+    labels = predictions.test.labels.astype(np.int64)
+    if labels.ndim == 2:
+        _measure_decisions(probs, labels, method, resamples.counted, seed, found)
+        return
+    groups = sentences_of(predictions.test)
     values = {key: _value(measure, probs, labels) for key, measure in STUDY_METRICS.items()}
     values = {key: value for key, value in values.items() if np.isfinite(value)}
     for n_resamples in set(resamples) - {0}:
         keys = [key for key in values if resamples.of(key) == n_resamples]
         asked = [(STUDY_METRICS[key].metric, _options(STUDY_METRICS[key])) for key in keys]
-        draws = resampled_metrics(asked, probs, labels, n_resamples=n_resamples, seed=seed)
+        draws = resampled_metrics(asked, probs, labels, n_resamples=n_resamples, seed=seed, groups=groups)
         found.draws.update({(method, key): drawn for key, drawn in zip(keys, draws, strict=True)})
     found.values.update({(method, key): value for key, value in values.items()})
     found.panels[method] = Panel(*top_label(probs, labels))
 
 
+def sentences_of(rows: LabelledLogits) -> IntArray | None:
+    """Of tokens, which sentence (N,) each is of, in 0..G-1: sentences are drawn, and never parts of them."""
+    return None if rows.sentences is None else np.unique(rows.sentences, return_inverse=True)[1]
+
+
+def _measure_decisions(
+    probs: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    method: str,
+    n_resamples: int,
+    seed: int,
+    found: Measured,
+) -> None:
+    """Several labels (N, C) a row: over all decisions, and by label; the decisions of a row are drawn together."""
+    some = (labels != UNKNOWN).any(axis=1)
+    decisions = check_decisions(probs[some], labels[some])
+    rows, columns = np.nonzero(decisions.known)
+    applies = decisions.probs[rows, columns]
+    outcomes = np.stack([1 - applies, applies], axis=1)
+    true = decisions.true[rows, columns].astype(np.int64)
+    by_label, n_rows = LabelMetrics(decisions, N_BINS), len(decisions.probs)
+    means = macro(by_label.evaluate(np.ones((1, n_rows), np.intp)))
+    values = {key: _value(STUDY_METRICS[key], outcomes, true) for key in DECISION_METRICS}
+    values |= {key: float(means[name][0]) for key, name in MACRO_METRICS.items()}
+    draws = {}
+    if n_resamples:
+        asked = [(STUDY_METRICS[key].metric, _options(STUDY_METRICS[key])) for key in DECISION_METRICS]
+        drawn = resampled_metrics(asked, outcomes, true, n_resamples=n_resamples, seed=seed, groups=rows)
+        draws = dict(zip(DECISION_METRICS, drawn, strict=True))
+        # The same rows again.
+        blocks = [
+            macro(by_label.evaluate(counts))
+            for counts in draw_counts(n_rows, n_resamples, np.random.default_rng(seed))
+        ]
+        draws |= {
+            key: np.concatenate([block[name] for block in blocks]) for key, name in MACRO_METRICS.items()
+        }
+        draws["brier"] = draws["brier"] / 2
+    values["brier"] /= 2
+    for key, value in values.items():
+        if np.isfinite(value):
+            found.values[method, key] = value
+            if key in draws and np.isfinite(draws[key]).all():
+                found.draws[method, key] = draws[key]
+    found.panels[method] = Panel(*top_label(outcomes, true))
+
+
 def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[str]) -> NDArray[np.float64]:
-    logits = predictions.test.logits.astype(np.float64)
+    logits, kind = predictions.test.logits.astype(np.float64), kind_of(predictions.test)
     if method == UNSCALED:
-        return np.asarray(softmax(logits, axis=1))
+        return np.asarray(expit(logits) if kind is MULTI_LABEL else softmax(logits, axis=1))
+    scaler = make_scaler(kind, method)
     calibration = predictions.calibration
     wrong = "are none" if calibration is None else fault(calibration)
     if calibration is None or wrong is not None:
         raise InputError(f"the calibration rows {wrong}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaler = SINGLE_LABEL_SCALERS[method].load()()
         scaler.fit(calibration.logits.astype(np.float64), calibration.labels)
     remarks += [f"{method}: {warning.message}" for warning in caught]
     return np.asarray(scaler.predict_proba(logits), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The finished trainings of a study whose numbers can be compared: one label per row, and the same test rows."""
+"""The finished trainings of a study whose numbers can be compared: one kind of task, and the same test rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError
+from hf_calib._errors import InputError, InputValueError, expected
+from hf_calib.metrics._multi_label import UNKNOWN
 from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
 from hf_calib.study.folder import CELLS, is_finished, problem
+from hf_calib.study.kinds import kind_of
 
 Key = tuple[str, int]  # loss and seed
 
@@ -31,10 +33,15 @@ class Cells(NamedTuple):
 
 
 def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
-    """Look through the cells that study.json lists; a loss and seed that it lists twice is the later one."""
+    """Look through the cells that study.json lists; a loss and seed that it lists twice is the later one.
+
+    Raises:
+        ValueError: if the cells are of different kinds.
+    """
     listed = {(entry["loss"], entry["seed"]): study / CELLS / name for name, entry in plan["cells"].items()}
     missing: dict[Key, str] = {}
     tested: dict[Key, str] = {}  # what the rows of a comparison share
+    kinds: dict[str, Key] = {}  # the first cell of each
     for key, folder in listed.items():
         if not is_finished(folder):
             missing[key] = problem(folder)
@@ -44,12 +51,19 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
         except InputError as error:
             missing[key] = str(error)
             continue
+        kinds.setdefault(kind_of(predictions.test).name, key)
         wrong = fault(predictions.test)
         if wrong is not None:
             missing[key] = f"its test predictions {wrong}"
             continue
-        labels = hashlib.sha256(predictions.test.labels.astype(np.int64).tobytes()).hexdigest()
-        tested[key] = f"{predictions.class_names} {labels}"
+        labels = hashlib.sha256(predictions.test.labels.astype(np.int64).tobytes())
+        if predictions.test.sentences is not None:
+            labels.update(predictions.test.sentences.astype(np.int64).tobytes())
+        tested[key] = f"{predictions.class_names} {labels.hexdigest()}"
+    if len(kinds) > 1:
+        got = ", ".join(f"{kind} ones ({loss}, seed {seed})" for kind, (loss, seed) in kinds.items())
+        way_out = "compare each kind in a study of its own"
+        raise InputValueError(expected("a study's predictions", "be of one kind", got, way_out))
     if tested:
         ((most, n_cells),) = Counter(tested.values()).most_common(1)
         for key, found in tested.items():
@@ -66,15 +80,22 @@ def fault(rows: LabelledLogits) -> str | None:
     """What keeps rows out of a comparison, to go on from "its test predictions"; or None."""
     logits, labels = rows.logits, rows.labels
     n_rows, n_classes = logits.shape
-    if labels.ndim != 1:
-        return "are multi-label, and a study compares classifiers with one label per row"
     if n_rows == 0:
         return "are none"
-    if n_classes < 2:
+    if labels.ndim == 2:
+        n_bad = np.count_nonzero(~np.isfinite(logits).all(axis=1))
+    elif n_classes < 2:
         return "have one logit per row, and a study compares classifiers with at least 2 classes"
-    n_bad = np.count_nonzero(~_usable(logits))
+    else:
+        n_bad = np.count_nonzero(~_usable(logits))
     if n_bad:
         return f"have NaN or infinite logits in {n_bad} of {n_rows} rows: the training diverged"
+    if labels.ndim == 2:
+        if labels.shape != logits.shape:
+            return f"have labels of shape {labels.shape} beside logits {logits.shape}"
+        if not np.isin(labels, (0, 1, UNKNOWN)).all():
+            return "have labels that are not 0 or 1, nor -100 for one that is not known"
+        return None if (labels != UNKNOWN).any() else "have no label that is known"
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
         return f"have labels outside 0..{n_classes - 1}"
     return None

@@ -58,7 +58,7 @@ def compare(
         output: the study's folder: the trainings, and report.md, .html, .json, results.csv and figures.
         grid: hyperparameter -> values; each loss is trained with all combinations of those that it has.
         methods: post-hoc maps that are fitted to each training's calibration rows, names in
-            `hf_calib.scaling.methods.SINGLE_LABEL_SCALERS`.
+            `hf_calib.study.kinds.MAPS`.
         keep_models: False removes each model once its predictions are written.
 
     Returns:

@@ -17,16 +17,16 @@ from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib.metrics._inputs import check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.predictions.of_training import PREDICTIONS, TrainingPredictions
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 from hf_calib.study.advice import advise, notes_on_statistics
 from hf_calib.study.cell_metrics import (
-    STUDY_METRICS,
     Resamples,
     affordable_resamples,
     measure_training,
+    sentences_of,
 )
 from hf_calib.study.cells import Key, find_cells
 from hf_calib.study.folder import RESULTS, read_plan
+from hf_calib.study.kinds import MAPS, MULTI_LABEL, SINGLE_LABEL, STUDY_METRICS, TOKENS, Kind, kind_of
 from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
 from hf_calib.study.results import CONFIDENCE_LEVEL, UNSCALED, Difference, Estimate, Panel, StudyResults
 
@@ -54,6 +54,11 @@ class Numbers(NamedTuple):
         measured = {(loss, method) for loss, _, method, _ in self.values}
         return [pair for pair in product(self.losses, self.methods) if pair in measured]
 
+    @property
+    def metrics(self) -> list[str]:
+        """Those with any value."""
+        return list(dict.fromkeys(metric for _, _, _, metric in self.values))
+
     def column(self, pair: tuple[str, str], metric: str) -> Column:
         loss, method = pair
         keys = {seed: (loss, seed, method, metric) for seed in self.seeds}
@@ -77,7 +82,8 @@ def measure_study(
 
     Args:
         folder: of the study.
-        methods: post-hoc maps, keys of `SINGLE_LABEL_SCALERS`; the network as trained is measured in any case.
+        methods: post-hoc maps, of `hf_calib.study.kinds.MAPS`; those that the kind of task does not have are left out,
+            with a note. The network as trained is measured in any case.
         n_resamples: of the bootstrap over test rows, at least 50; a slow metric and a large study take fewer.
         seed: of the bootstrap.
         stages: called with the name of each stage.
@@ -86,7 +92,7 @@ def measure_study(
         `StudyResults`; without any finished training its tables are empty.
 
     Raises:
-        ValueError: if the folder is of no study, or an argument is out of range.
+        ValueError: if the folder is of no study, or of trainings of different kinds, or an argument is out of range.
     """
     plan = read_plan(folder)
     all_methods = check_methods(methods)
@@ -102,13 +108,17 @@ def measure_study(
     panels: dict[tuple[str, str], list[Panel]] = {}
     remarks: dict[str, list[str]] = {}
     n_calibration: list[int] = []
-    n_test, n_classes, resamples = 0, 0, Resamples(0, 0)
+    n_test, n_classes, n_drawn, kind, resamples = 0, 0, 0, SINGLE_LABEL, Resamples(0, 0)
     for i, ((loss, training_seed), cell) in enumerate(folders.items(), 1):
         stages(f"measuring {loss}, seed {training_seed} ({i} of {len(folders)})")
         predictions = TrainingPredictions.load(cell / PREDICTIONS)
+        kind, sentences = kind_of(predictions.test), sentences_of(predictions.test)
         n_test, n_classes = predictions.test.logits.shape
+        n_drawn = n_test if sentences is None else int(sentences.max()) + 1
         n_calibration.append(0 if predictions.calibration is None else len(predictions.calibration.labels))
-        resamples = affordable_resamples(n_test, n_classes, len(folders) * len(all_methods), n_resamples)
+        if n_drawn > 1:  # else there is no other choice of rows
+            n_sets = len(folders) * len(all_methods)
+            resamples = affordable_resamples(predictions.test.labels.size, n_classes, n_sets, n_resamples)
         found = measure_training(predictions, all_methods, resamples, seed)
         numbers.values.update({(loss, training_seed, *key): value for key, value in found.values.items()})
         numbers.draws.update({(loss, training_seed, *key): drawn for key, drawn in found.draws.items()})
@@ -122,7 +132,7 @@ def measure_study(
         losses=numbers.losses,
         seeds=numbers.seeds,
         methods=all_methods,
-        metrics={key: measure.title for key, measure in STUDY_METRICS.items()},
+        metrics=kind.metrics,
         values=numbers.values,
         means=_means(numbers),
         baseline=baseline,
@@ -134,19 +144,23 @@ def measure_study(
         n_test=n_test,
         n_calibration=min(n_calibration, default=0),
         n_classes=n_classes,
+        counted=(kind.rows, kind.classes),
         n_resamples=resamples.counted,
         advice=(),
         notes=(),
     )
-    notes = (*_notes_on_rows(results, n_calibration, resamples), *_as_notes(remarks, len(folders)))
+    notes = (
+        *_notes_on_rows(results, kind, n_drawn, n_calibration, resamples),
+        *_as_notes(remarks, len(folders)),
+    )
     return replace(results, advice=advise(results), notes=(*notes_on_statistics(results), *notes))
 
 
 def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
     """`UNSCALED` first, then the maps in the order given; raises for one that there is not."""
     for method in methods:
-        if method not in SINGLE_LABEL_SCALERS and method != UNSCALED:
-            way_out = did_you_mean(method, SINGLE_LABEL_SCALERS)
+        if method not in MAPS and method != UNSCALED:
+            way_out = did_you_mean(method, MAPS)
             raise InputValueError(expected("methods", "be post-hoc maps", repr(method), way_out))
     return tuple(dict.fromkeys([UNSCALED, *methods]))
 
@@ -162,7 +176,7 @@ def _baseline(numbers: Numbers) -> tuple[str, str] | None:
 
 def _means(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
     found = {}
-    for pair, metric in product(numbers.pairs, STUDY_METRICS):
+    for pair, metric in product(numbers.pairs, numbers.metrics):
         column = numbers.column(pair, metric)
         if column:
             found[(*pair, metric)] = _estimate(column, 0.0, _HIGHEST.get(metric, 1.0))
@@ -178,7 +192,7 @@ def _estimate(column: Column, lowest: float, highest: float) -> Estimate:
 def differences_to(numbers: Numbers, baseline: tuple[str, str]) -> dict[tuple[str, str, str], Difference]:
     """Paired differences to a (loss, method) by seed; p-values are corrected within each metric."""
     found = {}
-    for metric in STUDY_METRICS:
+    for metric in numbers.metrics:
         its = numbers.column(baseline, metric)
         columns: dict[tuple[str, str], Column] = {}
         for pair in numbers.pairs:
@@ -269,7 +283,9 @@ def _training_time(folders: Mapping[Key, Path], numbers: Numbers, baseline: str)
     return found
 
 
-def _notes_on_rows(results: StudyResults, n_calibration: Sequence[int], resamples: Resamples) -> list[str]:
+def _notes_on_rows(
+    results: StudyResults, kind: Kind, n_drawn: int, n_calibration: Sequence[int], resamples: Resamples
+) -> list[str]:
     notes: list[str] = []
     if not results.n_test:
         return notes
@@ -281,7 +297,19 @@ def _notes_on_rows(results: StudyResults, n_calibration: Sequence[int], resample
             f"The maps were fitted on {min(n_calibration):,} calibration rows: other rows would give other maps, which "
             "no interval here covers."
         )
-    slow = [metric for metric in STUDY_METRICS if resamples.of(metric) < resamples.counted]
+    if kind is TOKENS:
+        notes.append(
+            f"The tokens of a sentence are no independent draws: resamples are of the {n_drawn:,} test sentences, each "
+            "with all of its tokens."
+        )
+    slow = []
+    if kind is MULTI_LABEL:
+        notes.append(
+            "Accuracy, NLL, Brier score and ECE are of all decisions, each label of each row one, with the confidence "
+            "max(p, 1 - p); macro metrics are means over the labels. The labels of a row are resampled together."
+        )
+    else:
+        slow = [metric for metric in STUDY_METRICS if resamples.of(metric) < resamples.counted]
     if slow and resamples.called:
         names = ", ".join(results.metrics[metric] for metric in slow)
         notes.append(
@@ -290,8 +318,8 @@ def _notes_on_rows(results: StudyResults, n_calibration: Sequence[int], resample
     elif slow:
         names = ", ".join(results.metrics[metric] for metric in slow)
         notes.append(f"On {results.n_test:,} test rows these have no intervals, as they are slow: {names}.")
-    if results.n_test == 1:
-        notes.append("One test row has no intervals.")
+    if n_drawn == 1:
+        notes.append(f"One test {'sentence' if kind is TOKENS else 'row'} has no intervals.")
     return notes
 
 

@@ -85,12 +85,13 @@ class StudyResults:
         training_time: loss -> seconds per step, as a ratio to the baseline's loss.
         missing: (loss, seed) -> why the cell has no numbers.
         panels: (loss, method) -> pooled test predictions.
-        n_test: test rows N, shared by all cells; 0 where nothing is finished.
+        n_test: test rows N, or tokens, shared by all cells; 0 where nothing is finished.
         n_calibration: rows that the maps were fitted on.
         n_classes: C.
         n_resamples: of the bootstrap; a slow metric has fewer, which a note says.
         advice: sentences that follow from the numbers.
         notes: sentences on what the numbers cannot tell, and on what was left out.
+        counted: what n_test and n_classes count: test tokens, or labels, of other kinds of tasks.
     """
 
     losses: tuple[str, ...]
@@ -111,6 +112,7 @@ class StudyResults:
     n_resamples: int
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+    counted: tuple[str, str] = ("test rows", "classes")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types, as report.json holds it."""

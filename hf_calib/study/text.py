@@ -48,9 +48,10 @@ def headline(results: StudyResults) -> str:
     trained = f"{losses} {_plural('loss', losses)} x {seeds} {_plural('seed', seeds)}"
     if not results.n_test:
         return f"{trained}; no training is finished."
+    rows, classes = results.counted
     return (
-        f"{trained}, measured on {results.n_test:,} test rows with {results.n_classes:,} classes; post-hoc maps fitted "
-        f"on {results.n_calibration:,} calibration rows."
+        f"{trained}, measured on {results.n_test:,} {rows} with {results.n_classes:,} {classes}; post-hoc maps fitted "
+        f"on {results.n_calibration:,} calibration {rows.removeprefix('test ')}."
     )
 
 

@@ -139,10 +139,10 @@ def test_top_label_counts_and_left_out_rows(n_bins: int, binning: str, n_values:
             ) -> float:
                 return top_label_calibration_error(data[0][rows], data[1][rows], **options)
 
-            # Counts are of the sorted rows: repeated rows keep the order of the data within ties.
+            # Repeated rows keep the order of the data within ties.
             order = np.argsort(confidences, kind="stable")
             counts = np.random.default_rng(1).multinomial(n_examples, np.full(n_examples, 1 / n_examples), 5)
-            expected = [error(order[drawn_rows(each)]) for each in counts]
+            expected = [error(order[drawn_rows(each[order])]) for each in counts]
             np.testing.assert_allclose(fast.evaluate(counts), expected, rtol=1e-10, atol=1e-9)
             left_out = [error(np.delete(np.arange(n_examples), row)) for row in range(n_examples)]
             np.testing.assert_allclose(fast.leave_one_out(), left_out, rtol=1e-10, atol=1e-9)

@@ -285,3 +285,19 @@ def test_a_model_that_cannot_be_read_is_not_said_to_have_one_class(tmp_path: Pat
     assert done.exit_code == 2
     assert "expected the model to" in done.output
     assert "problem_type" not in done.output
+
+
+@pytest.mark.slow
+def test_a_study_of_several_labels(
+    go_emotions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(CONFIGS.parents[1]))
+    study, script = tmp_path / "study", str(CONFIGS.parent / "text_classification.py")
+    asked = ["compare", script, *go_emotions[:2], "--losses", "cross_entropy,focal", "--seeds", "0"]
+    asked += ["--methods", "temperature,per_label_temperature", "--output", str(study)]
+    result = CliRunner().invoke(app, [*asked, "--", *SHORT, *go_emotions[2:]])
+    assert result.exit_code == 0, result.output
+    record = json.loads((study / "report.json").read_text())
+    assert not record["missing"]
+    assert {each["method"] for each in record["values"]} == {"none", "temperature", "per_label_temperature"}
+    assert "macro_auroc" in {each["metric"] for each in record["differences"]}

@@ -294,3 +294,17 @@ def test_two_processes_report_the_same_as_one(files: Path, trained: Path, tmp_pa
     assert first["before"]["n_predicted"] == second["before"]["n_predicted"] > 0
     for name in ("f1", "ece_product", "ece_minimum"):
         assert second["after"][name]["value"] == pytest.approx(first["after"][name]["value"], abs=1e-4), name
+
+
+@pytest.mark.slow
+def test_a_study_draws_whole_sentences(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    study, words = tmp_path / "study", options(files)
+    script = str(ROOT / "recipes" / "token_classification.py")
+    asked = ["compare", script, *words[:2], "--losses", "cross_entropy,focal", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*asked, "--output", str(study), "--", *words[2:]])
+    assert result.exit_code == 0, result.output
+    record = json.loads((study / "report.json").read_text())
+    assert not record["missing"]
+    assert {"temperature", "auto"} < {each["method"] for each in record["values"]}
+    assert "resamples are of the 120 test sentences" in " ".join(record["notes"])

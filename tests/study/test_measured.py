@@ -15,7 +15,8 @@ from scipy.special import softmax
 
 from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.cell_metrics import STUDY_METRICS, affordable_resamples
+from hf_calib.study.cell_metrics import affordable_resamples
+from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import measure_study
 from hf_calib.study.results import StudyResults
 from tests.helpers.studies import Task, write_study
@@ -210,7 +211,6 @@ def bad_trainings() -> dict[str, tuple[TrainingPredictions | None, str]]:
         "outside": (with_test(test.logits, test.labels + 1), "labels outside 0..2"),
         "one logit": (with_test(test.logits[:, :1], 0 * test.labels), "one logit per row"),
         "empty": (with_test(test.logits[:0], test.labels[:0]), "test predictions are none"),
-        "multi-label": (with_test(test.logits, np.eye(3, dtype=np.float32)[test.labels]), "multi-label"),  # type: ignore[arg-type]
         "unfinished": (None, "not finished"),
     }
 
@@ -324,7 +324,6 @@ def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
             {"methods": ("temprature",)},
             "expected methods to be post-hoc maps, got 'temprature'; did you mean 'temperature'",
         ),
-        ({"methods": ("per_label_temperature",)}, "expected methods"),
         ({"n_resamples": 10}, "expected n_resamples to be at least 50, got 10"),
         ({"seed": -1}, "expected seed"),
     ],

@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from hf_calib.metrics.bootstrap import resampled_metrics
 from hf_calib.metrics.by_name import METRICS
-from hf_calib.study.cell_metrics import STUDY_METRICS
+from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to
 from hf_calib.study.paired import TwoLevel, holm, two_level
 from tests.helpers.studies import Task

@@ -1,0 +1,89 @@
+"""The kinds of tasks that a study compares: which metrics and which post-hoc maps each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.predictions.of_training import LabelledLogits
+from hf_calib.report.measures import MEASURES, Measure
+from hf_calib.report.multi_label import TITLES
+from hf_calib.scaling.methods import SCALERS, SINGLE_LABEL_SCALERS, ScalerEntry
+
+# Of one label per row, and of tokens.
+STUDY_METRICS: dict[str, Measure] = {
+    **{
+        key: MEASURES[key]
+        for key in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "smooth_ece")
+    },
+    "aurc": MEASURES["area_under_risk_coverage"],
+}
+# Of several labels a row. These are of all decisions, each label of each row one, as the trainer logs them; their
+# Brier score is (p - y)^2, half of that of two classes.
+DECISION_METRICS = ("nll", "accuracy", "brier", "ece")
+# And these are means over the labels, with their names in `hf_calib.metrics._multi_label`.
+MACRO_METRICS = {
+    "classwise_ece": "ece",  # the trainer's name
+    "macro_nll": "nll",
+    "macro_brier": "brier",
+    "macro_auroc": "auroc",
+    "macro_average_precision": "average_precision",
+}
+
+
+class Kind(NamedTuple):
+    """A kind of task.
+
+    Args:
+        name: of its rows' labels.
+        rows: what the test rows are.
+        classes: what the columns of the logits are.
+        metrics: key -> title.
+        maps: method -> its scaler.
+    """
+
+    name: str
+    rows: str
+    classes: str
+    metrics: Mapping[str, str]
+    maps: Mapping[str, ScalerEntry]
+
+
+_TITLES = {key: measure.title for key, measure in STUDY_METRICS.items()}
+SINGLE_LABEL = Kind("single-label", "test rows", "classes", _TITLES, SINGLE_LABEL_SCALERS)
+TOKENS = Kind("token", "test tokens", "classes", _TITLES, SINGLE_LABEL_SCALERS)
+MULTI_LABEL = Kind(
+    "multi-label",
+    "test rows",
+    "labels",
+    {
+        **{key: f"{LOGGED_METRICS[key].title}, of all decisions" for key in DECISION_METRICS},
+        **{key: TITLES[f"macro_{name}"] for key, name in MACRO_METRICS.items()},
+    },
+    {method: SCALERS[method] for method in ("temperature", "per_label_temperature", "auto")},
+)
+MAPS = {**SINGLE_LABEL.maps, **MULTI_LABEL.maps}  # of any kind
+
+
+def kind_of(rows: LabelledLogits) -> Kind:
+    """What the labels of a training's rows say."""
+    if rows.labels.ndim == 2:
+        return MULTI_LABEL
+    return SINGLE_LABEL if rows.sentences is None else TOKENS
+
+
+def make_scaler(kind: Kind, method: str) -> Any:
+    """A map for this kind, to be fitted.
+
+    Raises:
+        ValueError: if the kind does not have it.
+    """
+    if method not in kind.maps:
+        requirement = f"be a map for {kind.name} predictions"
+        raise InputValueError(expected("the method", requirement, method, f"take {', '.join(kind.maps)}"))
+    scaler = kind.maps[method].load()()
+    if kind is MULTI_LABEL and "multi_label" in scaler.get_params():
+        scaler.set_params(multi_label=True)
+    return scaler

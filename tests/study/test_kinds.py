@@ -1,0 +1,186 @@
+"""Studies of tokens and of several labels a row: metrics, maps and resamples, by hand and as the trainer logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import softmax
+
+from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
+from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
+from hf_calib.study.comparing import report_study
+from hf_calib.study.measured import measure_study
+from tests.helpers.studies import Task, write_study
+
+LENGTHS = np.array([1, 7, 2, 12, 3, 1, 9, 5, 4, 16] * 3)  # of the test sentences
+TASK = Task(n_test=int(LENGTHS.sum()))
+
+
+def of_tokens(predictions: TrainingPredictions) -> TrainingPredictions:
+    """The rows as tokens of sentences, with numbers that the dataset may have skipped."""
+    test = predictions.test
+    return replace(
+        predictions,
+        test=LabelledLogits(test.logits, test.labels, np.repeat(3 * np.arange(len(LENGTHS)), LENGTHS)),
+    )
+
+
+def of_labels(seed: int, n_rows: int = 150) -> TrainingPredictions:
+    """Three labels a row, over-confident logits; one label in ten is not known. The labels are of no seed."""
+    rng = np.random.default_rng(9)
+    true = rng.normal(size=(2 * n_rows, 3)) + np.array([0, -1, 1])
+    labels = (true + rng.logistic(size=true.shape) > 0).astype(np.float32)
+    labels[rng.random(true.shape) < 0.1] = -100
+    noise = 0.3 * np.random.default_rng(seed).normal(size=true.shape)
+    logits = ([3.0, 2.0, 0.7] * (true + noise)).astype(np.float32)
+    names = ("Mass", "Nodule", "Hernia")
+    test, calibration = (
+        LabelledLogits(logits[part], labels[part]) for part in (slice(n_rows), slice(n_rows, None))
+    )
+    return TrainingPredictions(test, calibration, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("negative_log_likelihood", {}),
+        ("root_brier_score", {}),
+        ("expected_calibration_error", {"n_bins": 5}),
+        ("expected_calibration_error", {"n_bins": 5, "binning": "equal_mass"}),
+        ("expected_calibration_error", {"n_bins": 5, "binning": "quantile"}),
+        ("classwise_calibration_error", {"n_bins": 5}),
+        ("smooth_calibration_error", {}),
+    ],
+)
+def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
+    name: str, options: dict[str, object]
+) -> None:
+    test = TASK.train(0).test
+    probs = softmax(test.logits.astype(np.float64), axis=1)
+    groups = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    (draws,) = resampled_metrics([(name, options)], probs, test.labels, n_resamples=20, seed=4, groups=groups)
+    drawn = np.concatenate(list(draw_counts(len(LENGTHS), 20, np.random.default_rng(4))))
+    sizes = set()
+    for value, counts in zip(draws, drawn, strict=True):
+        rows = np.repeat(np.arange(len(groups)), counts[groups])  # of the data's order, as ties keep it
+        sizes.add(len(rows))
+        assert value == pytest.approx(
+            METRICS[name].function(probs[rows], test.labels[rows], **options), abs=1e-12
+        )
+    assert len(sizes) > 5
+
+
+def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
+    trainings = {(loss, 0): of_tokens(TASK.train(i)) for i, loss in enumerate(("cross_entropy", "focal"))}
+    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=400, seed=3)
+    sums: dict[str, NDArray[np.float64]] = {}
+    for (loss, _), predictions in trainings.items():
+        test = predictions.test
+        log_probs = np.log(softmax(test.logits.astype(np.float64), axis=1))
+        nats = -log_probs[np.arange(len(test.labels)), test.labels]
+        sums[loss] = np.array([part.sum() for part in np.split(nats, LENGTHS.cumsum()[:-1])])
+        assert found.values[loss, 0, "none", "nll"] == pytest.approx(nats.mean(), abs=1e-9)
+    drawn = np.random.default_rng(3).integers(0, len(LENGTHS), (400, len(LENGTHS)))
+    gaps = (sums["focal"] - sums["cross_entropy"])[drawn].sum(axis=1) / LENGTHS[drawn].sum(axis=1)
+    difference = found.differences["focal", "none", "nll"]
+    assert difference.low is not None
+    reach = stats.norm.isf(0.025) * gaps.std(ddof=1)
+    assert difference.value - difference.low == pytest.approx(reach, abs=1e-9)
+    assert (found.n_test, found.counted) == (len(TASK.labels[: TASK.n_test]), ("test tokens", "classes"))
+    assert "resamples are of the 30 test sentences" in " ".join(found.notes)
+
+
+def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> None:
+    one = {(loss, 0): Task(n_test=60).train(i) for i, loss in enumerate(("cross_entropy", "focal"))}
+
+    def repeated(predictions: TrainingPredictions) -> TrainingPredictions:
+        test = predictions.test
+        rows = np.repeat(np.arange(60), 8)
+        return replace(predictions, test=LabelledLogits(test.logits[rows], test.labels[rows], rows))
+
+    settings = {"methods": (), "n_resamples": 100}
+    rows = measure_study(write_study(tmp_path / "rows", one), **settings)  # type: ignore[arg-type]
+    copies = {key: repeated(predictions) for key, predictions in one.items()}
+    tokens = measure_study(write_study(tmp_path / "tokens", copies), **settings)  # type: ignore[arg-type]
+    for metric in ("nll", "accuracy", "ece", "classwise_ece"):
+        mine, its = (each.differences["focal", "none", metric] for each in (tokens, rows))
+        assert mine[:4] == pytest.approx(its[:4], abs=1e-9)
+
+
+def test_several_labels_by_hand(tmp_path: Path) -> None:
+    z = np.log(9)  # probabilities of .9 and .1
+    test = LabelledLogits(
+        np.array([[z, -z], [z, -z], [z, z]], np.float32),
+        np.array([[1, 0], [0, -100], [-100, -100]], np.float32),
+    )
+    trainings = {("cross_entropy", 0): TrainingPredictions(test, None, ("a", "b"))}
+    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=50)
+    right, wrong = -np.log(0.9), -np.log(0.1)
+    expected = {
+        "nll": (2 * right + wrong) / 3,
+        "accuracy": 2 / 3,
+        "brier": (0.01 + 0.01 + 0.81) / 3,
+        "ece": 0.9 - 2 / 3,
+        "classwise_ece": (0.4 + 0.1) / 2,
+        "macro_nll": ((right + wrong) / 2 + right) / 2,
+        "macro_brier": (0.41 + 0.01) / 2,
+        "macro_auroc": 0.5,  # of the first label; the second never applies
+    }
+    for metric, value in expected.items():
+        assert found.values["cross_entropy", 0, "none", metric] == pytest.approx(value, abs=1e-6), metric
+    assert found.counted == ("test rows", "labels")
+
+
+def test_several_labels_as_the_trainer_logs_them_with_maps_and_rows_drawn_whole(tmp_path: Path) -> None:
+    trainings = {("cross_entropy", seed): of_labels(seed) for seed in (0, 1)}
+    trainings |= {("focal", seed): of_labels(10 + seed) for seed in (0, 1)}
+    study = write_study(tmp_path / "study", trainings)
+    methods = ("temperature", "per_label_temperature", "vector")
+    found = report_study(study, methods=methods)
+    assert found.baseline == ("cross_entropy", "temperature")
+    for (loss, seed), predictions in trainings.items():
+        test, calibration = predictions.test, predictions.calibration
+        assert calibration is not None
+        scalers = {
+            "temperature": TemperatureScaling(multi_label=True),
+            "per_label_temperature": PerLabelTemperatureScaling(),
+        }
+        logits = {"none": test.logits.astype(np.float64)}
+        for method, scaler in scalers.items():
+            scaler.fit(calibration.logits.astype(np.float64), calibration.labels.astype(np.int64))
+            logits[method] = scaler.transform(logits["none"])
+        for method, rows in logits.items():
+            state = StreamingCalibration(multi_label=True)
+            state.update(torch.from_numpy(rows), torch.from_numpy(test.labels))
+            logged = state.compute()
+            for metric in ("nll", "accuracy", "brier", "ece", "classwise_ece"):
+                value = found.values[loss, seed, method, metric]
+                assert value == pytest.approx(logged[metric], abs=1e-6), (method, metric)
+    nll = {method: found.means["focal", method, "nll"].value for method in found.methods[:3]}
+    assert nll["per_label_temperature"] < nll["temperature"] < nll["none"]
+    assert set(found.metrics) == {metric for _, _, metric in found.differences}
+    assert all(each.p is not None for each in found.differences.values())
+    notes = " ".join(found.notes)
+    assert "vector was left out: expected the method to be a map for multi-label predictions" in notes
+    assert "measured on 150 test rows with 3 labels" in (study / "report.md").read_text(encoding="utf-8")
+
+
+def test_kinds_are_not_mixed_and_soft_labels_are_missing(tmp_path: Path) -> None:
+    mixed = {("cross_entropy", 0): TASK.train(0), ("focal", 0): of_tokens(TASK.train(0))}
+    message = r"be of one kind, got single-label ones \(cross_entropy, seed 0\), token ones \(focal, seed 0\)"
+    with pytest.raises(ValueError, match=message):
+        measure_study(write_study(tmp_path / "mixed", mixed))
+    good, bad = of_labels(0), of_labels(1)
+    bad.test.labels[0, 0] = 0.5
+    trainings = {("cross_entropy", 0): good, ("focal", 0): bad}
+    found = measure_study(write_study(tmp_path / "soft", trainings), methods=(), n_resamples=50)
+    assert "labels that are not 0 or 1" in found.missing["focal", 0]
