@@ -11,7 +11,6 @@ The networks of the papers, trained from scratch:
         --config recipes/configs/networks/resnet50.yaml --config recipes/configs/losses/adafocal.yaml
 """
 
-import json
 from dataclasses import dataclass, field
 
 from transformers import (
@@ -36,7 +35,7 @@ from hf_calib.data import (
     multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
-from hf_calib.models import IMAGE_NETWORKS
+from hf_calib.models import IMAGE_NETWORKS, network_config
 
 
 @dataclass
@@ -102,7 +101,7 @@ if model_args.model in IMAGE_NETWORKS:
     processor = ViTImageProcessorPil(
         size=size, image_mean=model_args.image_mean, image_std=model_args.image_std
     )
-    config = AutoConfig.for_model(model_args.model, **json.loads(model_args.model_kwargs), **labels)
+    config = network_config(IMAGE_NETWORKS[model_args.model].config_class, model_args.model_kwargs, **labels)
     model = AutoModelForImageClassification.from_config(config)
     if model_args.weights is not None:
         model = type(model).from_pretrained(model_args.weights, config=config, ignore_mismatched_sizes=True)

@@ -10,6 +10,7 @@ from hf_calib.models.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
+from hf_calib.models.settings import network_config
 from hf_calib.models.vgg import VGGConfig, VGGForImageClassification
 from hf_calib.models.wide_resnet import WideResNetConfig, WideResNetForImageClassification
 from hf_calib.models.words import load_glove, train_word_tokenizer
@@ -27,6 +28,7 @@ __all__ = [
     "WideResNetConfig",
     "WideResNetForImageClassification",
     "load_glove",
+    "network_config",
     "train_word_tokenizer",
 ]
 

@@ -22,12 +22,14 @@ from transformers import (
 
 from hf_calib.export import fold_temperature
 from hf_calib.models import (
+    IMAGE_NETWORKS,
     CifarResNetConfig,
     DenseNetConfig,
     DenseNetForImageClassification,
     VGGConfig,
     VGGForImageClassification,
     WideResNetConfig,
+    network_config,
 )
 from hf_calib.models.image_classifier import ImageClassifier
 from tests.helpers.places import GOLDEN
@@ -252,3 +254,22 @@ def test_weights_of_torchvision_load_by_their_names() -> None:
         nn.ReLU,
         nn.MaxPool2d,
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('{"depht": 20}', "expected model_kwargs to name settings of cifar_resnet .*, got 'depht'.*'depth'"),
+        ("{depth: 20}", "expected model_kwargs to be a JSON object, got '{depth: 20}'"),
+        ("[20]", "expected model_kwargs to be a JSON object"),
+    ],
+)
+def test_a_misspelt_setting_is_refused(settings: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        network_config(CifarResNetConfig, settings)
+
+
+@pytest.mark.parametrize("network", IMAGE_NETWORKS.values(), ids=IMAGE_NETWORKS)
+def test_each_network_has_settings_of_its_own(network: Any) -> None:
+    depth = network.config_class().depth
+    assert network_config(network.config_class, f'{{"depth": {depth}}}', num_labels=3).num_labels == 3

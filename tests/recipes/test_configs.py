@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from transformers import AutoConfig
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
-from hf_calib.models import IMAGE_NETWORKS
+from hf_calib.models import IMAGE_NETWORKS, network_config
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tiny_bert
 
@@ -92,6 +92,6 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
 def test_each_network_is_there(path: Path) -> None:
     config = yaml.safe_load(path.read_text())
     if config["model"] in IMAGE_NETWORKS:
-        AutoConfig.for_model(config["model"], **config["model_kwargs"])
+        network_config(IMAGE_NETWORKS[config["model"]].config_class, json.dumps(config["model_kwargs"]))
     else:
         assert config == {"model": "microsoft/resnet-50", "from_scratch": True}
