@@ -1062,6 +1062,7 @@ def test_only_errors_in_the_input_end_with_code_2(capsys: pytest.CaptureFixture[
         raise ValueError("expected a bug to be reported as one")
 
 
+@pytest.mark.slow
 def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
     done = run("evaluate", str(workplace / "test.npz"), "--json")
     assert done.returncode == 0, done.stderr

@@ -90,6 +90,7 @@ def test_classes_in_another_order_are_ties() -> None:
 
 
 @pytest.mark.parametrize(("score", "n_trials"), [("energy", 200)])
+@pytest.mark.slow
 def test_intervals_hold_the_truth(score: str, n_trials: int) -> None:
     """Energy of one large logit is that logit, so that both rates are known: of Gaussians a shift apart."""
     shift, truth = 1.0, {"auroc": norm.cdf(1 / np.sqrt(2)), "fpr95": norm.cdf(norm.ppf(0.95) - 1.0)}

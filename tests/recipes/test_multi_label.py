@@ -118,6 +118,7 @@ def test_go_emotions_is_trained_reported_and_served(
 
 
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_the_default_map_and_no_map(go_emotions: list[str], tmp_path: Path) -> None:
     few = ["--max_train_samples", "32", "--max_calibration_samples", "60", "--max_test_samples", "40"]
     for method in ("auto", "none"):
@@ -158,6 +159,7 @@ def chest_x_rays(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path: Path) -> None:
     names = [f"digit {i}" for i in range(1, 10)]
     own = tmp_path / "own.yaml"

@@ -261,6 +261,7 @@ def test_image_recipe(
     ],
 )
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_networks_of_the_papers_from_scratch(
     task: str, network: str, extra: list[str], image_arguments: list[str], tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def from_scratch(
     }
 
 
+@pytest.mark.slow
 def test_what_a_training_leaves(trained: Path) -> None:
     results = read(trained / "results.json")
     kept = TrainingPredictions.load(trained / "predictions.safetensors")
@@ -184,6 +185,7 @@ def command(*words: object) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_evaluate_says_the_same_of_the_saved_model(files: Path, trained: Path) -> None:
     record = json.loads(command("evaluate", trained / "calibrated", "--data", files / "test.jsonl", "--json"))
     report = read(trained / "report" / "report.json")
@@ -198,6 +200,7 @@ def test_evaluate_says_the_same_of_the_saved_model(files: Path, trained: Path) -
         assert record["entities"]["before"][name]["low"] == pytest.approx(ours["low"], abs=1e-3), name
 
 
+@pytest.mark.slow
 def test_calibrate_folds_and_serves(
     files: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

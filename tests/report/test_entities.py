@@ -52,6 +52,7 @@ def test_numbers_are_those_of_the_metric() -> None:
     assert record["n_sentences"] == 60
 
 
+@pytest.mark.slow
 def test_each_form_has_the_section() -> None:
     report = made()
     assert report.entities is not None

@@ -176,6 +176,7 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
         read_report(tmp_path / "report.json")
 
 
+@pytest.mark.slow
 def test_saved_reports_are_compared(tmp_path: Path) -> None:
     for name, temperature in (("one", 0.5), ("two", 1.0)):
         write_report(quick(*drawn(temperature=temperature), name=name), tmp_path / name)

@@ -59,6 +59,7 @@ def starts(study: Path) -> dict[str, list[str]]:
     return {path.parent.name.rpartition("-")[0]: path.read_text().split() for path in files}
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tmp_path: Path) -> None:
     said, failed = train(tmp_path / "s", jobs=2)
     assert not failed
@@ -110,6 +111,7 @@ def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_aske
     assert {path.name for path in not_kept.iterdir()} == left
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     arguments = ("--fails", "focal", "--silent", "brier")
     said, failed = train(tmp_path, *arguments, losses="focal,brier,cross_entropy")
