@@ -180,10 +180,10 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     if args.strip_headers and not images:
         dataset = strip_headers(dataset)
     if test_size is not None:
-        dataset = draw_test(dataset, size=_rows_or_share(test_size), seed=args.split_seed)
+        dataset = draw_test(dataset, size=rows_or_share(test_size), seed=args.split_seed)
     dataset = split_calibration(
         dataset,
-        size=_rows_or_share(args.calibration_size),
+        size=rows_or_share(args.calibration_size),
         seed=args.split_seed,
         source=args.calibration_from,
     )
@@ -244,7 +244,8 @@ def _check_multi_label(args: DataArguments) -> None:
             raise InputValueError(expected(name, "go with one label a row", got, way_out))
 
 
-def _rows_or_share(size: float) -> float | int:
+def rows_or_share(size: float) -> float | int:
+    """A size as the splits take it: a number of rows from 1 on, a share below."""
     return int(size) if size >= 1 else size
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
-from hf_calib.data.arguments import BUILT_IN, NEWSGROUPS, DataArguments
+from hf_calib.data.arguments import BUILT_IN, NEWSGROUPS, DataArguments, rows_or_share
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import limit_samples, read_column, split_calibration
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -56,10 +56,9 @@ def load_tagged(args: DataArguments) -> DatasetDict:
     )
     if are_bio(dataset["train"].features["tags"].feature.names):
         check_seqeval()
-    size = args.calibration_size
     dataset = split_calibration(
         dataset,
-        size=int(size) if size >= 1 else size,
+        size=rows_or_share(args.calibration_size),
         seed=args.split_seed,
         stratify=False,
         source=args.calibration_from,
