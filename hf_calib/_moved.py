@@ -18,8 +18,16 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hf_calib.demo": ("hf_calib.commands.demo",),
     "hf_calib.folding": ("hf_calib.export.fold",),
     "hf_calib.inference": ("hf_calib.predictions.texts",),
-    "hf_calib.posthoc": ("hf_calib.commands.evaluate", "hf_calib.commands.calibrate"),
-    "hf_calib.posthoc_models": ("hf_calib.commands.evaluate", "hf_calib.commands.calibrate"),
+    "hf_calib.posthoc": (
+        "hf_calib.commands.evaluate",
+        "hf_calib.commands.calibrate",
+        "hf_calib.predictions.texts",
+    ),
+    "hf_calib.posthoc_models": (
+        "hf_calib.commands.evaluate",
+        "hf_calib.commands.calibrate",
+        "hf_calib.predictions.texts",
+    ),
     "hf_calib.recipe": (
         "hf_calib.experiments",
         "hf_calib.data",

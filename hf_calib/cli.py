@@ -164,16 +164,8 @@ def evaluate(
                 stages=stages,
             )
         else:
-            labelled = labelled_rows(
-                source,
-                text_column=text_column,
-                image_column=image_column,
-                label_column=label_column,
-                class_names=class_names.split(",") if class_names else None,
-                max_length=max_length,
-                batch_size=batch_size,
-                trust_remote_code=trust_remote_code,
-            )
+            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
+            labelled = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
             rows: Any = labelled(data, config_name, split)
             ood = [labelled(other, None, ood_split) for other in ood_data or ()]
             options: dict[str, Any] = {
@@ -202,7 +194,11 @@ def evaluate(
 def _layout(column: str, columns: str | None, separator: str | None, no_label: str | None) -> LabelLayout:
     from hf_calib.data.multi_label import LabelLayout
 
-    return LabelLayout(column, columns.split(",") if columns else None, separator, no_label)
+    return LabelLayout(column, _names(columns), separator, no_label)
+
+
+def _names(given: str | None) -> list[str] | None:
+    return given.split(",") if given else None
 
 
 @app.command()
@@ -282,51 +278,23 @@ def calibrate(
                 source, output, test=test_data, target=target_data, label_column=label_column, **options
             )
         else:
-            labelled: Any = labelled_rows(
-                source,
-                text_column=text_column,
-                image_column=image_column,
-                label_column=label_column,
-                class_names=class_names.split(",") if class_names else None,
-                max_length=max_length,
-                batch_size=batch_size,
-                trust_remote_code=trust_remote_code,
-            )
+            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
+            labelled: Any = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
             rows = labelled(data, config_name, split)
             test = None if test_data is None else labelled(test_data, config_name, test_split)
             target = None if target_data is None else labelled(target_data, config_name, target_split)
+            options["trust_remote_code"] = trust_remote_code
             with console.progress() as progress:
                 if several:
                     del options["criterion"]
                     layout = _layout(label_column, label_columns, label_separator, no_label)
-                    scaled = multi_label.calibrate_multi_label(
-                        source,
-                        rows,
-                        layout,
-                        output,
-                        test=test,
-                        trust_remote_code=trust_remote_code,
-                        progress=progress,
-                        **options,
+                    done = multi_label.calibrate_multi_label(
+                        source, rows, layout, output, test=test, progress=progress, **options
                     )
                 else:
                     done = command.calibrate_model(
-                        source,
-                        rows,
-                        output,
-                        test=test,
-                        target=target,
-                        trust_remote_code=trust_remote_code,
-                        progress=progress,
-                        **options,
+                        source, rows, output, test=test, target=target, progress=progress, **options
                     )
-        if several:
-            if as_json:
-                console.print_json({**scaled.to_dict(), "output": str(output)})
-            else:
-                console.print_multi_label_calibration(scaled)
-                console.print_written(output)
-            return
         console.print_warnings(done.report.notes)
         if as_json:
             console.print_json({**done.to_dict(), "output": str(output)})
@@ -439,16 +407,8 @@ def decide(
                 source, rule, test=test_data, label_column=label_column, **options
             )
         else:
-            labelled = labelled_rows(
-                source,
-                text_column=text_column,
-                image_column=image_column,
-                label_column=label_column,
-                class_names=class_names.split(",") if class_names else None,
-                max_length=max_length,
-                batch_size=batch_size,
-                trust_remote_code=trust_remote_code,
-            )
+            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
+            labelled = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
             rows = labelled(data, config_name, split)
             test = None if test_data is None else labelled(test_data, config_name, test_split)
             with console.progress() as progress:
@@ -564,10 +524,9 @@ def export(
     """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import export as command
-        from hf_calib.commands.evaluate import LabelledTexts
+        from hf_calib.predictions.texts import LabelledTexts
 
-        names = class_names.split(",") if class_names else None
-        reading = (text_column, label_column, names, max_length, batch_size)
+        reading = (text_column, label_column, _names(class_names), max_length, batch_size)
         rows = None if data is None else LabelledTexts(data, config_name, split, *reading)
         test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
         command.check_options(form.value, quantize=quantize, data=data, test_data=test_data)

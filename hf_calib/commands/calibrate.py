@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
@@ -29,24 +28,21 @@ from hf_calib.predictions.files import (
     load_unlabelled,
     save_predictions,
 )
-from hf_calib.report import CalibrationReport
+from hf_calib.report import CalibrationReport, MultiLabelReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
-from hf_calib.scaling.saved_map import map_title, recorded_in, save_map
 
 if TYPE_CHECKING:
     from hf_calib.commands.inputs import Labelled
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
-SERVED = 8
-_SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome of `calibrate_model` or `calibrate_predictions`.
+    """The outcome of `calibrate_model`, `calibrate_multi_label` or `calibrate_predictions`.
 
     Args:
         method: a key of `METHODS`.
@@ -69,7 +65,7 @@ class Calibration:
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
-    report: CalibrationReport
+    report: CalibrationReport | MultiLabelReport
     notes: tuple[str, ...]
     served_difference: float | None = None
     prior: PriorEstimate | None = None
@@ -125,26 +121,13 @@ def calibrate_model(
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
             created then.
     """
-    import transformers
-
-    from hf_calib.cards.facts import is_hub_name
-    from hf_calib.export.fingerprint import fingerprint
-    from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
+    from hf_calib.commands.saving import save_and_check, without_map
     from hf_calib.export.heads import head_loses_bias
-    from hf_calib.export.saving import (
-        check_overwrites_no_original,
-        replace_model,
-        standalone_copy,
-        write_folded,
-    )
-    from hf_calib.export.unfold import unfold
-    from hf_calib.predictions.pipelines import pipeline
-    from hf_calib.predictions.tokens import LabelledTokens
+    from hf_calib.export.saving import check_overwrites_no_original, replace_model
 
     # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
-    known = METHODS if target is None and not isinstance(rows, LabelledTokens) else FOLDED
+    known = METHODS if target is None and rows.task != "token-classification" else FOLDED
     scaler = make_scaler(method or "auto", criterion, n_bins, known)
-    folds = method is None or method in FOLDED
     check_output(output)
     check_overwrites_no_original(output, [source])
 
@@ -153,24 +136,16 @@ def calibrate_model(
     test_data: Any = None if test is None else test.load()
     target_data: Any = None if target is None else target.load()
     stages(f"loading {source}")
-    # Both kinds of rows have the same methods, for a classifier of their kind.
+    # All kinds of rows have the same methods, for a classifier of their kind.
     classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
-    refolded: tuple[str, ...] = ()
-    record = recorded_in(classifier.model.config)
-    if record.get("folded"):
-        how = unfold(classifier.model).sentence()
-        title = map_title(str(record.get("method", "temperature")))
-        refolded = (
-            f"{source} had {title} in its head, which was undone first. {how} The new map replaces it.",
-        )
-    recorded = check_can_be_folded(classifier.model)
-    about_training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
+    training, undone = without_map(source, classifier.model)
     if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
         scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
     stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
     test_encoded = None if test is None else test.encode(classifier, test_data)
     target_inputs = None if target is None else target.encode_inputs(classifier, target_data)
+    inputs = [encoded.inputs, None if test_encoded is None else test_encoded.inputs, target_inputs]
     stages(
         f"predicting {sum(len(each) for each in (data, test_data, target_data) if each is not None):,} rows"
     )
@@ -188,64 +163,39 @@ def calibrate_model(
         tested,
         target_logits,
         n_seen=n_seen,
+        notes=[note for each in inputs if each is not None for note in rows.notes(each)],
         source=source,
         n_bins=n_bins,
         seed=seed,
         stages=stages,
     )
-    served, n_fitted = measured.served, len(measured.fitted_on)
-    checked = [each.inputs for each in (encoded, test_encoded) if each is not None]
-    notes = tuple(
-        note for inputs in (*checked, target_inputs) if inputs is not None for note in rows.notes(inputs)
-    )
-    report = replace(measured.report, notes=(*measured.report.notes, *notes))
-    measured = measured._replace(report=report)
 
     stages(f"saving to {output}")
+    fitting = {"split": "calibration", "n_examples": len(measured.fitted_on)}
     minimised = getattr(scaler, "criterion", None)
-    fitting = {"split": "calibration", "n_examples": n_fitted}
     fitting |= {} if minimised is None else {"criterion": minimised}
     measured_on = {**(test or rows).source(), "n": len(measured.reported)}
-    about: dict[str, Any] = {
-        **{key: recorded[key] for key in ("loss", "loss_kwargs") if key in recorded},
-        **fitting,
-        "data": {"calibration": {**rows.source(), "n": n_fitted}, "test": measured_on},
-        **({"base_model": source} if is_hub_name(source) else {}),
-    }
-    first: Any = rows.as_served(data, SERVED)
-    first_logits = found.as_logits()[: len(first)]
-    if isinstance(
-        rows, LabelledTokens
-    ):  # a pipeline cuts the text into words by itself, and scores each sub-word
-        first_logits = rows.served_logits(classifier, first)
-    calibrated = served.predict_proba(first_logits)
     with whole_folder(output, replace_model) as folder:
-        plain = standalone_copy(classifier.model)
-        serving = (folder, rows, classifier, first, trust_remote_code)
-        plain.config.calibration = {**about_training, **fitting}
-        batch = rows.first_batch(classifier, first)
-        if folds:
-            weights = write_folded(
-                plain, served, folder, batch=batch, processing_class=classifier.processing_class, about=about
-            )
-        else:
-            plain.config.calibration |= {"method": method, "folded": False}
-            plain.save_pretrained(folder)
-            classifier.processing_class.save_pretrained(folder)
-            weights = fingerprint(plain)
-            save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
-            # On the very logits that are served: a step turns their last bit into another probability.
-            logits = served_scores(transformers.pipeline, *serving, function_to_apply="none")
-            calibrated = served.predict_proba(logits)
-        difference = checked_difference(
-            served_scores(transformers.pipeline if folds else pipeline, *serving), calibrated
+        weights, difference = save_and_check(
+            folder,
+            source,
+            rows,
+            classifier,
+            measured.served,
+            method=None if method is None or method in FOLDED else method,
+            data=data,
+            logits=found.as_logits(),
+            training=training,
+            fitting=fitting,
+            measured_on=measured_on,
+            trust_remote_code=trust_remote_code,
         )
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options()}
-        about_rows = {**measured_on, "seen": n_seen, **again, "fingerprint": weights}
-        write_report(replace(measured.report, about=about_rows), folder / "calibration")
+        about = {**measured_on, "seen": n_seen, **again, "fingerprint": weights}
+        write_report(replace(measured.report, about=about), folder / "calibration")
     method = method or ("auto" if hasattr(scaler, "choice_") else "temperature")
-    return _calibration(method, scaler, measured, refolded, difference)
+    return _calibration(method, scaler, measured, undone, difference)
 
 
 def calibrate_predictions(
@@ -338,44 +288,3 @@ def _calibration(
         difference,
         measured.prior,
     )
-
-
-def served_scores(
-    pipeline: Callable[..., Any],
-    folder: Path,
-    rows: Labelled,
-    classifier: Any,
-    first: list[Any],
-    trust_remote_code: bool,
-    **settings: Any,
-) -> NDArray[np.float64]:
-    """(N, C) the scores that a pipeline with the saved model gives for the first rows, NaN where it gives none."""
-    options, call_options = rows.serving(classifier, folder)
-    classify = pipeline(
-        rows.task,
-        model=str(folder),
-        device="cpu",
-        trust_remote_code=trust_remote_code,
-        **options,
-        **settings,
-    )
-    results: Any = classify(first, **call_options)
-    if rows.task == "token-classification":  # tokens of each text, each with the score of its tag alone
-        results = [[{"label": each["entity"], "score": each["score"]}] for text in results for each in text]
-    served = [{row["label"]: row["score"] for row in scores} for scores in results]
-    return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])
-
-
-def checked_difference(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
-    """The largest difference between the probabilities that are served and the wanted ones."""
-    difference = float(np.nanmax(np.abs(found - wanted)))
-    if not difference <= _SERVED_TOLERANCE:
-        raise RuntimeError(
-            expected(
-                "a pipeline with the saved model",
-                f"give the calibrated probabilities within {_SERVED_TOLERANCE}",
-                f"a difference of {difference:.2g}",
-                "nothing was saved; please report this model",
-            )
-        )
-    return difference

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
     from hf_calib.commands.export import Exported
-    from hf_calib.commands.multi_label import MultiLabelCalibration
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
     from hf_calib.report import CalibrationReport, MultiLabelReport
@@ -158,7 +157,7 @@ def print_calibration(done: Calibration) -> None:
     ]
     fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
     fitted += f" ({', '.join(details)})." if details else "."
-    notes = [f"Note: {note}" for note in done.notes if note not in done.report.notes]  # those are printed
+    notes = [f"Note: {note}" for note in done.notes if note not in done.report.warnings]  # those are printed
     if done.prior is not None:
         print_table(*_moved_classes(done.prior, done.report.class_names))
     lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
@@ -174,22 +173,6 @@ def print_calibration(done: Calibration) -> None:
             "calibrated by it."
         )
     print_lines(lines)
-
-
-def print_multi_label_calibration(done: MultiLabelCalibration) -> None:
-    """The report before and after, and the rows that the map was fitted on."""
-    print_report(done.report)
-    choice = f" ({done.choice})" if done.choice else ""
-    print_lines(
-        [
-            "",
-            f"Method {done.method}{choice}, fitted on {done.n_fitted:,} rows.",
-            f"Reported on {done.held_out}.",
-            *(f"Note: {note}" for note in done.notes),
-            "Folded into the model's head: a plain pipeline with the saved model gives the calibrated probabilities "
-            f"(largest difference {done.served_difference:.1g}).",
-        ]
-    )
 
 
 def _moved_classes(

@@ -255,7 +255,7 @@ def _decide(
         # The promise needs rows that the scaler has not seen: on those that it has, confidences fit too well.
         calibrating, fitted_on, _ = split_roles(pool, None, seed)
         stages(f"calibrating on {len(calibrating):,} rows")
-        notes += fit(scaler, calibrating)
+        notes += fit(scaler, calibrating.as_logits(), calibrating.labels)
         n_calibrated_on = len(calibrating)
 
     stages(f"fitting the rule on {len(fitted_on):,} rows, measuring {len(measured):,}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
@@ -27,11 +25,7 @@ from hf_calib.report.writing import write_to
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
 # of predictions start without them.
 if TYPE_CHECKING:
-    from datasets import Dataset
-    from numpy.typing import NDArray
-
     from hf_calib.commands.inputs import Labelled
-    from hf_calib.predictions.texts import EncodedRows, TextClassifier
 
 # Called with the number of rows just predicted and of all rows; called with the name of a stage as it begins.
 Progress = Callable[[int, int], None]
@@ -70,111 +64,6 @@ def check_data(source: str, data: str | None) -> None:
     if data is None and not is_predictions_file(source):
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
         raise InputValueError(expected("data", "be given with a model", "none", way_out))
-
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    """The texts that a model is run over, and how they are read; see `load_rows` and `predict`."""
-
-    data: str
-    config_name: str | None = None
-    split: str = "test"
-    text_column: str = "text"
-    label_column: str = "label"
-    class_names: Sequence[str] | None = None
-    max_length: int | None = None
-    batch_size: int = 32
-
-    encoding: ClassVar[str] = "tokenizing {:,} texts"
-    task: ClassVar[str] = "text-classification"
-
-    def load(self) -> Dataset:
-        """The rows, with the columns as they are."""
-        from hf_calib.data.sources import load_rows
-
-        return load_rows(self.data, config_name=self.config_name, split=self.split)
-
-    def load_classifier(
-        self, source: str, *, multi_label: bool = False, trust_remote_code: bool
-    ) -> TextClassifier:
-        """The model, with its tokenizer."""
-        from hf_calib.predictions.texts import load_classifier
-
-        return load_classifier(source, multi_label=multi_label, trust_remote_code=trust_remote_code)
-
-    def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
-        """Check and tokenize them, before the model is run."""
-        from hf_calib.predictions.texts import encode_rows
-
-        return encode_rows(
-            classifier,
-            rows,
-            text_column=self.text_column,
-            label_column=self.label_column,
-            class_names=self.class_names,
-            max_length=self.max_length,
-        )
-
-    def encode_inputs(self, classifier: TextClassifier, rows: Dataset) -> list[dict[str, list[int]]]:
-        """Check and tokenize them; their labels are not read."""
-        from hf_calib.predictions.texts import encode_texts
-
-        return encode_texts(classifier, rows, text_column=self.text_column, max_length=self.max_length)
-
-    def notes(self, inputs: Any) -> tuple[str, ...]:
-        """What a report says of them: nothing."""
-        return ()
-
-    def predict_logits(
-        self, classifier: TextClassifier, inputs: Any, on_progress: Progress | None = None
-    ) -> NDArray[np.float32]:
-        """Run the classifier over inputs of `encode_inputs`."""
-        from hf_calib.predictions.texts import predict_logits
-
-        return predict_logits(classifier, inputs, batch_size=self.batch_size, on_progress=on_progress)
-
-    def as_served(self, rows: Dataset, n: int) -> list[str]:
-        """The first n, as a pipeline takes them."""
-        return list(rows[:n][self.text_column])
-
-    def first_batch(self, classifier: TextClassifier, served: Sequence[str]) -> dict[str, Any]:
-        """What the model reads of these, or of the first where it cannot pad."""
-        return classifier.batch(
-            classifier.encode(served if classifier.can_pad else served[:1], self.max_length)
-        )
-
-    def serving(self, classifier: TextClassifier, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Options of a pipeline with the model saved in a folder, and of its call."""
-        cut = self.max_length or classifier.longest
-        return {"top_k": None}, {"truncation": cut is not None, "max_length": cut}
-
-    def identities(self, rows: Dataset) -> Iterable[str]:
-        """What two rows of the same text have in common."""
-        return rows[self.text_column]
-
-    def source(self) -> dict[str, str]:
-        """The name of the data, without folders, and of the split where there are several."""
-        from hf_calib.cards.facts import plain_name
-
-        return {"name": plain_name(self.data), **({} if _is_file(self.data) else {"split": self.split})}
-
-    def options(self) -> list[str]:
-        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
-        default = LabelledTexts(self.data)
-        given = {
-            "--data": self.source()["name"],
-            "--config-name": self.config_name,
-            "--split": None if self.split == default.split or _is_file(self.data) else self.split,
-            "--text-column": None if self.text_column == default.text_column else self.text_column,
-            "--label-column": None if self.label_column == default.label_column else self.label_column,
-            "--class-names": None if self.class_names is None else ",".join(self.class_names),
-            "--max-length": None if self.max_length is None else str(self.max_length),
-        }
-        return [word for option, value in given.items() if value is not None for word in (option, value)]
-
-
-def _is_file(data: str) -> bool:
-    return os.path.isfile(data)
 
 
 def evaluate_predictions(

@@ -23,7 +23,7 @@ from transformers import (
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, report_on
+from hf_calib.commands.evaluate import Progress, Stages, in_silence, report_on
 from hf_calib.commands.fitting import FOLDED, fit, inputs_in_both, make_scaler, split_roles
 from hf_calib.commands.report import Comparison
 from hf_calib.decisions.saved import FILE as DECISIONS
@@ -41,14 +41,14 @@ from hf_calib.export.programs import (
 )
 from hf_calib.export.saving import standalone_copy
 from hf_calib.predictions.files import Predictions
+from hf_calib.predictions.loading import load_trained, refusals
 from hf_calib.predictions.texts import (
     EncodedRows,
+    LabelledTexts,
     TextClassifier,
     encode_texts,
     load_classifier,
     load_text_model,
-    load_trained,
-    refusals,
 )
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
@@ -230,7 +230,7 @@ def export_quantized(
         before = predict(test_encoded or encoded, runs)
         reported_in_float = before if test is not None else split_roles(before, None, seed)[1]
         stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-        warned = fit(scaler, fitted_on)
+        warned = fit(scaler, fitted_on.as_logits(), fitted_on.labels)
         append_map(in_int8, path, scaler.affine_map())
         stages("checking the export")
         wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +63,7 @@ def fit_and_measure(
     target_logits: NDArray[Any] | None,
     *,
     n_seen: int,
+    notes: Sequence[str] = (),
     source: str,
     n_bins: int,
     seed: int,
@@ -76,6 +77,7 @@ def fit_and_measure(
         tested: rows to report on; None takes the other half.
         target_logits: (N, C) of unlabelled rows as they come where the model is used; or None.
         n_seen: how many of the tested rows are also among those to fit on.
+        notes: of the report, on the rows.
         source: the model's or the file's name.
         n_bins: M.
         seed: of the draw of the half, and of the estimate of the frequencies.
@@ -83,7 +85,7 @@ def fit_and_measure(
     """
     fitted_on, reported, held_out = split_roles(found, tested, seed)
     stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-    warned = fit(scaler, fitted_on)
+    warned = fit(scaler, fitted_on.as_logits(), fitted_on.labels)
     served, prior = scaler, None
     if target_logits is not None:
         source_rows = reported if tested is None else fitted_on
@@ -93,7 +95,7 @@ def fit_and_measure(
     if not is_served:
         held_out = f"{held_out}, {_BEFORE_CORRECTION}"
     report = report_on(reported, source, n_bins, served if is_served else scaler)
-    report = replace(report, notes=(*report.notes, *_note_in_sample(n_seen, len(reported))))
+    report = replace(report, notes=(*report.notes, *_note_in_sample(n_seen, len(reported)), *notes))
     return Measured(served, prior, fitted_on, reported, held_out, report, is_served, warned)
 
 
@@ -126,21 +128,27 @@ def split_roles(
     if tested is not None:
         check_same_classes("the test data", found, tested)
         return found, tested, f"all {len(tested):,} rows of the test data"
-    if len(found) < 2:
-        way_out = "pass more rows, or test data"
-        raise InputValueError(expected("the rows", "be at least 2, to be split in half", len(found), way_out))
-    if found.sentences is None:
-        chosen = half_of(found.labels, seed)
-    else:  # whole sentences: the tokens of one are not independent, and entities must not be cut
-        sentences = np.unique(found.sentences)
-        if len(sentences) < 2:
-            way_out = "pass more rows, or test data"
-            raise InputValueError(expected("the sentences", "be at least 2, to be split in half", 1, way_out))
-        half = sentences[half_of(np.zeros(len(sentences), np.int64), seed)]
-        chosen = np.flatnonzero(np.isin(found.sentences, half))
-    rest = np.setdiff1d(np.arange(len(found)), chosen)
-    held_out = f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
+    chosen, rest, held_out = halves(found.labels, seed, sentences=found.sentences)
     return found.select(chosen), found.select(rest), held_out
+
+
+def halves(
+    labels: NDArray[np.int64], seed: int, *, sentences: NDArray[np.int64] | None = None
+) -> tuple[NDArray[Any], NDArray[Any], str]:
+    """The row numbers to fit on, those to report on, and which the latter are, in words."""
+    # Whole sentences: the tokens of one are not independent, and entities must not be cut.
+    units = np.arange(len(labels)) if sentences is None else np.unique(sentences)
+    if len(units) < 2:
+        what = "the rows" if sentences is None else "the sentences"
+        way_out = "pass more rows, or test data"
+        raise InputValueError(expected(what, "be at least 2, to be split in half", len(units), way_out))
+    if sentences is None:
+        chosen = half_of(labels, seed)
+    else:
+        half = units[half_of(np.zeros(len(units), np.int64), seed)]
+        chosen = np.flatnonzero(np.isin(sentences, half))
+    rest = np.setdiff1d(np.arange(len(labels)), chosen)
+    return chosen, rest, f"the other {len(rest):,} of {len(labels):,} rows, drawn with seed {seed}"
 
 
 def corrected(
@@ -177,11 +185,11 @@ def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
     return np.sort(chosen)
 
 
-def fit(scaler: Any, predictions: Predictions) -> tuple[str, ...]:
+def fit(scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> tuple[str, ...]:
     """Fit in place; return its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaler.fit(predictions.as_logits(), predictions.labels)
+        scaler.fit(logits, labels)
     return tuple(str(warning.message) for warning in caught)
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputError, InputValueError, expected
-from hf_calib.commands.evaluate import LabelledTexts
 
 # A model needs torch and transformers: they are imported where one is named.
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from hf_calib.predictions.images import LabelledImages
+    from hf_calib.predictions.texts import LabelledTexts
     from hf_calib.predictions.tokens import LabelledTokens
 
     Labelled = LabelledTexts | LabelledTokens | LabelledImages
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 def labelled_rows(
     source: str,
-    *,
     text_column: str = "text",
     image_column: str = "image",
     label_column: str = "label",
     class_names: Sequence[str] | None = None,
     max_length: int | None = None,
     batch_size: int = 32,
+    *,
     trust_remote_code: bool = False,
 ) -> Callable[[str, str | None, str], Labelled]:
     """The rows of data that a model reads, and how: a function of the data's name, its configuration and its split.
@@ -47,9 +47,10 @@ def labelled_rows(
     """
     config = config_of(source, trust_remote_code)
     if config is None or not _reads_images(config):
-        kind: Any = LabelledTexts
-        if config is not None and tags_tokens(config):
-            from hf_calib.predictions.tokens import LabelledTokens as kind  # noqa: N813
+        from hf_calib.predictions.texts import LabelledTexts
+        from hf_calib.predictions.tokens import LabelledTokens
+
+        kind: Any = LabelledTokens if config is not None and tags_tokens(config) else LabelledTexts
         return partial(
             kind,
             text_column=text_column,
@@ -77,7 +78,7 @@ def config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
     from transformers import AutoConfig
 
     import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
-    from hf_calib.predictions.texts import refusals
+    from hf_calib.predictions.loading import refusals
 
     try:
         with refusals("the model", "be loadable", source, "name a fine-tuned classifier"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,9 @@ from scipy.special import expit
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.calibrate import SERVED, checked_difference, served_scores
-from hf_calib.commands.evaluate import LabelledTexts, Progress, Stages, in_silence, name_of
+from hf_calib.commands.calibrate import Calibration
+from hf_calib.commands.evaluate import Progress, Stages, in_silence, name_of
+from hf_calib.commands.fitting import fit, halves
 from hf_calib.commands.inputs import config_of, tags_tokens
 from hf_calib.report import MultiLabelReport, multi_label_report
 from hf_calib.report.writing import write_report, write_to
@@ -25,6 +25,7 @@ from hf_calib.scaling.methods import SCALERS, fitted_numbers
 if TYPE_CHECKING:
     from hf_calib.data.multi_label import LabelLayout
     from hf_calib.predictions.images import LabelledImages
+    from hf_calib.predictions.texts import LabelledTexts
 
     Rows = LabelledTexts | LabelledImages
 
@@ -116,7 +117,8 @@ def evaluate_multi_label(
     logits = rows.predict_logits(classifier, read.inputs, progress)
     stages(f"measuring {len(data):,} rows")
     report = _report(source, classifier, logits, read.labels, n_bins)
-    report = replace(report, about={**rows.source(), "fingerprint": fingerprint(classifier.model)})
+    about = {**rows.source(), "fingerprint": fingerprint(classifier.model)}
+    report = replace(report, notes=rows.notes(read.inputs), about=about)
     write_to(output, report)
     return report
 
@@ -139,36 +141,6 @@ def _report(
     )
 
 
-@dataclass(frozen=True)
-class MultiLabelCalibration:
-    """The outcome of `calibrate_multi_label`.
-
-    Args:
-        method: one of `METHODS`.
-        choice: what "auto" has chosen; None for another method.
-        numbers: the fitted parameters, where these are at most a number per label.
-        n_fitted: rows the scaler was fitted on.
-        held_out: which rows the report is on, in words.
-        report: before and after calibration, on rows that the scaler has not seen.
-        notes: warnings of the fit.
-        served_difference: largest difference between the probabilities of a pipeline with the saved model and
-            the scaler's.
-    """
-
-    method: str
-    choice: str | None
-    numbers: Mapping[str, Any]
-    n_fitted: int
-    held_out: str
-    report: MultiLabelReport
-    notes: tuple[str, ...]
-    served_difference: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's own types."""
-        return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict()}
-
-
 def calibrate_multi_label(
     source: str,
     rows: Rows,
@@ -182,7 +154,7 @@ def calibrate_multi_label(
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     stages: Stages = in_silence,
-) -> MultiLabelCalibration:
+) -> Calibration:
     """Fit a scaler on a multi-label model's logits, fold it into the head, and save the model for a plain pipeline.
 
     Args:
@@ -204,18 +176,9 @@ def calibrate_multi_label(
         TypeError: if columns are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; nothing is saved then.
     """
-    import transformers
-
-    from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
+    from hf_calib.commands.saving import save_and_check, without_map
     from hf_calib.export.heads import head_loses_bias
-    from hf_calib.export.saving import (
-        check_overwrites_no_original,
-        replace_model,
-        standalone_copy,
-        write_folded,
-    )
-    from hf_calib.export.unfold import unfold
-    from hf_calib.scaling.saved_map import recorded_in
+    from hf_calib.export.saving import check_overwrites_no_original, replace_model
 
     if method is not None and method not in METHODS:
         requirement = f"be one of {', '.join(METHODS)} for several labels a row"
@@ -227,12 +190,7 @@ def calibrate_multi_label(
     test_data = None if test is None else test.load()
     stages(f"loading {source}")
     classifier: Any = rows.load_classifier(source, multi_label=True, trust_remote_code=trust_remote_code)
-    notes: tuple[str, ...] = ()
-    if recorded_in(classifier.model.config).get("folded"):
-        notes = (
-            f"{source} had a map in its head, which was undone first. {unfold(classifier.model).sentence()}",
-        )
-    recorded = check_can_be_folded(classifier.model)
+    training, undone = without_map(source, classifier.model)
     if method is None:
         loses_bias = head_loses_bias(classifier.model, len(classifier.class_names))
         method = "temperature" if loses_bias else "auto"
@@ -243,51 +201,48 @@ def calibrate_multi_label(
     found = _read(classifier, rows, layout, data)
     tested = None if test is None else _read(classifier, test, layout, test_data)
     stages(f"predicting {len(found.labels) + (0 if tested is None else len(tested.labels)):,} rows")
-    logits, test_logits = (
-        None if each is None else rows.predict_logits(classifier, each.inputs, progress)
-        for each in (found, tested)
-    )
-    assert logits is not None
-    if tested is not None and test_logits is not None:
-        fitted, reported = (logits, found.labels), (test_logits, tested.labels)
-        held_out = f"all {len(tested.labels):,} rows of the test data"
-    else:
-        if len(logits) < 2:
-            got, way_out = len(logits), "pass more rows, or test data"
-            raise InputValueError(expected("the rows", "be at least 2, to be split in half", got, way_out))
-        drawn = np.random.default_rng(seed).permutation(len(logits))
-        half, rest = np.sort(drawn[: len(drawn) // 2]), np.sort(drawn[len(drawn) // 2 :])
+    logits = rows.predict_logits(classifier, found.inputs, progress)
+    if tested is None:
+        half, rest, held_out = halves(np.zeros(len(logits), np.int64), seed)
         fitted, reported = ((logits[part], found.labels[part]) for part in (half, rest))
-        held_out = f"the other {len(rest):,} of {len(logits):,} rows, drawn with seed {seed}"
-
-    stages(f"fitting on {len(fitted[0]):,} rows, measuring {len(reported[0]):,}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        scaler.fit(*fitted)
-    notes += tuple(str(warning.message) for warning in caught)
+    else:
+        fitted = (logits, found.labels)
+        reported = (rows.predict_logits(classifier, tested.inputs, progress), tested.labels)
+        held_out = f"all {len(tested.labels):,} rows of the test data"
+    n_fitted, n_reported = len(fitted[0]), len(reported[0])
+    stages(f"fitting on {n_fitted:,} rows, measuring {n_reported:,}")
+    warned = fit(scaler, *fitted)
     report = _report(source, classifier, *reported, n_bins, scaler)
+    inputs = [each.inputs for each in (found, tested) if each is not None]
+    notes = tuple(note for each in inputs for note in rows.notes(each))
+    report = replace(report, notes=notes)
 
     stages(f"saving to {output}")
-    measured_on = {**(test or rows).source(), "n": report.n_examples}
-    kept: dict[str, Any] = {key: recorded[key] for key in ("loss", "loss_kwargs") if key in recorded}
-    fitting: dict[str, Any] = {"split": "calibration", "n_examples": len(fitted[0])}
-    about: dict[str, Any] = {
-        **kept,
-        **fitting,
-        "data": {"calibration": {**rows.source(), "n": len(fitted[0])}, "test": measured_on},
-    }
+    measured_on = {**(test or rows).source(), "n": n_reported}
     with whole_folder(output, replace_model) as folder:
-        plain = standalone_copy(classifier.model)
-        training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
-        plain.config.calibration = {**training, **fitting}
-        first: Any = rows.as_served(data, SERVED)
-        batch = rows.first_batch(classifier, first)
-        weights = write_folded(
-            plain, scaler, folder, batch=batch, processing_class=classifier.processing_class, about=about
+        weights, difference = save_and_check(
+            folder,
+            source,
+            rows,
+            classifier,
+            scaler,
+            data=data,
+            logits=logits,
+            training=training,
+            fitting={"split": "calibration", "n_examples": n_fitted},
+            measured_on=measured_on,
+            trust_remote_code=trust_remote_code,
         )
-        served = served_scores(transformers.pipeline, folder, rows, classifier, first, trust_remote_code)
-        difference = checked_difference(served, scaler.predict_proba(logits[: len(first)]))
         report = replace(report, about={**measured_on, "fingerprint": weights})
         write_report(report, folder / "calibration")
-    choice, numbers = getattr(scaler, "choice_", None), fitted_numbers(scaler)
-    return MultiLabelCalibration(method, choice, numbers, len(fitted[0]), held_out, report, notes, difference)
+    return Calibration(
+        method,
+        getattr(scaler, "criterion", None),
+        getattr(scaler, "choice_", None),
+        fitted_numbers(scaler),
+        n_fitted,
+        held_out,
+        report,
+        (*undone, *notes, *warned),
+        difference,
+    )

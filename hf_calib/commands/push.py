@@ -25,7 +25,7 @@ from hf_calib.commands.evaluate import Stages, in_silence
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
-from hf_calib.predictions.texts import load_trained
+from hf_calib.predictions.loading import load_trained
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title, recorded_in
 

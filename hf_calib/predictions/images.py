@@ -28,9 +28,10 @@ from hf_calib.data.images import (
     conversion_note,
     decode_row,
 )
-from hf_calib.data.sources import load_rows
 from hf_calib.predictions.files import Predictions
-from hf_calib.predictions.texts import check_problem, label_ids, load_trained, refusals
+from hf_calib.predictions.labels import label_ids
+from hf_calib.predictions.loading import check_problem, load_trained, refusals
+from hf_calib.predictions.rows import LabelledRows
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
 
@@ -152,8 +153,8 @@ class CheckedImages:
 
 
 @dataclass(frozen=True)
-class LabelledImages:
-    """The images that a model is run over, and how they are read; `hf_calib.commands` has those for texts.
+class LabelledImages(LabelledRows):
+    """The images that a model is run over, and how they are read.
 
     Args:
         data: a parquet file, an image folder or a data set on the Hub.
@@ -165,9 +166,6 @@ class LabelledImages:
         batch_size: images at a time.
     """
 
-    data: str
-    config_name: str | None = None
-    split: str = "test"
     image_column: str = "image"
     label_column: str = "label"
     class_names: Sequence[str] | None = None
@@ -180,10 +178,6 @@ class LabelledImages:
     def shown(self) -> str:
         """The name of the data in messages: of a path the end, which says of most data sets what they are."""
         return "/".join(Path(self.data).parts[-2:]) if os.path.exists(self.data) else self.data
-
-    def load(self) -> Dataset:
-        """The rows, with the columns as they are."""
-        return load_rows(self.data, config_name=self.config_name, split=self.split)
 
     def load_classifier(
         self, source: str, *, multi_label: bool = False, trust_remote_code: bool
@@ -202,10 +196,6 @@ class LabelledImages:
         images = choose_inputs(rows, name=self.shown, image_column=self.image_column)
         note = conversion_note(check_images(images, self.shown), self.shown)
         return ReadableImages(images, self.shown, note)
-
-    def notes(self, inputs: Any) -> tuple[str, ...]:
-        """What a report says of them."""
-        return () if inputs.note is None else (inputs.note,)
 
     def predict_logits(
         self, classifier: ImageClassifier, inputs: Any, on_progress: Any = None
@@ -237,23 +227,3 @@ class LabelledImages:
                 contents = stored["bytes"]
                 contents = Path(stored["path"]).read_bytes() if contents is None else contents
                 yield hashlib.blake2b(contents, digest_size=16).digest()
-
-    def source(self) -> dict[str, str]:
-        """The name of the data, without folders, and of the split where there are several."""
-        from hf_calib.cards.facts import plain_name
-
-        return {"name": plain_name(self.data), **({} if os.path.isfile(self.data) else {"split": self.split})}
-
-    def options(self) -> list[str]:
-        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
-        default = LabelledImages(self.data)
-        is_file = os.path.isfile(self.data)
-        given = {
-            "--data": self.source()["name"],
-            "--config-name": self.config_name,
-            "--split": None if self.split == default.split or is_file else self.split,
-            "--image-column": None if self.image_column == default.image_column else self.image_column,
-            "--label-column": None if self.label_column == default.label_column else self.label_column,
-            "--class-names": None if self.class_names is None else ",".join(self.class_names),
-        }
-        return [word for option, value in given.items() if value is not None for word in (option, value)]

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import math
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset
+from datasets import Dataset
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_calib._errors import (
-    InputTypeError,
-    InputValueError,
-    did_you_mean,
-    differ_invisibly,
-    expected,
-    few,
-    look_alikes,
-)
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.data.sources import load_rows as load_rows  # where it was first
-from hf_calib.data.splits import read_column
 from hf_calib.predictions.files import Predictions
-
-# What broken or missing files of a model raise.
-_UNLOADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    ImportError,
-    EOFError,
-    RuntimeError,  # weights of another shape
-    SafetensorError,
-    pickle.UnpicklingError,
-)
+from hf_calib.predictions.labels import column_values, label_ids
+from hf_calib.predictions.loading import check_problem, load_trained, refusals
+from hf_calib.predictions.rows import LabelledRows
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's
@@ -69,6 +48,10 @@ class TextClassifier:
         limit = max_length or self.longest
         encoded = self.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+
+    def first_batch(self, texts: Sequence[str], max_length: int | None = None) -> dict[str, Tensor]:
+        """What the model reads of texts, or of the first where it cannot pad."""
+        return self.batch(self.encode(texts if self.can_pad else texts[:1], max_length))
 
     def batch(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
         """Padded tensors on the model's device."""
@@ -135,20 +118,6 @@ def load_classifier(
     return classifier
 
 
-def check_problem(config: Any, what: str, *, multi_label: bool) -> None:
-    """Refuse the configuration of a model with several labels a row where one is wanted, or the other way round."""
-    if multi_label:
-        fits = config.problem_type == "multi_label_classification"
-        requirement, way_out = "have several labels", "set its problem_type to multi_label_classification"
-    else:
-        fits = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
-        requirement = "choose one of several classes"
-        way_out = f"several labels per {what} can be scaled with PerLabelTemperatureScaling in Python"
-    if not fits:
-        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
-        raise InputValueError(expected("the model", requirement, got, way_out))
-
-
 def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> TextClassifier:
     """Load a fine-tuned classifier of texts or tokens, of any problem type, as `load_classifier` does.
 
@@ -172,23 +141,6 @@ def load_text_model(name: str | Path, model_class: Any, *, trust_remote_code: bo
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return TextClassifier(model.to(device).eval(), tokenizer, names)
-
-
-def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> Any:
-    """Load a model in float32, and check that none of its weights are new.
-
-    Raises:
-        ValueError: if it cannot be loaded, or has no trained head.
-    """
-    way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
-    with refusals("the model", "be loadable", name, way_out):
-        model, report = model_class.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust_remote_code
-        )
-    if report["missing_keys"]:
-        got = f"no {few(sorted(report['missing_keys']))} in {name}"
-        raise InputValueError(expected("the model", "be a fine-tuned classifier", got, "train it first"))
-    return model
 
 
 def predict(
@@ -338,105 +290,73 @@ def _check_positive(argument: str, value: int | None) -> None:
 
 
 def _texts(rows: Dataset, column: str) -> list[str]:
-    texts = _column(rows, "text_column", column)
+    texts = column_values(rows, "text_column", column)
     if not all(isinstance(text, str) for text in texts):
         got = rows.features[column]
         raise InputTypeError(expected(f"column {column!r}", "hold texts", got, "choose another text_column"))
     return texts
 
 
-def _column(rows: Dataset, argument: str, column: str) -> list[Any]:
-    if column not in rows.column_names:
-        requirement = f"be one of {', '.join(rows.column_names)}"
-        way_out = did_you_mean(column, rows.column_names)
-        raise InputValueError(expected(argument, requirement, repr(column), way_out))
-    stored = read_column(rows, column)
-    if stored.null_count:
-        got = f"{stored.null_count} without"
-        raise InputValueError(
-            expected(f"column {column!r}", "have a value in every row", got, "remove these rows")
+@dataclass(frozen=True)
+class LabelledTexts(LabelledRows):
+    """The texts that a model is run over, and how they are read; see `load_rows` and `predict`."""
+
+    text_column: str = "text"
+    label_column: str = "label"
+    class_names: Sequence[str] | None = None
+    max_length: int | None = None
+    batch_size: int = 32
+
+    encoding: ClassVar[str] = "tokenizing {:,} texts"
+    task: ClassVar[str] = "text-classification"
+
+    def load_classifier(
+        self, source: str, *, multi_label: bool = False, trust_remote_code: bool
+    ) -> TextClassifier:
+        """The model, with its tokenizer."""
+        return load_classifier(source, multi_label=multi_label, trust_remote_code=trust_remote_code)
+
+    def encode(self, classifier: TextClassifier, rows: Dataset) -> EncodedRows:
+        """Check and tokenize them, before the model is run."""
+        return encode_rows(
+            classifier,
+            rows,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            class_names=self.class_names,
+            max_length=self.max_length,
         )
-    return stored.to_pylist()
 
+    def encode_inputs(self, classifier: TextClassifier, rows: Dataset) -> list[dict[str, list[int]]]:
+        """Check and tokenize them; their labels are not read."""
+        return encode_texts(classifier, rows, text_column=self.text_column, max_length=self.max_length)
 
-def label_ids(
-    rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
-) -> NDArray[np.int64]:
-    """The model's ids of the data's labels: by name if both have names, else the numbers themselves.
+    def notes(self, inputs: Any) -> tuple[str, ...]:
+        """What a report says of them: nothing."""
+        return ()
 
-    Arguments and errors as for `predict`; an error names the first row that is wrong.
-    """
-    names = list(model_names if data_names is None else data_names)
-    if len(names) != len(model_names) or len(set(names)) < len(names):
-        requirement = f"name the model's {len(model_names)} classes ({few(model_names)}) once each"
-        raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
-    labels = _column(rows, "label_column", column)
-    feature = rows.features[column]
-    if isinstance(feature, ClassLabel) and -1 in labels:  # how the Hub marks labels that are withheld
-        way_out = "choose a split that is labelled, such as 'validation'"
-        raise InputValueError(expected("the rows", "be labelled", -1, way_out))
-    if isinstance(labels[0], float) and all(label.is_integer() for label in labels):
-        labels = [int(label) for label in labels]  # pandas writes integers so where some were missing
-    unnamed = data_names is None and list(model_names) == [f"LABEL_{i}" for i in range(len(names))]
-    if isinstance(feature, ClassLabel) and not unnamed:
-        labels = [feature.names[label] for label in labels]
-    elif isinstance(labels[0], bool):
-        labels = [str(label) for label in labels]
-    elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
-        labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
-    elif isinstance(labels[0], int) and data_names is not None:
-        way_out = "leave class_names out where the labels are the model's ids"
-        raise InputValueError(
-            expected("class_names", f"name the labels of {column!r}", "numbers there", way_out)
-        )
-    if isinstance(labels[0], str):
-        return _ids_of_names(labels, names, column)
-    return _checked_ids(labels, names, column)
+    def predict_logits(
+        self,
+        classifier: TextClassifier,
+        inputs: Any,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """Run the classifier over inputs of `encode_inputs`."""
+        return predict_logits(classifier, inputs, batch_size=self.batch_size, on_progress=on_progress)
 
+    def as_served(self, rows: Dataset, n: int) -> list[str]:
+        """The first n, as a pipeline takes them."""
+        return list(rows[:n][self.text_column])
 
-def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[np.int64]:
-    blank = [i for i, label in enumerate(labels) if not label.strip()]
-    if blank:
-        got = f"none in {len(blank)} rows (first in row {blank[0]})"
-        raise InputValueError(
-            expected(f"column {column!r}", "hold a label in every row", got, "remove these rows")
-        )
-    number = {name: i for i, name in enumerate(names)}
-    folded = {name.casefold(): i for name, i in number.items()}
-    if len(folded) == len(number):  # no two classes differ in case only
-        number |= {label: folded[label.casefold()] for label in set(labels) if label.casefold() in folded}
-    unknown = sorted(set(labels) - set(number))
-    if unknown:
-        requirement = f"hold the model's classes ({few(names)})"
-        pair = look_alikes(unknown, names)
-        got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
-        first = next(row for row, label in enumerate(labels) if label not in number)
-        got = f"{got} (first in row {first})"
-        way_out = "give the data's names of the model's classes, in the model's order, as class_names"
-        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
-    return np.array([number[label] for label in labels], dtype=np.int64)
+    def first_batch(self, classifier: TextClassifier, served: Sequence[str]) -> dict[str, Tensor]:
+        """What the model reads of these, or of the first where it cannot pad."""
+        return classifier.first_batch(served, self.max_length)
 
+    def serving(self, classifier: TextClassifier, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of a pipeline with the model saved in a folder, and of its call."""
+        cut = self.max_length or classifier.longest
+        return {"top_k": None}, {"truncation": cut is not None, "max_length": cut}
 
-def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np.int64]:
-    if not all(isinstance(label, int) for label in labels):
-        got = type(labels[0]).__name__
-        way_out = "choose another label_column"
-        raise InputTypeError(expected(f"column {column!r}", "hold one class in each row", got, way_out))
-    outside = sorted({label for label in labels if not 0 <= label < len(names)})
-    if outside:
-        requirement = f"hold the model's ids, 0..{len(names) - 1}"
-        way_out = "choose another label_column or split, or write the names of the classes"
-        first = next(row for row, label in enumerate(labels) if label in outside)
-        got = f"{few(outside)} (first in row {first})"
-        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
-    return np.array(labels, dtype=np.int64)
-
-
-@contextmanager
-def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
-    """Turn the libraries' errors about a name into one line that says what to do."""
-    try:
-        yield
-    except _UNLOADABLE as error:
-        cause = " ".join(str(error).split())
-        raise InputValueError(expected(argument, requirement, f"{got} ({cause})", way_out)) from error
+    def identities(self, rows: Dataset) -> Iterable[str]:
+        """What two rows of the same text have in common."""
+        return rows[self.text_column]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
 from hf_calib._errors import InputValueError, expected, few
-from hf_calib.data.sources import load_rows
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.entities import are_bio, check_seqeval
 from hf_calib.predictions.files import Predictions
+from hf_calib.predictions.rows import LabelledRows
 from hf_calib.predictions.texts import TextClassifier, check_known_words, load_text_model
 
 
@@ -81,7 +80,7 @@ class EncodedSentences:
 
 
 @dataclass(frozen=True)
-class LabelledTokens:
+class LabelledTokens(LabelledRows):
     """The tagged sentences that a model is run over, and how they are read; as `LabelledImages` are.
 
     Args:
@@ -95,9 +94,6 @@ class LabelledTokens:
         batch_size: sentences of similar length at a time.
     """
 
-    data: str
-    config_name: str | None = None
-    split: str = "test"
     text_column: str = "text"
     label_column: str = "label"
     class_names: Sequence[str] | None = None
@@ -106,10 +102,6 @@ class LabelledTokens:
 
     encoding: ClassVar[str] = "tokenizing {:,} sentences"
     task: ClassVar[str] = "token-classification"
-
-    def load(self) -> Dataset:
-        """The rows, with the columns as they are."""
-        return load_rows(self.data, config_name=self.config_name, split=self.split)
 
     def load_classifier(self, source: str, *, trust_remote_code: bool) -> TextClassifier:
         """The model, with its tokenizer."""
@@ -142,10 +134,6 @@ class LabelledTokens:
         way_out = "leave ood_data and target_data out"
         raise InputValueError(expected("data without tags", "be for texts or images", "tokens", way_out))
 
-    def notes(self, inputs: Any) -> tuple[str, ...]:
-        """What a report says of them."""
-        return () if inputs.note is None else (inputs.note,)
-
     def predict_logits(self, classifier: TextClassifier, inputs: Any, on_progress: Any = None) -> Any:
         """Never called: `encode_inputs` has refused."""
         raise NotImplementedError
@@ -156,9 +144,7 @@ class LabelledTokens:
 
     def first_batch(self, classifier: TextClassifier, served: Sequence[str]) -> dict[str, Tensor]:
         """What the model reads of these, or of the first where it cannot pad."""
-        return classifier.batch(
-            classifier.encode(served if classifier.can_pad else served[:1], self.max_length)
-        )
+        return classifier.first_batch(served, self.max_length)
 
     def served_logits(self, classifier: TextClassifier, served: Sequence[str]) -> NDArray[np.float32]:
         """(n, C) of each sub-word that a pipeline scores, text by text."""
@@ -178,24 +164,3 @@ class LabelledTokens:
         """What two tokens of the same sentence have in common, for each token."""
         for tokens in rows[self.text_column]:
             yield from [tuple(tokens)] * len(tokens)
-
-    def source(self) -> dict[str, str]:
-        """The name of the data, without folders, and of the split where there are several."""
-        from hf_calib.cards.facts import plain_name
-
-        return {"name": plain_name(self.data), **({} if os.path.isfile(self.data) else {"split": self.split})}
-
-    def options(self) -> list[str]:
-        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
-        default = LabelledTokens(self.data)
-        is_file = os.path.isfile(self.data)
-        given = {
-            "--data": self.source()["name"],
-            "--config-name": self.config_name,
-            "--split": None if self.split == default.split or is_file else self.split,
-            "--text-column": None if self.text_column == default.text_column else self.text_column,
-            "--label-column": None if self.label_column == default.label_column else self.label_column,
-            "--class-names": None if self.class_names is None else ",".join(self.class_names),
-            "--max-length": None if self.max_length is None else str(self.max_length),
-        }
-        return [word for option, value in given.items() if value is not None for word in (option, value)]

@@ -91,6 +91,7 @@ class MultiLabelReport:
         confidence_level: of every interval.
         n_resamples: of the bootstrap over rows.
         seed: of the bootstrap.
+        notes: sentences on the data that whoever made the report adds to the warnings.
         about: which rows these are and which weights gave the probabilities, for readers of report.json.
     """
 
@@ -102,6 +103,7 @@ class MultiLabelReport:
     confidence_level: float
     n_resamples: int
     seed: int
+    notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -96,7 +96,7 @@ def _p_value(label: LabelMeasurements) -> float:
 
 def warnings_about_data(report: MultiLabelReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
     """What makes the numbers uncertain."""
-    found = []
+    found = [quote(note) for note in report.notes]
     labels = report.before.labels
     one_value = [quote(label.name) for label in labels if label.n_true in (0, label.n_known)]
     rare = [quote(label.name) for label in labels if 0 < label.n_true < min(_FEW_TRUE, label.n_known)]

@@ -14,10 +14,10 @@ from PIL import Image
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.commands.evaluate import LabelledTexts
 from hf_calib.commands.inputs import labelled_rows
 from hf_calib.metrics.binning import uniform_bins
 from hf_calib.predictions.images import LabelledImages
+from hf_calib.predictions.texts import LabelledTexts
 from tests.commands.test_cli import (  # noqa: F401  # quick_reports holds for every test here, too
     assert_refused,
     call,

@@ -264,7 +264,7 @@ def test_a_trained_model_is_calibrated_by_the_command(
     assert found["method"] == (method or "auto")
     assert found["n_fitted"] == found["report"]["n_examples"] == 100
     assert found["served_difference"] < 1e-5
-    assert "had a map in its head, which was undone first" in found["notes"][0]
+    assert "in its head, which was undone first" in found["notes"][0]
     before, after = (found["report"][state]["metrics"]["micro_nll"]["value"] for state in ("before", "after"))
     assert after < before
     served = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
