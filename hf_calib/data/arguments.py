@@ -167,7 +167,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         dataset = choose_columns(
             dataset,
             label_column=args.label_column,
-            label_names=args.class_names,
+            class_names=args.class_names,
             multi_label=args.multi_label,
             label_separator=args.label_separator,
             label_columns=args.label_columns,

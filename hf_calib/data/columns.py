@@ -29,7 +29,7 @@ def choose_columns(
     text_column: str | None = None,
     image_column: str | None = None,
     label_column: str = "label",
-    label_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     multi_label: bool = False,
     label_separator: str | None = None,
     label_columns: Sequence[str] | None = None,
@@ -43,7 +43,7 @@ def choose_columns(
         image_column: the column of images: a datasets Image, encoded bytes with their path, or paths.
         label_column: the column of labels. Texts become classes in sorted order; integers (also as floats)
             must count from 0 and keep their values; a ClassLabel keeps its names.
-        label_names: the class names in order of their id, if the data do not name them.
+        class_names: the class names in order of their id, if the data do not name them.
         multi_label: whether a row has any number of labels, also none. The column then holds lists of names or ids,
             or texts with a separator.
         label_separator: between the labels of a text: " " for "4 27", "|" for "Mass|Nodule".
@@ -80,10 +80,10 @@ def choose_columns(
         _check_columns(name, split, input_column, *([] if multi_label else [label_column]))
     label_ids: dict[str, Any]
     if multi_label:
-        names, label_ids = encode_label_sets(dataset, layout, label_names)
+        names, label_ids = encode_label_sets(dataset, layout, class_names)
         feature = Features({"label": datasets.Sequence(ClassLabel(names=names))})
     else:
-        names, label_ids = _encode_labels(dataset, label_column, label_names)
+        names, label_ids = _encode_labels(dataset, label_column, class_names)
         feature = Features({"label": ClassLabel(names=names)})
     return DatasetDict(
         {
@@ -218,12 +218,12 @@ def _images(name: str, split: Dataset, column: str) -> Dataset:
 
 
 def _encode_labels(
-    dataset: DatasetDict, column: str, label_names: Sequence[str] | None
+    dataset: DatasetDict, column: str, class_names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, list[int]]]:
     """The class names, and every split's labels as ids."""
     labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
     trained = set(labels["train"])
-    names = list(label_names or _default_names(dataset["train"].features[column], trained))
+    names = list(class_names or _default_names(dataset["train"].features[column], trained))
     _check_names(names, dataset, column)
     are_texts = isinstance(labels["train"][0], str)
     id_of = {name if are_texts else i: i for i, name in enumerate(names)}
@@ -278,7 +278,7 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
                 "the classes of train",
                 "differ visibly",
                 differ_invisibly(pair),
-                "write the labels alike, or pass label_names if these are two classes",
+                "write the labels alike, or pass class_names if these are two classes",
             )
         )
     if isinstance(classes[0], int) and classes != list(range(len(classes))):
@@ -287,7 +287,7 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
                 "integer labels of train",
                 "count from 0 without gaps",
                 _few(classes),
-                "pass label_names for all classes from 0 on, or write the labels as texts",
+                "pass class_names for all classes from 0 on, or write the labels as texts",
             )
         )
     return [str(value) for value in classes]
@@ -297,7 +297,7 @@ def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
         raise InputValueError(
             expected(
-                "the classes", "be at least two, and differ", names, "check label_column and label_names"
+                "the classes", "be at least two, and differ", names, "check label_column and class_names"
             )
         )
     features = {name: split.features[column] for name, split in dataset.items()}
@@ -308,7 +308,7 @@ def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
             raise InputValueError(
                 expected(
                     f"the classes of split {name!r}",
-                    f"be those of the other splits, and as many as label_names ({len(names)})",
+                    f"be those of the other splits, and as many as class_names ({len(names)})",
                     f"{len(own)}: {_few(own)}",
                     "make them agree",
                 )
@@ -316,7 +316,7 @@ def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
 
 
 def _check_labels(name: str, values: list[Any], *, known: set[Any], trained: set[Any]) -> None:
-    for requirement, allowed in (("occur in train as well", trained), ("be among label_names", known)):
+    for requirement, allowed in (("occur in train as well", trained), ("be among class_names", known)):
         others = sorted(set(values) - allowed, key=str)
         if others:
             pair = look_alikes(map(str, others), map(str, allowed))

@@ -110,7 +110,7 @@ class LabelLayout:
 
 
 def encode_label_sets(
-    dataset: DatasetDict, layout: LabelLayout, label_names: Sequence[str] | None
+    dataset: DatasetDict, layout: LabelLayout, class_names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, list[list[int]]]]:
     """The names of the labels, and the ids of every row of every split, each once and in order.
 
@@ -118,7 +118,7 @@ def encode_label_sets(
         ValueError: if a label is none of the names; the message names its split and row.
     """
     read = {name: layout.read(name, split) for name, split in dataset.items()}
-    names = list(label_names or _default_names(dataset["train"], layout, read["train"]))
+    names = list(class_names or _default_names(dataset["train"], layout, read["train"]))
     if len(set(names)) < len(names) or not names:
         way_out = "check label_column and class_names"
         raise InputValueError(expected("the labels", "be at least one, and differ", few(names), way_out))
@@ -232,14 +232,14 @@ def _default_names(train: Dataset, layout: LabelLayout, rows: list[list[str]]) -
     found = sorted({label for row in rows for label in row})
     pair = look_alikes(found, found)
     if pair:
-        way_out = "write the labels alike, or pass label_names if these are two"
+        way_out = "write the labels alike, or pass class_names if these are two"
         raise InputValueError(
             expected("the labels of train", "differ visibly", differ_invisibly(pair), way_out)
         )
     if found and all(map(str.isdecimal, found)):
         ids = sorted(map(int, found))
         if ids != list(range(len(ids))):
-            way_out = "pass label_names for all labels from 0 on, or write the labels as texts"
+            way_out = "pass class_names for all labels from 0 on, or write the labels as texts"
             raise InputValueError(
                 expected("integer labels of train", "count from 0 without gaps", few(ids), way_out)
             )

@@ -123,8 +123,13 @@ def states(report: MultiLabelReport) -> dict[str, MultiLabelAssessment]:
 def metric_table(report: MultiLabelReport) -> Table:
     """Macro and micro metrics, before and after."""
     columns = states(report)
+    titles = dict(TITLES)
+    if report.n_decisions == report.n_examples * len(report.class_names):
+        for key in ("brier", "nll"):  # means of decisions: where all are known, the two averages are the same
+            titles[f"macro_{key}"] += " and micro"
+            del titles[f"micro_{key}"]
     rows = [
-        [title, *(_cell(state.metrics[key]) for state in columns.values())] for key, title in TITLES.items()
+        [title, *(_cell(state.metrics[key]) for state in columns.values())] for key, title in titles.items()
     ]
     return ["metric", *columns], rows
 

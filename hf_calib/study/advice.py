@@ -49,7 +49,7 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
             found += f", over the {difference.n_seeds} seeds that both have"
         sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}; {its_own} ({found}).")
     better = sorted(_beyond_chance(results, PRIMARY, sign=-1), key=lambda pair: means[pair].value)
-    rows_only = " on these test rows" if _one_seed(results) else ""
+    rows_only = f" on these {results.counted[0]}" if _one_seed(results) else ""
     if better:
         names = few([pair_name(*pair) for pair in better])
         sentences.append(
@@ -100,7 +100,10 @@ def _on_maps(results: StudyResults, method: str) -> list[str]:
 
 def _on_what_is_unknown(results: StudyResults) -> str:
     if _one_seed(results):
-        first = "One seed: intervals cover the test rows only, and another training may change any of these orders."
+        first = (
+            f"One seed: intervals cover the {results.counted[0]} only, and another training may change any of these "
+            "orders."
+        )
     else:
         most = max(mean.n_seeds for mean in results.means.values())
         first = f"{most} seeds: a difference between losses that is not beyond chance here may still exist."
@@ -113,6 +116,8 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
         return ()
     n_seeds = [mean.n_seeds for mean in results.means.values()]
     most, fewest = max(n_seeds), min(n_seeds)
+    rows = results.counted[0]
+    drawn = "sentences" if rows == "test tokens" else "rows"
     notes = []
     if results.baseline != ("cross_entropy", "temperature"):
         why = f"The baseline is {pair_name(*results.baseline)}, as cross_entropy with temperature was not measured."
@@ -130,16 +135,16 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
     alone = {loss for (loss, _, _), found in results.differences.items() if found.n_seeds == 1 < most}
     if alone:
         notes.append(
-            f"One seed in common with the baseline, so that p-values cover the test rows only and the advice passes "
-            f"over it: {few(sorted(alone))}."
+            f"One seed in common with the baseline, so that p-values cover the {rows} only and the advice passes over "
+            f"it: {few(sorted(alone))}."
         )
     if most == 1:
         notes.append(
-            "With one seed, intervals and p-values cover the test rows only, and nothing about another training."
+            f"With one seed, intervals and p-values cover the {rows} only, and nothing about another training."
         )
     else:
         notes.append(
-            f"Intervals (95%) cover test rows and seeds: resampled rows, the same for all trainings, and Student's t "
+            f"Intervals (95%) cover {rows} and seeds: resampled {drawn}, the same for all trainings, and Student's t "
             f"over {most} seeds."
         )
     if most < FEWEST_SEEDS_OF_A_RANK_TEST:

@@ -317,7 +317,7 @@ def _notes_on_rows(
         )
     elif slow:
         names = ", ".join(results.metrics[metric] for metric in slow)
-        notes.append(f"On {results.n_test:,} test rows these have no intervals, as they are slow: {names}.")
+        notes.append(f"On {results.n_test:,} {kind.rows} these have no intervals, as they are slow: {names}.")
     if n_drawn == 1:
         notes.append(f"One test {'sentence' if kind is TOKENS else 'row'} has no intervals.")
     return notes

@@ -166,7 +166,7 @@ def test_real_csv_gz_files(shared_data: Path, tmp_path: Path) -> None:
     dataset = load_splits(
         train_file=folder / "train_20k.csv.gz", test_file=folder / "test.csv.gz", cache_dir=tmp_path
     )
-    dataset = choose_columns(dataset, text_column="text", label_names=names)
+    dataset = choose_columns(dataset, text_column="text", class_names=names)
     assert dataset["test"].features["label"].names == ["World", "Sports", "Business", "Sci/Tech"]
     assert Counter(dataset["test"]["label"][:]) == dict.fromkeys(range(4), 1900)
     with gzip.open(folder / "test.csv.gz", "rt", encoding="utf-8") as file:
@@ -305,7 +305,7 @@ def test_columns_get_fixed_names_and_text_labels_sorted_classes() -> None:
 
 def test_given_names_set_the_order_of_text_labels() -> None:
     dataset = splits_of(text=[["x", "y"], ["w"]], label=[["low", "high"], ["low"]])
-    chosen = choose_columns(dataset, text_column="text", label_names=["low", "middle", "high"])
+    chosen = choose_columns(dataset, text_column="text", class_names=["low", "middle", "high"])
     assert chosen["train"]["label"][:] == [0, 2]
     assert chosen["train"].features["label"].names == ["low", "middle", "high"]
 
@@ -318,7 +318,7 @@ def test_integer_labels_keep_their_values(dtype: str) -> None:
     assert chosen["train"]["label"][:] == [2, 0, 1]
     assert chosen["train"].features["label"].names == ["0", "1", "2"]
     # A class that is named but has no rows is kept.
-    named = choose_columns(dataset, text_column="text", label_names=list("abcd"))
+    named = choose_columns(dataset, text_column="text", class_names=list("abcd"))
     assert named["test"].features["label"].int2str(named["test"]["label"][:]) == ["c"]
 
 
@@ -335,7 +335,7 @@ def test_names_that_differ_in_case_or_are_given_are_different_classes() -> None:
     assert chosen["train"].features["label"].names == ["US", "us"]
     assert (chosen["train"]["label"][:], chosen["test"]["label"][:]) == ([1, 0], [0])
     dataset = splits_of(text=[["x", "y"], ["w"]], label=[["a", "a "], ["a "]])
-    named = choose_columns(dataset, text_column="text", label_names=["a ", "a"])
+    named = choose_columns(dataset, text_column="text", class_names=["a ", "a"])
     assert (named["train"]["label"][:], named["test"]["label"][:]) == ([1, 0], [0])
 
 
@@ -350,11 +350,11 @@ def test_class_labels_keep_or_change_their_names() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["n", "p"])})
     dataset = splits_of(features, text=[["x", "y"], ["w"]], label=[[1, 0], [1]])
     assert choose_columns(dataset, text_column="text")["test"].features["label"].names == ["n", "p"]
-    renamed = choose_columns(dataset, text_column="text", label_names=["negative", "positive"])
+    renamed = choose_columns(dataset, text_column="text", class_names=["negative", "positive"])
     assert renamed["test"].features["label"].names == ["negative", "positive"]
     assert renamed["train"]["label"][:] == [1, 0]
-    with pytest.raises(ValueError, match=r"as many as label_names \(3\), got 2"):
-        choose_columns(dataset, text_column="text", label_names=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"as many as class_names \(3\), got 2"):
+        choose_columns(dataset, text_column="text", class_names=["a", "b", "c"])
 
 
 def test_truth_values_are_classes() -> None:
@@ -378,18 +378,18 @@ def test_splits_whose_class_labels_disagree_are_refused() -> None:
     [
         ([["a", "b"], ["c"]], {}, r"labels of split 'test' to occur in train as well, got \['c'\]"),
         ([[0, 1], [2]], {}, "labels of split 'test' to occur in train as well"),
-        ([[0, 1], [2]], {"label_names": ["a", "b", "c"]}, "to occur in train as well"),
-        ([[0, 2], [0]], {"label_names": ["a", "b"]}, r"split 'train' to be among label_names, got \[2\]"),
+        ([[0, 1], [2]], {"class_names": ["a", "b", "c"]}, "to occur in train as well"),
+        ([[0, 2], [0]], {"class_names": ["a", "b"]}, r"split 'train' to be among class_names, got \[2\]"),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
         ([[-1, -1], [0]], {}, "split 'train' to be labelled, got -1"),
         ([[1, 2], [1]], {}, r"count from 0 without gaps, got \[1, 2\]"),
         (
             [["a", "b"], ["a"]],
-            {"label_names": ["a", "x"]},
-            r"split 'train' to be among label_names, got \['b'\]",
+            {"class_names": ["a", "x"]},
+            r"split 'train' to be among class_names, got \['b'\]",
         ),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
-        ([["a", "b"], ["a"]], {"label_names": ["a", "a"]}, "classes to be at least two, and differ"),
+        ([["a", "b"], ["a"]], {"class_names": ["a", "a"]}, "classes to be at least two, and differ"),
         (
             [["a", None], ["a"]],
             {},

@@ -40,12 +40,12 @@ def splits(columns: dict[str, Any], features: Features | None = None) -> Dataset
     ("dataset", "options"),
     [
         (splits({"label": IDS}, OF_CLASS_LABELS), {}),
-        (splits({"label": IDS}), {"label_names": NAMES}),
-        (splits({"label": NAMED}), {"label_names": NAMES}),
-        (splits({"label": ["0 2", "1", "", "2"]}), {"label_names": NAMES, "label_separator": " "}),
+        (splits({"label": IDS}), {"class_names": NAMES}),
+        (splits({"label": NAMED}), {"class_names": NAMES}),
+        (splits({"label": ["0 2", "1", "", "2"]}), {"class_names": NAMES, "label_separator": " "}),
         (
             splits({"label": ["joy| anger", "fear", "none", "anger|anger"]}),
-            {"label_names": NAMES, "label_separator": "|", "no_label": "none"},
+            {"class_names": NAMES, "label_separator": "|", "no_label": "none"},
         ),
         (
             splits({"joy": [1, 0, 0, 0], "fear": [False, True, False, False], "anger": [1.0, 0.0, 0.0, 1.0]}),
@@ -96,7 +96,7 @@ def test_columns_may_be_renamed() -> None:
         text_column="text",
         multi_label=True,
         label_columns=["f1", "f2"],
-        label_names=["Mass", "Nodule"],
+        class_names=["Mass", "Nodule"],
     )
     assert label_maps(chosen)["id2label"] == {0: "Mass", 1: "Nodule"}
     assert chosen["train"]["label"][:] == [[0], [1], [], [0, 1]]
@@ -113,10 +113,10 @@ def test_one_class_a_row_stays_as_it_was() -> None:
     [
         (
             {"label": ["joy", "fear|joyy", "", "joyy"]},
-            {"label_names": NAMES, "label_separator": "|"},
+            {"class_names": NAMES, "label_separator": "|"},
             r"labels of split 'train' to be among joy, fear, anger, got 'joyy' in row 1 \(2 such rows\)",
         ),
-        ({"label": [[0], [1], [2], [3]]}, {"label_names": NAMES}, r"got '3' in row 3 \(1 such rows\)"),
+        ({"label": [[0], [1], [2], [3]]}, {"class_names": NAMES}, r"got '3' in row 3 \(1 such rows\)"),
         ({"label": [[0], [1], [5], []]}, {}, "count from 0 without gaps, got 0, 1, 5"),
         ({"label": ["a b", "b", "", "a"]}, {}, "label_separator to be given"),
         ({"label": ["ab", "b", "", "a"]}, {"label_separator": ""}, "label_separator to be given"),
@@ -127,7 +127,7 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ({"label": [0, 1, -1, 0]}, {}, "to be names or ids, got -1 in row 2"),
         (
             {"label": [[1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]},
-            {"label_names": NAMES},
+            {"class_names": NAMES},
             r"labels of split 'train' to be ids, each once a row, got 1, 0, 0 in row 1; .* label_columns",
         ),
         ({"label": ["0 0 1", "1 0 0", "", "0 0 0"]}, {"label_separator": " "}, "got 0, 0, 1 in row 0"),
@@ -143,8 +143,8 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ),
         ({"a": ["0", "1", "yes", "1"]}, {"label_columns": ["a"]}, "got 'yes' in row 2"),
         ({"a": [0, 1, 0, 1]}, {"label_columns": ["b"]}, "the column to read labels from .* got 'b'"),
-        ({"label": [["a"], ["a "], [], []]}, {"label_names": ["a", "a"]}, "be at least one, and differ"),
-        ({"a": [0, 1, 0, 1]}, {"label_columns": ["a"], "label_names": NAMES}, "name the 1 label_columns"),
+        ({"label": [["a"], ["a "], [], []]}, {"class_names": ["a", "a"]}, "be at least one, and differ"),
+        ({"a": [0, 1, 0, 1]}, {"label_columns": ["a"], "class_names": NAMES}, "name the 1 label_columns"),
     ],
 )
 def test_what_is_no_label_is_refused_with_its_row(

@@ -164,7 +164,8 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     markdown = (tmp_path / "report.md").read_text()
     assert "<script" not in markdown
     lines = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert len(lines) == 14 + 6  # two headers with their rules, 12 metrics, 4 labels
+    assert len(lines) == 12 + 6  # two headers with their rules, 10 metrics, 4 labels
+    assert "| Brier score, macro and micro |" in markdown  # all labels are known
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         "reliability",
         "classwise",
