@@ -14,7 +14,7 @@ from hf_calib._files import whole_file
 from hf_calib._hub import CARD
 from hf_calib._markdown import escape
 from hf_calib.cards.decisions import decision_lines
-from hf_calib.cards.facts import Facts, read_facts
+from hf_calib.cards.facts import Facts, is_hub_name, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.cards.section import HEADING, calibration_section, title
 
@@ -75,6 +75,23 @@ def write_card(
         card.text = _with_section(card.text, f"{_START}\n{section}\n{_END}")
     with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)
+
+
+def mend_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
+    """Take out of the Trainer's card what is not so: a base model that is on this machine only, a dataset "None".
+
+    Where there is a map, its results go too: they are those before the map, under the name of any dataset.
+    """
+    card = ModelCard.load(path)
+    if base_model is not None and not is_hub_name(base_model):
+        link = (
+            f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
+        )
+        card.text = card.text.replace(link, "This model was trained on ")
+    card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
+    if is_calibrated:
+        card.data.eval_results = []
+    card.save(path)
 
 
 def _card(path: Path, facts: Facts, name: str) -> ModelCard:

@@ -121,7 +121,7 @@ def calibrate_model(
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
             created then.
     """
-    from hf_calib.commands.saving import save_and_check, without_map
+    from hf_calib.commands.saving import Original
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import check_overwrites_no_original, replace_model
 
@@ -136,9 +136,8 @@ def calibrate_model(
     test_data: Any = None if test is None else test.load()
     target_data: Any = None if target is None else target.load()
     stages(f"loading {source}")
-    # All kinds of rows have the same methods, for a classifier of their kind.
-    classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
-    training, undone = without_map(source, classifier.model)
+    original = Original.load(source, rows, trust_remote_code=trust_remote_code)
+    classifier = original.classifier
     if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
         scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
     stages(rows.encoding.format(len(data)))
@@ -176,26 +175,21 @@ def calibrate_model(
     fitting |= {} if minimised is None else {"criterion": minimised}
     measured_on = {**(test or rows).source(), "n": len(measured.reported)}
     with whole_folder(output, replace_model) as folder:
-        weights, difference = save_and_check(
+        weights, difference = original.save_calibrated(
             folder,
-            source,
-            rows,
-            classifier,
             measured.served,
-            method=None if method is None or method in FOLDED else method,
-            data=data,
-            logits=found.as_logits(),
-            training=training,
+            data,
+            found.as_logits(),
             fitting=fitting,
             measured_on=measured_on,
-            trust_remote_code=trust_remote_code,
+            method=None if method is None or method in FOLDED else method,
         )
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options()}
         about = {**measured_on, "seen": n_seen, **again, "fingerprint": weights}
         write_report(replace(measured.report, about=about), folder / "calibration")
     method = method or ("auto" if hasattr(scaler, "choice_") else "temperature")
-    return _calibration(method, scaler, measured, undone, difference)
+    return _calibration(method, scaler, measured, original.notes, difference)
 
 
 def calibrate_predictions(

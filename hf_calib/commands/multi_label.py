@@ -176,7 +176,7 @@ def calibrate_multi_label(
         TypeError: if columns are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; nothing is saved then.
     """
-    from hf_calib.commands.saving import save_and_check, without_map
+    from hf_calib.commands.saving import Original
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import check_overwrites_no_original, replace_model
 
@@ -189,8 +189,8 @@ def calibrate_multi_label(
     data = rows.load()
     test_data = None if test is None else test.load()
     stages(f"loading {source}")
-    classifier: Any = rows.load_classifier(source, multi_label=True, trust_remote_code=trust_remote_code)
-    training, undone = without_map(source, classifier.model)
+    original = Original.load(source, rows, multi_label=True, trust_remote_code=trust_remote_code)
+    classifier = original.classifier
     if method is None:
         loses_bias = head_loses_bias(classifier.model, len(classifier.class_names))
         method = "temperature" if loses_bias else "auto"
@@ -220,18 +220,9 @@ def calibrate_multi_label(
     stages(f"saving to {output}")
     measured_on = {**(test or rows).source(), "n": n_reported}
     with whole_folder(output, replace_model) as folder:
-        weights, difference = save_and_check(
-            folder,
-            source,
-            rows,
-            classifier,
-            scaler,
-            data=data,
-            logits=logits,
-            training=training,
-            fitting={"split": "calibration", "n_examples": n_fitted},
-            measured_on=measured_on,
-            trust_remote_code=trust_remote_code,
+        fitting = {"split": "calibration", "n_examples": n_fitted}
+        weights, difference = original.save_calibrated(
+            folder, scaler, data, logits, fitting=fitting, measured_on=measured_on
         )
         report = replace(report, about={**measured_on, "fingerprint": weights})
         write_report(report, folder / "calibration")
@@ -243,6 +234,6 @@ def calibrate_multi_label(
         n_fitted,
         held_out,
         report,
-        (*undone, *notes, *warned),
+        (*original.notes, *notes, *warned),
         difference,
     )

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import broadcast_object_list, gather_object
-from huggingface_hub import ModelCard
 from sklearn.base import clone
 from torch import Tensor
 from transformers import (
@@ -31,8 +30,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._hub import CARD, with_owner
-from hf_calib.cards import write_card
-from hf_calib.cards.facts import is_hub_name
+from hf_calib.cards.card import mend_stock_card, write_card
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import (
@@ -1218,7 +1216,7 @@ class CalibrationTrainer(Trainer):
         folder = Path(self._output_dir)
         if self.is_world_process_zero():
             base_model = getattr(self._config, "_name_or_path", None)
-            _mend_stock_card(folder / CARD, base_model, is_calibrated=self.calibration_map is not None)
+            mend_stock_card(folder / CARD, base_model, is_calibrated=self.calibration_map is not None)
             if self.calibration_map is not None:
                 write_results(self, folder)
                 write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)
@@ -1226,23 +1224,6 @@ class CalibrationTrainer(Trainer):
 
 # Entries of calibration.json that a model's config does without.
 _BESIDE_THE_CONFIG = ("base_model", "data", "fingerprint", "metrics")
-
-
-def _mend_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
-    """Take out of the Trainer's card what is not so: a base model that is on this machine only, a dataset "None".
-
-    Where there is a map, its results go too: they are those before the map, under the name of any dataset.
-    """
-    card = ModelCard.load(path)
-    if base_model is not None and not is_hub_name(base_model):
-        link = (
-            f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
-        )
-        card.text = card.text.replace(link, "This model was trained on ")
-    card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
-    if is_calibrated:
-        card.data.eval_results = []
-    card.save(path)
 
 
 def _loss_first(values: dict[str, Any]) -> dict[str, Any]:
