@@ -58,9 +58,10 @@ class _MovedLoader:
         warnings.warn(message, DeprecationWarning, stacklevel=2)
 
         def find(name: str) -> Any:
-            for home in map(import_module, homes):
-                new = RENAMED.get(name, name)
-                if not name.startswith("_") and hasattr(home, new):
+            new = RENAMED.get(name, name)
+            # The import system asks for names such as __path__: no home is imported for these.
+            for home in map(import_module, () if name.startswith("_") else homes):
+                if hasattr(home, new):
                     return getattr(home, new)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
