@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, ViTImageProcessorPil
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.data.images import border, decode_row
+from hf_calib.data.images import border, decode_at
 
 _CROPS = ("none", "pad")
 
@@ -49,7 +49,8 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     )
 
     def decode_rows(batch: dict[str, list[Any]], rows: list[int]) -> dict[str, list[Any]]:
-        images = [decode_row(stored, row) for stored, row in zip(batch["image"], rows, strict=True)]
+        places = batch.get("row", [f"row {row}" for row in rows])
+        images = [decode_at(place, stored) for place, stored in zip(places, batch["image"], strict=True)]
         arrays = [
             np.asarray(processor(images=image, do_rescale=False, do_normalize=False)["pixel_values"][0])
             for image in images
@@ -155,7 +156,8 @@ def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> lis
     (10, torch.Size([3, 28, 28]))
     """
     options: Any = processor  # of which the base class declares nothing
-    whole = options(images=decode_row(dataset[0]["image"], 0))["pixel_values"][0]
+    first = dataset[0]
+    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))["pixel_values"][0]
     height, width = np.asarray(whole).shape[1:]
     if size < max(height, width):
         requirement, way_out = f"be at least the side of a crop, {max(height, width)}", "256 is usual for 224"
