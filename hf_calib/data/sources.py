@@ -116,7 +116,7 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
-        # StopIteration is all that datasets says of an empty json file, and no data, of a csv file of nothing but names.
+        # All that datasets says: StopIteration of an empty json file, no data of a csv file of nothing but names.
         no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
         if no_rows or (kind == "parquet" and _is_empty_parquet(path)):
             requirement, got, way_out = "have rows", f"none in {path}", "check the file"
