@@ -33,6 +33,7 @@ from hf_calib.data import (
     load_data,
     load_elsewhere,
     multi_hot,
+    ten_crops,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.models import IMAGE_NETWORKS, network_config
@@ -79,6 +80,13 @@ class ModelArguments:
         default=False,
         metadata={"help": "Keep the pixels of all images on disk; for small images, which train faster."},
     )
+    ten_crop: int | None = field(
+        default=None,
+        metadata={
+            "help": "Report the mean over ten crops an image, too, of images resized to this height and width: 256 for "
+            "crops of 224. The saved model sees one image."
+        },
+    )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
 
@@ -116,6 +124,13 @@ else:
         )
 check_reads_rgb(model.config)
 
+# For the test alone: ten views of each image. The calibration rows' are for a temperature of the mean.
+crops = {}
+if model_args.ten_crop is not None:
+    with training_args.main_process_first():
+        for name in ("calibration", "test"):
+            crops[name] = ten_crops(dataset[name], processor, model_args.ten_crop)
+
 # Augmentation, in training only.
 transform = ImageTransform
 if model_args.decode_once:
@@ -139,5 +154,5 @@ trainer = CalibrationTrainer(
     processing_class=processor,
     data_collator=collate_images,
 )
-train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
+train_and_report(trainer, test, elsewhere=elsewhere, ten_crops=crops, resume=model_args.resume)
 trainer.accelerator.end_training()

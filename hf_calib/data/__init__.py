@@ -24,7 +24,7 @@ from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
 from hf_calib.data.multi_label import multi_hot
 from hf_calib.data.newsgroups import newsgroups_dataset
-from hf_calib.data.pixels import PixelTransform, decode_images
+from hf_calib.data.pixels import PixelTransform, decode_images, ten_crops
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import (
     add_label_noise,
@@ -61,6 +61,7 @@ __all__ = [
     "split_calibration",
     "strip_headers",
     "tag_maps",
+    "ten_crops",
     "tokenize_words",
     "warn_shared_texts",
 ]

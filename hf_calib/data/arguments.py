@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datasets import Dataset, DatasetDict, concatenate_datasets
+
 from hf_calib._errors import InputValueError, expected
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
@@ -24,7 +26,7 @@ from hf_calib.data.splits import (
 )
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from collections.abc import Sequence
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
@@ -132,7 +134,9 @@ class DataArguments:
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
-    """The splits train, calibration and test, with columns `text` (or `image`) and `label`.
+    """The splits train, calibration and test, with columns `text` and `label`; or `image`, `label` and `row`.
+
+    The column `row` names an image's row in its split, "row 17 of train", for errors of images that are decoded later.
 
     Raises:
         ValueError: if data are missing, unreadable or empty, or do not fit; of an image the row is named, as it is
@@ -175,8 +179,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
             **column,
         )
         if images:
-            for name, split in dataset.items():
-                _check_images(split, name)
+            dataset = DatasetDict({name: _checked_images(split, name) for name, split in dataset.items()})
     if args.strip_headers and not images:
         dataset = strip_headers(dataset)
     if test_size is not None:
@@ -199,7 +202,9 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
 
 
 def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) -> dict[str, Dataset]:
-    """The inputs of `ood_data` by name, each with the column `text` (or `image`).
+    """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
+
+    A file or folder is named by the last two parts of its path, or by more where two would have one name.
 
     Args:
         args: with the columns' names.
@@ -207,27 +212,47 @@ def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) 
         images: whether the inputs are images.
 
     Raises:
-        ValueError: if data are missing, unreadable or empty, or have no such column.
+        ValueError: if data are missing, unreadable or empty, have no such column, or are given twice.
     """
     found = {}
-    for source in args.ood_data or ():
+    sources = args.ood_data or []
+    for source, name in zip(sources, _short_names(sources), strict=True):
         if images and source == NOISE:
-            found["gaussian noise"] = gaussian_noise(test.select_columns(["image"]), seed=args.split_seed)
+            columns = [column for column in test.column_names if column != "label"]
+            found["gaussian noise"] = gaussian_noise(test.select_columns(columns), seed=args.split_seed)
             continue
-        rows = load_rows(source, split=args.ood_split)
+        rows = load_rows(source, split=args.ood_split, argument="ood_data")
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
-        name = "/".join(Path(source).parts[-2:]) if os.path.exists(source) else source
-        found[name] = choose_inputs(rows, name=source, **column)
-        if images:
-            _check_images(found[name], name)
+        inputs = choose_inputs(rows, name=source, **column)
+        found[name] = _checked_images(inputs, name) if images else inputs
     return found
 
 
-def _check_images(rows: Dataset, name: str) -> None:
-    """Refuse an image that cannot be read, and say what becomes of those that are not RGB."""
+def _short_names(sources: Sequence[str]) -> list[str]:
+    """Of paths the last two parts, or as many as tell them apart; all else as it is.
+
+    >>> _short_names(["clinc150", "gaussian_noise"])
+    ['clinc150', 'gaussian_noise']
+    """
+    paths = {source: Path(source).parts for source in sources if os.path.exists(source)}
+    names: list[str] = []
+    for n_parts in range(2, max(map(len, paths.values()), default=2) + 1):
+        names = ["/".join(paths[s][-n_parts:]) if s in paths else s for s in sources]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(name for name in names if names.count(name) > 1)
+    raise InputValueError(
+        expected("ood_data", "be different data", f"{twice} twice", "leave one of them out")
+    )
+
+
+def _checked_images(rows: Dataset, name: str) -> Dataset:
+    """With the rows' names; refuse an image that cannot be read, and say what becomes of those that are not RGB."""
     note = conversion_note(check_images(rows, name), name)
     if note is not None:
         warnings.warn(note, stacklevel=3)
+    places = Dataset.from_dict({"row": [f"row {number} of {name}" for number in range(len(rows))]})
+    return concatenate_datasets([rows, places], axis=1)
 
 
 def _check_multi_label(args: DataArguments) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.data.images import decode
+from hf_calib.data.images import decode_at
 
 # Standard deviations by severity, of pixels in [0, 1]: those of CIFAR-10-C.
 _GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
@@ -28,7 +28,7 @@ def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dat
         The dataset with other images, of 8 bits a channel.
 
     Raises:
-        ValueError: if severity is out of range, or an image cannot be read.
+        ValueError: if severity is out of range, or an image cannot be read; the message names its row.
 
     References:
         Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, 2019,
@@ -44,7 +44,7 @@ def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dat
         raise InputValueError(expected("severity", "be a whole number from 1 to 5", got, way_out))
 
     def corrupt(row: dict[str, Any], number: int) -> dict[str, Any]:
-        pixels = np.asarray(decode(row["image"]))
+        pixels = np.asarray(decode_at(row.get("row", f"row {number}"), row["image"]))
         noisy = corrupted(pixels, _GAUSSIAN[severity - 1], np.random.default_rng((seed, number)))
         return {"image": Pillow.fromarray(noisy)}
 

@@ -47,7 +47,7 @@ class ImageTransform:
 
     Raises:
         ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a
-            channel.
+            channel. The message names its row where the dataset has the column `row`, as `load_data` makes it.
 
     Notes:
         Every image draws from torch's global generator, so that the Trainer's seed and the seeds that a
@@ -82,7 +82,8 @@ class ImageTransform:
                     "use choose_columns, and remove_unused_columns=False in the training arguments",
                 )
             )
-        images = [decode(stored) for stored in batch["image"]]
+        rows = batch.get("row", [None] * len(batch["image"]))
+        images = [decode_at(row, stored) for row, stored in zip(rows, batch["image"], strict=True)]
         images = [_CROPS[self.crop](image, self.padding) for image in images]
         if self.flip:
             images = [ImageOps.mirror(image) if _draw() < 0.5 else image for image in images]
@@ -197,10 +198,17 @@ def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
 
 def decode_row(stored: Image.Image | Mapping[str, Any], row: int) -> Image.Image:
     """As `decode`, with errors that name the row."""
+    return decode_at(f"row {row}", stored)
+
+
+def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
+    """As `decode`, with errors that name the place, such as "row 17 of train", if it is known."""
     try:
         return decode(stored)
     except InputValueError as error:
-        raise InputValueError(f"row {row}: {error}") from error
+        if place is None:
+            raise
+        raise InputValueError(f"{place}: {error}") from error
 
 
 def _checked_mode(stored: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, Value
 from torch import Tensor
-from transformers import BaseImageProcessor
+from transformers import BaseImageProcessor, ViTImageProcessorPil
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.data.images import border, decode_row
+from hf_calib.data.images import border, decode_at
 
 _CROPS = ("none", "pad")
 
@@ -49,7 +49,8 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     )
 
     def decode_rows(batch: dict[str, list[Any]], rows: list[int]) -> dict[str, list[Any]]:
-        images = [decode_row(stored, row) for stored, row in zip(batch["image"], rows, strict=True)]
+        places = batch.get("row", [f"row {row}" for row in rows])
+        images = [decode_at(place, stored) for place, stored in zip(places, batch["image"], strict=True)]
         arrays = [
             np.asarray(processor(images=image, do_rescale=False, do_normalize=False)["pixel_values"][0])
             for image in images
@@ -115,32 +116,102 @@ class PixelTransform:
             raise InputValueError(expected("crop", f"be one of {_CROPS}", repr(self.crop), way_out))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        if "pixels" not in batch:
-            got, way_out = ", ".join(batch) or "no column", "call decode_images first"
-            raise InputValueError(expected("the dataset", "have the column pixels", got, way_out))
-        shape = (len(batch["pixels"]), batch["height"][0], batch["width"][0], 3)
-        images = torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(shape)
+        images = _stacked(batch)
         if self.crop == "pad":
             images = _shifted(images, self.padding)
         if self.flip:
             flipped = torch.rand(len(images)) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(2), images)
-        transformed: dict[str, Any] = {"pixel_values": self._normalised(images.permute(0, 3, 1, 2))}
-        if "label" in batch:
-            transformed["labels"] = batch["label"]
-        return transformed
+        return _inputs(images, self.processor, batch)
 
-    def _normalised(self, images: Tensor) -> Tensor:
-        values = images.to(torch.float32, memory_format=torch.contiguous_format)
-        processor: Any = self.processor  # of which the base class declares nothing
-        if processor.do_rescale:
-            values *= processor.rescale_factor
-        if processor.do_normalize:
-            mean, std = (
-                torch.tensor(each)[:, None, None] for each in (processor.image_mean, processor.image_std)
-            )
-            values = values.sub_(mean).div_(std)
-        return values
+
+def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> list[Dataset]:
+    """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
+
+    The mean of the model's probabilities over them is the usual protocol of CheXNet. Images are decoded and resized
+    once, to a square, and kept as `decode_images` keeps them.
+
+    Args:
+        dataset: with the column `image`, as `choose_columns` returns it.
+        processor: an image processor on the PIL backend; a crop has the size that it gives a whole image, and its
+            mean and standard deviation normalise.
+        size: height and width of the square; usually 256 for crops of 224.
+
+    Returns:
+        Ten datasets of the same rows, each with one view: top left, top right, bottom left, bottom right, centre, and
+        the same five of the mirror image. They have `pixel_values` (3, height, width) and, where the dataset has
+        labels, `labels`.
+
+    Raises:
+        ValueError: if the square is smaller than a crop, or an image cannot be read; the message names its row.
+
+    Notes:
+        The places are those of torchvision's `TenCrop`.
+
+    >>> from PIL import Image
+    >>> from transformers import ViTImageProcessorPil
+    >>> images = Dataset.from_dict({"image": [Image.new("RGB", (40, 30))]})
+    >>> crops = ten_crops(images, ViTImageProcessorPil(size={"height": 28, "width": 28}), 32)
+    >>> len(crops), crops[0][0]["pixel_values"].shape
+    (10, torch.Size([3, 28, 28]))
+    """
+    options: Any = processor  # of which the base class declares nothing
+    first = dataset[0]
+    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))["pixel_values"][0]
+    height, width = np.asarray(whole).shape[1:]
+    if size < max(height, width):
+        requirement, way_out = f"be at least the side of a crop, {max(height, width)}", "256 is usual for 224"
+        raise InputValueError(expected("the size of the images for ten crops", requirement, size, way_out))
+    square = ViTImageProcessorPil(size={"height": size, "width": size}, resample=options.resample)
+    decoded = decode_images(dataset, square)
+    bottom, right = size - height, size - width
+    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (round(bottom / 2), round(right / 2))]
+    return [
+        decoded.with_transform(_FixedCrop(processor, top, left, height, width, mirrored))
+        for mirrored in (False, True)
+        for top, left in places
+    ]
+
+
+@dataclass(frozen=True)
+class _FixedCrop:
+    """One part of each decoded image, of its mirror image where `mirrored`."""
+
+    processor: BaseImageProcessor
+    top: int
+    left: int
+    height: int
+    width: int
+    mirrored: bool
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        images = _stacked(batch)
+        if self.mirrored:
+            images = images.flip(2)
+        images = images[:, self.top : self.top + self.height, self.left : self.left + self.width]
+        return _inputs(images, self.processor, batch)
+
+
+def _stacked(batch: Mapping[str, Any]) -> Tensor:
+    """(N, height, width, 3) uint8."""
+    if "pixels" not in batch:
+        got, way_out = ", ".join(batch) or "no column", "call decode_images first"
+        raise InputValueError(expected("the dataset", "have the column pixels", got, way_out))
+    shape = (len(batch["pixels"]), batch["height"][0], batch["width"][0], 3)
+    return torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(shape)
+
+
+def _inputs(images: Tensor, processor: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model reads: the images normalised, and the labels of the batch."""
+    values = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    if processor.do_rescale:
+        values *= processor.rescale_factor
+    if processor.do_normalize:
+        mean, std = (
+            torch.tensor(each)[:, None, None] for each in (processor.image_mean, processor.image_std)
+        )
+        values = values.sub_(mean).div_(std)
+    return {"pixel_values": values, **({"labels": batch["label"]} if "label" in batch else {})}
 
 
 def _shifted(images: Tensor, padding: int | None) -> Tensor:

@@ -116,8 +116,9 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
-        # StopIteration is all that datasets says of an empty json file.
-        if isinstance(error, StopIteration) or (kind == "parquet" and _is_empty_parquet(path)):
+        # All that datasets says: StopIteration of an empty json file, no data of a csv file of nothing but names.
+        no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
+        if no_rows or (kind == "parquet" and _is_empty_parquet(path)):
             requirement, got, way_out = "have rows", f"none in {path}", "check the file"
             raise InputValueError(expected(argument, requirement, got, way_out)) from error
         cause = error.__cause__ or error
@@ -134,7 +135,9 @@ def _is_empty_parquet(path: Path) -> bool:
         return False
 
 
-def load_rows(data: str | PathLike[str], *, config_name: str | None = None, split: str = "test") -> Dataset:
+def load_rows(
+    data: str | PathLike[str], *, config_name: str | None = None, split: str = "test", argument: str = "data"
+) -> Dataset:
     """Load the rows of one split, with the columns as they are.
 
     Args:
@@ -142,19 +145,20 @@ def load_rows(data: str | PathLike[str], *, config_name: str | None = None, spli
             the Hub or a local folder.
         config_name: configuration of a Hub dataset that has several.
         split: which rows of a Hub dataset or folder.
+        argument: the name of `data` in errors.
 
     Raises:
         ValueError: if there is no such file, dataset or split, or it is unreadable.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
-        return load_file("data", Path(data), None)
+        return load_file(argument, Path(data), None)
     try:
         return load_dataset(str(data), config_name, split=split)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())
         way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
         raise InputValueError(
-            expected("data", f"have a split {split!r}", f"{data} ({cause})", way_out)
+            expected(argument, f"have a split {split!r}", f"{data} ({cause})", way_out)
         ) from error
 
 

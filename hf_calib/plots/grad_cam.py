@@ -43,7 +43,7 @@ def grad_cam(
         scaler: fitted, for the confidence after calibration, too. The map does not change the picture of a
             temperature.
         layer: name of the module whose output is looked at; by default the last feature map, or in a vision
-            transformer the tokens before the last attention.
+            transformer (ViT, BEiT, Swin, ...) the tokens before the last attention.
         title: a line above the figure.
 
     Returns:
@@ -155,23 +155,28 @@ def _layer_of(model: Any, pixel_values: Tensor, layer: str | None) -> nn.Module:
                 expected("layer", "name a module", repr(layer), did_you_mean(layer, list(modules)))
             )
         return modules[layer]
-    norms = [module for name, module in modules.items() if name.rpartition(".")[2] in _NORMS]
-    if norms and getattr(getattr(model, "config", None), "patch_size", None):
-        return norms[-1]
+    norms = {module for name, module in modules.items() if name.rpartition(".")[2] in _NORMS}
     maps: list[nn.Module] = []
-    handles = [
-        module.register_forward_hook(
-            lambda module, _inputs, output: maps.append(module) if _is_map(output) else None
-        )
-        for module in modules.values()
-    ]
+    tokens: list[nn.Module] = []
+
+    def note(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if _is_map(output):
+            maps.append(module)
+        # MobileViT's have a part of each patch as their first dimension; behind them are maps.
+        elif module in norms and getattr(output, "ndim", 0) == 3 and len(output) == 1:
+            tokens.append(module)
+
+    handles = [module.register_forward_hook(note) for module in modules.values()]
     try:
         with torch.no_grad():
             model(pixel_values=pixel_values.to(next(model.parameters())))
     finally:
         for handle in handles:
             handle.remove()
-    if not maps:
+    if tokens and getattr(getattr(model, "config", None), "patch_size", None):
+        return tokens[-1]
+    if all(getattr(module, "kernel_size", 0) == getattr(module, "stride", 1) for module in maps):
+        # None, or nothing but patches of the image, of which the class has not been asked yet.
         way_out = "pass layer=, the name of a module whose output has positions"
         raise InputValueError(expected("the model", "have a feature map", type(model).__name__, way_out))
     return maps[-1]
@@ -193,5 +198,7 @@ def _as_positions(values: Tensor, pixel_values: Tensor, model: Any) -> Tensor:
     if values.ndim == 4:
         return values
     height, width = (size // model.config.patch_size for size in pixel_values.shape[2:])
+    while height * width > values.shape[1]:  # each stage of Swin merges two by two patches
+        height, width = (height + 1) // 2, (width + 1) // 2
     patches = values[:, values.shape[1] - height * width :]
     return patches.transpose(1, 2).reshape(1, -1, height, width)

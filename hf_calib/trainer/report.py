@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from hf_calib._files import whole_file
@@ -118,30 +119,46 @@ def report_of(
     if evaluation is None or not evaluation.rows:
         return None
     logits, labels = evaluation.logits_and_labels()
-    if not np.isfinite(logits).all():
-        return None
     logits = logits.astype(np.float64)
-    scaler, names = trainer.calibration_map, getattr(trainer._config, "id2label", None) or {}
-    settings: dict[str, Any] = {
-        "calibrated": None if scaler is None else scaler.predict_proba(logits),
-        "n_bins": evaluation.n_bins,
-        "class_names": [str(names.get(i, i)) for i in range(logits.shape[1])],
-        "name": trainer.calibration_loss.name,
-    }
-    if labels.ndim == 2:
-        if not np.isin(labels, (0, 1, -100)).all():
-            return None
-        several = multi_label_report(expit(logits), labels, **settings)
-        return replace(several, about=_rows(trainer, evaluation))
-    report = calibration_report(softmax(logits, axis=1), labels, **settings)
+    report = report_on(trainer, logits, labels, trainer.calibration_map)
+    if report is None or isinstance(report, MultiLabelReport):
+        return None if report is None else replace(report, about=_rows(trainer, evaluation))
     return replace(
         with_entities(report, evaluation.sentences()),
         about=_rows(trainer, evaluation),
         out_of_distribution=tuple(
-            _told_apart(name, logits, other.astype(np.float64), scaler)
+            _told_apart(name, logits, other.astype(np.float64), trainer.calibration_map)
             for name, other in (outside or {}).items()
         ),
     )
+
+
+def report_on(
+    trainer: Any, logits: NDArray[np.float64], labels: NDArray[Any], scaler: Any, *, name: str | None = None
+) -> CalibrationReport | MultiLabelReport | None:
+    """The report on logits (N, C), before and, if there is a fitted scaler, after it; None as for `report_of`.
+
+    Args:
+        trainer: with the names of the classes and the settings.
+        logits: of its model.
+        labels: (N,) ids; or (N, C) of several labels a row.
+        scaler: fitted, or None.
+        name: in titles; by default the loss's.
+    """
+    if not np.isfinite(logits).all():
+        return None
+    names = getattr(trainer._config, "id2label", None) or {}
+    settings: dict[str, Any] = {
+        "calibrated": None if scaler is None else scaler.predict_proba(logits),
+        "n_bins": trainer.args.n_bins,
+        "class_names": [str(names.get(i, i)) for i in range(logits.shape[1])],
+        "name": name or trainer.calibration_loss.name,
+    }
+    if labels.ndim == 1:
+        return calibration_report(softmax(logits, axis=1), labels, **settings)
+    if not np.isin(labels, (0, 1, -100)).all():
+        return None
+    return multi_label_report(expit(logits), labels, **settings)
 
 
 def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection:

@@ -12,12 +12,24 @@ import pytest
 from datasets import Dataset, Features
 from datasets import Image as ImageFeature
 from PIL import Image
+from torch.utils.data import DataLoader
 from transformers import ViTConfig
 
-from hf_calib.data import DataArguments, check_images, check_reads_rgb, load_data, load_elsewhere
+from hf_calib.data import (
+    DataArguments,
+    ImageTransform,
+    check_images,
+    check_reads_rgb,
+    collate_images,
+    decode_images,
+    gaussian_noise,
+    load_data,
+    load_elsewhere,
+    ten_crops,
+)
 from hf_calib.data.images import conversion_note, decode
 from hf_calib.data.sources import load_rows
-from tests.helpers.images import real_rows
+from tests.helpers.images import PROCESSOR, real_rows
 
 
 def encoded(array: np.ndarray, kind: str, **options: Any) -> bytes:
@@ -141,6 +153,38 @@ class TestLoading:
         assert len(load_data(self.split(tmp_path, shared_data), images=True)["test"]) == 40
         with pytest.raises(ValueError, match=r"row 17 of test: expected image to be readable.*truncated"):
             load_data(self.split(tmp_path, shared_data, broken=17), images=True)
+
+    @pytest.mark.parametrize("file", [None, "scan.jpg"])
+    def test_one_that_is_damaged_in_its_middle_is_named_where_it_is_decoded(
+        self, file: str | None, tmp_path: Path, shared_data: Path
+    ) -> None:
+        """Header and end are whole, so it is found late; the row is the file's, however rows are drawn."""
+        rows = real_rows(shared_data, "cifar10", "train", 0, 40)
+        rows.to_parquet(tmp_path / "train.parquet")
+        damaged = encoded(np.random.default_rng(0).integers(0, 256, (240, 200, 3), dtype=np.uint8), "JPEG")
+        middle = len(damaged) // 2
+        damaged = damaged[:middle] + b"\xff\xc4" * 20 + damaged[middle + 40 :]
+        rows.at[17, "image"] = {"bytes": damaged, "path": file}
+        rows.to_parquet(tmp_path / "test.parquet")
+        files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
+        args = DataArguments(**files, calibration_from="test", calibration_size=0.5)
+        args.ood_data = [files["test_file"]]
+        dataset = load_data(args, images=True)
+        held = next(split for split in dataset.values() if "row 17 of test" in split["row"][:])
+        got = "got scan.jpg; broken" if file else r"got \d+ bytes starting with .* broken"
+        message = rf"^row 17 of test: expected image to be readable, {got} data stream"
+        with pytest.raises(ValueError, match=message):
+            decode_images(held, PROCESSOR)
+        with pytest.raises(ValueError, match=message):
+            ten_crops(held, PROCESSOR, 36)
+        with pytest.raises(ValueError, match=message):
+            gaussian_noise(held)
+        transformed = held.with_transform(ImageTransform(PROCESSOR))
+        with pytest.raises(ValueError, match=message):
+            list(DataLoader(transformed, batch_size=8, collate_fn=collate_images))
+        (others,) = load_elsewhere(args, held, images=True).values()
+        with pytest.raises(ValueError, match=r"row 17 of .*/test\.parquet: expected image to be readable"):
+            decode_images(others, PROCESSOR)
 
     def test_so_are_those_from_elsewhere(self, tmp_path: Path, shared_data: Path) -> None:
         rows = real_rows(shared_data, "mnist", "test", 0, 5)[["image"]]

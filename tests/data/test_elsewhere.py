@@ -73,6 +73,25 @@ def test_several_sets_by_their_names(tmp_path: Path) -> None:
     assert load_elsewhere(DataArguments(), Dataset.from_dict({"text": ["t"]})) == {}
 
 
+def test_sets_of_one_folder_and_file_name_have_longer_names(tmp_path: Path) -> None:
+    for first in ("one", "two"):
+        (tmp_path / first / "data").mkdir(parents=True)
+        (tmp_path / first / "data" / "test.csv").write_text(f"text\n{first}\n")
+    files = [str(tmp_path / first / "data" / "test.csv") for first in ("one", "two")]
+    test = Dataset.from_dict({"text": ["t"]})
+    found = load_elsewhere(DataArguments(ood_data=files), test)
+    assert {name: rows["text"][:] for name, rows in found.items()} == {
+        "one/data/test.csv": ["one"],
+        "two/data/test.csv": ["two"],
+    }
+    with pytest.raises(
+        ValueError, match=r"ood_data to be different data, got .*one/data/test\.csv twice; leave"
+    ):
+        load_elsewhere(DataArguments(ood_data=[files[0], files[1], files[0]]), test)
+    with pytest.raises(ValueError, match="got gaussian_noise twice"):
+        load_elsewhere(DataArguments(ood_data=["gaussian_noise"] * 2), grey(), images=True)
+
+
 def test_noise_is_added_to_the_test_images() -> None:
     found = load_elsewhere(DataArguments(ood_data=["gaussian_noise"]), grey(), images=True)
     assert found["gaussian noise"].column_names == ["image"]
@@ -82,7 +101,7 @@ def test_noise_is_added_to_the_test_images() -> None:
 @pytest.mark.parametrize("name", ["missing.csv", "someone/nothing"])
 def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+    with pytest.raises(ValueError, match=f"expected ood_data to .* got {name}"):
         load_elsewhere(DataArguments(ood_data=[name]), Dataset.from_dict({"text": ["t"]}))
 
 
@@ -90,12 +109,14 @@ def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_an_empty_json_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     args = DataArguments(ood_data=[str(tmp_path / name)])
-    with pytest.raises(ValueError, match=f"expected data to have rows, got none in .*{name}"):
+    with pytest.raises(ValueError, match=f"expected ood_data to have rows, got none in .*{name}"):
         load_elsewhere(args, Dataset.from_dict({"text": ["so"]}))
 
 
 def test_an_empty_file_of_inputs_from_elsewhere_is_called_empty(tmp_path: Path) -> None:
     path = tmp_path / "empty.parquet"
     Dataset.from_dict({"text": []}, features=Features({"text": Value("string")})).to_parquet(path)
-    with pytest.raises(ValueError, match=r"have rows, got none in .*empty\.parquet"):
-        load_elsewhere(DataArguments(ood_data=[str(path)]), Dataset.from_dict({"text": ["t"]}))
+    (tmp_path / "empty.csv").write_text("text\n")
+    for name in ("empty.parquet", "empty.csv"):
+        with pytest.raises(ValueError, match=f"expected ood_data to have rows, got none in .*{name}; check"):
+            load_elsewhere(DataArguments(ood_data=[str(tmp_path / name)]), Dataset.from_dict({"text": ["t"]}))

@@ -15,7 +15,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
-from hf_calib.data import ImageTransform, PixelTransform, choose_columns, collate_images, decode_images
+from hf_calib.data import (
+    ImageTransform,
+    PixelTransform,
+    choose_columns,
+    collate_images,
+    decode_images,
+    ten_crops,
+)
 
 RAW = ViTImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False)
 SMALL = ViTImageProcessorPil(size={"height": 16, "width": 16})
@@ -111,6 +118,51 @@ def test_a_seed_gives_the_same_augmentation(workers: int) -> None:
     if workers:  # which do not draw the same numbers
         plain = decoded.with_transform(PixelTransform(SMALL))[:]["pixel_values"]
         assert not torch.equal(first - plain, torch.zeros_like(plain))
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        SMALL,
+        ViTImageProcessorPil(size={"height": 12, "width": 17}, image_mean=[0.1, 0.2, 0.3], resample=3),
+        ConvNextImageProcessorPil(size={"shortest_edge": 16}),
+    ],
+    ids=["vit", "not square", "resnet"],
+)
+def test_the_ten_crops_are_those_of_torchvision(processor: Any) -> None:
+    """Resize, TenCrop, ToTensor, Normalize: the image mirrored as a whole, then cut as the first five."""
+    arrays = [noise(24, 30, seed) for seed in range(3)]
+    found = ten_crops(images_of(*arrays), processor, 20)
+    mean, std = np.array(processor.image_mean), np.array(processor.image_std)
+    height, width = np.asarray(processor(images=Image.fromarray(arrays[0]))["pixel_values"][0]).shape[1:]
+    for i, array in enumerate(arrays):
+        square = np.asarray(Image.fromarray(array).resize((20, 20), processor.resample))
+        by_hand = []
+        for image in (square, square[:, ::-1]):
+            down, right = 20 - height, 20 - width
+            middle = image[
+                round(down / 2) : round(down / 2) + height, round(right / 2) : round(right / 2) + width
+            ]
+            by_hand += [image[:height, :width], image[:height, right:], image[down:, :width]]
+            by_hand += [image[down:, right:], middle]
+        for crops, part in zip(found, by_hand, strict=True):
+            wanted = ((part / 255 - mean) / std).transpose(2, 0, 1)
+            np.testing.assert_allclose(crops[i]["pixel_values"], wanted, rtol=0, atol=2e-6)
+            assert crops[i]["labels"] == i
+
+
+def test_ten_crops_of_the_whole_square_are_the_image_and_its_mirror_image() -> None:
+    dataset = images_of(*(noise(24, 30, seed) for seed in range(3))).remove_columns("label")
+    found = [crops[:] for crops in ten_crops(dataset, SMALL, 16)]
+    whole = torch.stack(dataset.with_transform(ImageTransform(SMALL))[:]["pixel_values"])
+    for i, crops in enumerate(found):
+        assert crops.keys() == {"pixel_values"}
+        wanted = whole if i < 5 else whole.flip(3)
+        torch.testing.assert_close(crops["pixel_values"], wanted, rtol=0, atol=2e-6)
+    with pytest.raises(
+        ValueError, match=r"ten crops to be at least the side of a crop, 16, got 15; 256 is usual"
+    ):
+        ten_crops(dataset, SMALL, 15)
 
 
 def test_the_transform_leaves_the_cache_as_it_is() -> None:

@@ -12,7 +12,9 @@ from PIL import Image
 from torch import nn
 from transformers import (
     AutoModelForImageClassification,
+    MobileViTConfig,
     ResNetConfig,
+    SwinConfig,
     ViTConfig,
     ViTImageProcessorPil,
 )
@@ -27,12 +29,24 @@ from tests.helpers.pictures import overlapping, written
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 32, "width": 32})
 VIT = {"image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SWIN = {
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [1, 2],
+    "window_size": 4,
+}
 NETWORKS = {
     "cifar_resnet": CifarResNetConfig(depth=8, num_labels=3),
     "densenet": DenseNetConfig(num_labels=3),
     "vgg": VGGConfig(depth=11, num_labels=3),
     "resnet": ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3),
     "vit": ViTConfig(**VIT, intermediate_size=16, num_labels=3),
+    "swin": SwinConfig(**SWIN, num_labels=3),
+    "mobilevit": MobileViTConfig(
+        hidden_sizes=[8, 8, 8], neck_hidden_sizes=[8] * 7, num_attention_heads=2, num_labels=3
+    ),
 }
 
 
@@ -95,6 +109,28 @@ def test_tokens_are_placed_where_their_patches_are() -> None:
     np.testing.assert_allclose(heat.ravel(), by_patch / by_patch.max(), rtol=1e-4, atol=1e-6)
 
 
+def test_the_map_of_swin_has_the_positions_of_its_last_stage() -> None:
+    """Two by two of the 16 x 16 patches each; all are looked at, so that their map is that of autograd."""
+    model, pixels = make("swin"), torch.randn(1, 3, 32, 32)
+    heat, _, label = class_activation_map(model, pixels, 1)
+    assert heat.shape == (8, 8)
+    tokens: list[torch.Tensor] = []
+    layer = model.swin.encoder.layers[-1].blocks[-1].layernorm_before
+    with layer.register_forward_hook(lambda _m, _i, output: tokens.append(output)):
+        logit = model(pixel_values=pixels).logits[0, label]
+    (gradient,) = torch.autograd.grad(logit, tokens[0])
+    by_place = (tokens[0][0] * gradient[0].mean(dim=0)).sum(dim=1).relu().detach()
+    np.testing.assert_allclose(heat.ravel(), by_place / by_place.max(), rtol=1e-4, atol=1e-6)
+
+
+def test_mobilevit_has_the_map_behind_its_transformer() -> None:
+    """Its tokens are folded into the batch."""
+    model, pixels = make("mobilevit"), torch.randn(1, 3, 64, 64)
+    heat, _, _ = class_activation_map(model, pixels, 1)
+    wanted, _, _ = class_activation_map(model, pixels, 1, layer="mobilevit.conv_1x1_exp")
+    np.testing.assert_allclose(heat, wanted)
+
+
 def test_the_model_stays_as_it_was() -> None:
     model = make("cifar_resnet").train()
     model.features.stage1.eval()
@@ -142,6 +178,18 @@ def test_wrong_labels_and_layers_are_refused() -> None:
     flat.forward = lambda pixel_values: nn.Sequential.forward(flat, pixel_values)
     with pytest.raises(ValueError, match="expected the model to have a feature map, got Sequential"):
         class_activation_map(flat, torch.randn(1, 3, 2, 2))
+
+
+def test_a_map_of_nothing_but_patches_is_refused() -> None:
+    """The class asks them later, as tokens of unknown places."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 8, stride=8), nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(12, 2)
+    )
+    model.forward = lambda pixel_values: nn.Sequential.forward(model, pixel_values)
+    with pytest.raises(
+        ValueError, match="expected the model to have a feature map, got Sequential; pass layer="
+    ):
+        class_activation_map(model, torch.randn(1, 3, 32, 32))
 
 
 @pytest.mark.slow

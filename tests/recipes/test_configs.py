@@ -73,6 +73,7 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
         "padding",
         "flip",
         "decode_once",
+        "ten_crop",
         "from_scratch",
         "model_kwargs",
         "weights",

@@ -176,6 +176,7 @@ def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path:
                 "model_kwargs": {"depth": 20, "block": "basic"},
                 "weights": str(tmp_path / "weights"),  # as of ImageNet, with another head
                 "image_size": 28,
+                "ten_crop": 32,
                 "num_train_epochs": 2,
                 "bf16": False,
                 "dataloader_num_workers": 0,
@@ -190,6 +191,9 @@ def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path:
     run("image_classification.py", *config)
     record = read_report(tmp_path / "out" / "report" / "report.json")
     assert [label["name"] for label in record["after"]["labels"]] == names
+    ten_crops = read_report(tmp_path / "out" / "report_ten_crops" / "report.json")
+    assert [label["name"] for label in ten_crops["after"]["labels"]] == names
+    assert results(tmp_path / "out")["ten_crops"]["calibration_map"] == "per label temperature scaling"
     saved = TrainingPredictions.load(tmp_path / "out" / "predictions.safetensors").test
     for i, label in enumerate(record["before"]["labels"]):
         truth, scores = saved.labels[:, i], saved.logits[:, i]

@@ -319,6 +319,23 @@ def test_image_recipe_on_two_processes(
     assert printed.count("after auto scaling") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_report")
+def test_ten_crops_on_two_processes_are_those_on_one(
+    image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
+) -> None:
+    settings = ["--model", image_models["vit"], "--ten_crop", "36", "--learning_rate", "0"]
+    same = [*SHORT, *settings, *image_arguments, "--calibration_method", "temperature"]
+    same += ["--max_test_samples", "31"]  # one is repeated, and left out again
+    printed = run_on_two_processes("image_classification.py", *same, "--output_dir", str(tmp_path / "two"))
+    assert printed.count("Mean of ten crops an image") == 1
+    run("image_classification.py", *same, "--output_dir", str(tmp_path / "one"))
+    one, two = (results(tmp_path / name)["ten_crops"] for name in ("one", "two"))
+    for state in ("before", "after"):
+        for key in ("nll", "brier", "accuracy"):
+            assert two[state][key]["value"] == pytest.approx(one[state][key]["value"], abs=1e-6), (state, key)
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "recipes" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem
 )
