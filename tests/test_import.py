@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
     {"_errors"},
-    {"_files", "_hub", "_markdown", "_compat", "_moved"},
+    {"_files", "_hub", "_markdown", "_names", "_compat", "_moved"},
     {"losses", "metrics"},
     {"decisions", "scaling", "plots", "evaluate_modules", "models", "data"},
     {"report", "predictions"},

@@ -13,8 +13,9 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib._hub import CARD
 from hf_calib._markdown import escape
+from hf_calib._names import is_hub_name
 from hf_calib.cards.decisions import decision_lines
-from hf_calib.cards.facts import Facts, is_hub_name, read_facts
+from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.cards.section import HEADING, calibration_section, title
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
+from hf_calib._names import plain_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.measures import MEASURES
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
@@ -182,30 +182,6 @@ def count(record: Mapping[str, Any], key: str) -> int | None:
     """An entry that is a whole number, not negative; else None."""
     found = number(record, key)
     return int(found) if found is not None and found >= 0 and found == int(found) else None
-
-
-def is_hub_name(name: object) -> bool:
-    """Whether it can be the name of a model or dataset on the Hub, and is no folder here.
-
-    >>> [is_hub_name(name) for name in ("bert-base-uncased", "me/x", "/home/me/x", "../x", "a/b/c", "me/x.csv")]
-    [True, True, False, False, False, False]
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", name, re.ASCII):
-        return False
-    ends = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".txt", ".npz")
-    return not name.endswith(ends) and ".." not in name and "--" not in name and not os.path.exists(name)
-
-
-def plain_name(name: str) -> str:
-    r"""A dataset's or a model's name without the folders of this machine.
-
-    >>> plain_name("/home/me/data/test.csv"), plain_name("fancyzhx/ag_news"), plain_name("C:\\data\\test.csv")
-    ('test.csv', 'fancyzhx/ag_news', 'test.csv')
-    """
-    if is_hub_name(name):
-        return name
-    parts = [part for part in re.split(r"[\\/]+", name) if part not in ("", ".", "..")]
-    return parts[-1] if parts else ""
 
 
 def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from hf_calib.cards.facts import Facts, Results, Value, is_hub_name, text, title_of_metric
+from hf_calib._names import is_hub_name
+from hf_calib.cards.facts import Facts, Results, Value, text, title_of_metric
 
 logger = logging.getLogger(__name__)
 

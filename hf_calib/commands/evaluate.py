@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
+from hf_calib._names import short_names
 from hf_calib.predictions.files import (
     FORMATS,
     Predictions,
@@ -98,9 +99,7 @@ def evaluate_predictions(
     if soft_labels is not None:
         shares = load_soft_labels(soft_labels, len(predictions), predictions.n_classes)
     elsewhere = {}
-    for path, name in zip(
-        ood, _apart([source, *ood], [name_of(path) for path in (source, *ood)]), strict=True
-    ):
+    for path, name in zip(ood, short_names(ood), strict=True):
         stages(f"reading {path}")
         elsewhere[name] = _of_the_same_kind(predictions, source, path, label_column)
     stages(f"measuring {len(predictions):,} rows")
@@ -114,18 +113,6 @@ def evaluate_predictions(
     report = replace(report, out_of_distribution=found)
     write_to(output, report)
     return report
-
-
-def _apart(paths: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names but the first, with the folder before those that two have.
-
-    >>> _apart(["cifar/test.npz", "mnist/test.npz", "svhn.npz"], ["test", "test", "svhn"])
-    ['mnist/test.npz', 'svhn']
-    """
-    return [
-        name if names.count(name) == 1 else "/".join(Path(path).parts[-2:])
-        for path, name in list(zip(paths, names, strict=True))[1:]
-    ]
 
 
 def _of_the_same_kind(predictions: Predictions, source: str, other: str, label_column: str) -> Predictions:
@@ -188,7 +175,7 @@ def evaluate_model(
         shares = load_soft_labels(soft_labels, len(data), len(classifier.class_names))
     stages(rows.encoding.format(len(data)))
     encoded = rows.encode(classifier, data)
-    names = _apart([each.data for each in (rows, *ood)], [each.source()["name"] for each in (rows, *ood)])
+    names = short_names([each.data for each in ood])
     outside = {
         name: others.encode_inputs(classifier, loaded)
         for name, others, loaded in zip(names, ood, elsewhere, strict=True)

@@ -13,7 +13,7 @@ import transformers
 from numpy.typing import NDArray
 
 from hf_calib._errors import expected
-from hf_calib.cards.facts import is_hub_name
+from hf_calib._names import is_hub_name
 from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
 from hf_calib.export.saving import standalone_copy, write_folded

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib._names import short_names
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
@@ -26,7 +25,7 @@ from hf_calib.data.splits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
@@ -216,7 +215,7 @@ def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) 
     """
     found = {}
     sources = args.ood_data or []
-    for source, name in zip(sources, _short_names(sources), strict=True):
+    for source, name in zip(sources, short_names(sources), strict=True):
         if images and source == NOISE:
             columns = [column for column in test.column_names if column != "label"]
             found["gaussian noise"] = gaussian_noise(test.select_columns(columns), seed=args.split_seed)
@@ -226,24 +225,6 @@ def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) 
         inputs = choose_inputs(rows, name=source, **column)
         found[name] = _checked_images(inputs, name) if images else inputs
     return found
-
-
-def _short_names(sources: Sequence[str]) -> list[str]:
-    """Of paths the last two parts, or as many as tell them apart; all else as it is.
-
-    >>> _short_names(["clinc150", "gaussian_noise"])
-    ['clinc150', 'gaussian_noise']
-    """
-    paths = {source: Path(source).parts for source in sources if os.path.exists(source)}
-    names: list[str] = []
-    for n_parts in range(2, max(map(len, paths.values()), default=2) + 1):
-        names = ["/".join(paths[s][-n_parts:]) if s in paths else s for s in sources]
-        if len(set(names)) == len(names):
-            return names
-    twice = next(name for name in names if names.count(name) > 1)
-    raise InputValueError(
-        expected("ood_data", "be different data", f"{twice} twice", "leave one of them out")
-    )
 
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:

@@ -196,11 +196,6 @@ def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     return image.convert("RGB")
 
 
-def decode_row(stored: Image.Image | Mapping[str, Any], row: int) -> Image.Image:
-    """As `decode`, with errors that name the row."""
-    return decode_at(f"row {row}", stored)
-
-
 def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
     """As `decode`, with errors that name the place, such as "row 17 of train", if it is known."""
     try:

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
-from hf_calib._errors import InputValueError
 from hf_calib.data.columns import choose_inputs
 from hf_calib.data.images import (
     ImageTransform,
@@ -26,7 +25,7 @@ from hf_calib.data.images import (
     check_reads_rgb,
     collate_images,
     conversion_note,
-    decode_row,
+    decode_at,
 )
 from hf_calib.predictions.files import Predictions
 from hf_calib.predictions.labels import label_ids
@@ -108,10 +107,7 @@ class ReadableImages:
     def decoded(self, start: int, stop: int) -> list[Image.Image]:
         """Some of them, in RGB; an error names the row."""
         stored = self.rows[start:stop]["image"]
-        try:
-            return [decode_row(each, row) for row, each in enumerate(stored, start)]
-        except InputValueError as error:
-            raise InputValueError(f"{self.name}, {error}") from error
+        return [decode_at(f"{self.name}, row {row}", each) for row, each in enumerate(stored, start)]
 
     def predict_logits(
         self,

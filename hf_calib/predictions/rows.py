@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hf_calib._names import plain_name
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -39,8 +41,6 @@ class LabelledRows:
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
-        from hf_calib.cards.facts import plain_name
-
         return {"name": plain_name(self.data), **({} if self._is_file else {"split": self.split})}
 
     def options(self) -> list[str]:

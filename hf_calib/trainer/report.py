@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from hf_calib._files import whole_file
-from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE, is_hub_name
+from hf_calib._names import is_hub_name
+from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure

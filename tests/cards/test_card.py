@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 import hf_calib.trainer.report as trainer_report
 from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
+from hf_calib._names import is_hub_name, plain_name
 from hf_calib.cards import write_card
 from hf_calib.cards.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
-from hf_calib.cards.facts import is_hub_name, plain_name
 from hf_calib.commands import evaluate as evaluate_command
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
