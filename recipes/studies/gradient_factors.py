@@ -1,0 +1,156 @@
+"""How each loss weighs its examples: weights over three classes, factors of the gradient, regions of confidence.
+
+All closed forms through the library's own losses, no training:
+
+- the weight u of the cross entropy and the factor of its gradient over the probabilities of three classes (Lin et
+  al. 2025, "Uncertainty weighted gradients for model calibration", Fig. 2);
+- that factor g(p, gamma) against the probability of the label, with the range in which the inverse focal loss pushes
+  the label down (the same paper's Fig. 1; Ghosh et al. 2022, "AdaFocal", on limits of gamma);
+- phi and the regions of over- and under-confidence of focal and dual focal loss (Tao et al. 2023, "Dual focal loss for
+  calibration", Fig. 1), and what the minimisers really do: p less the posterior that leads to it.
+
+    python recipes/studies/gradient_factors.py
+
+takes a few seconds.
+"""
+
+import argparse
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+from scipy.special import lambertw
+
+from hf_calib.analysis import (
+    confidence_regions,
+    gradient_factors,
+    reversed_range,
+    simplex_grid,
+    uncertainty_weights,
+)
+from hf_calib.losses import make_loss
+from hf_calib.plots import confidence_region_diagram, gradient_factor_diagram, save_figure, simplex_surfaces
+from hf_calib.scaling import InverseLink
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+)
+parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--resolution", type=int, default=90, help="Steps along an edge of the simplex.")
+parser.add_argument("--gamma", type=float, default=1.0, help="Of the regions; the paper draws 1.")
+parser.add_argument("--rival", type=float, default=0.3, help="q_j of the regions; the paper draws 0.3.")
+args = parser.parse_args()
+start = time.perf_counter()
+# Gammas that push labels down are what is looked at.
+warnings.filterwarnings("ignore", message="The inverse focal gamma is")
+
+# 1. Weights and factors over three classes, the first of which is the label.
+grid = simplex_grid(args.resolution)
+labels = np.zeros(len(grid), dtype=int)
+losses = {
+    "focal, gamma 2": make_loss("focal", gamma=2.0),
+    "dual focal, gamma 2": make_loss("dual_focal", gamma=2.0),
+    "Brier-weighted, gamma 2": make_loss("bsce", gamma=2.0),
+}
+surfaces = {f"u: {name}": uncertainty_weights(loss, grid, labels) for name, loss in losses.items()}
+surfaces |= {f"g: {name}": gradient_factors(loss, grid, labels) for name, loss in losses.items()}
+# Along the rows of equal p_y only the split between the other two moves.
+moves = {
+    name: max(float(np.ptp(values[np.isclose(grid[:, 0], p)])) for p in np.unique(grid[:, 0].round(12)))
+    for name, values in surfaces.items()
+}
+
+# 2. g(p, gamma); with ten classes, how the rest is spread matters to most losses.
+p = np.linspace(0.0005, 0.9995, 2000)
+one = np.ones(len(p), dtype=int)
+two = np.stack([1 - p, p], axis=1)
+even = np.concatenate([np.tile((1 - p)[:, None] / 9, 8), two @ [[1 / 9, 0], [0, 1]]], axis=1)
+rival = np.concatenate([np.zeros((len(p), 8)), two], axis=1)
+several = {
+    "focal 3": make_loss("focal", gamma=3.0),
+    "dual focal 5": make_loss("dual_focal", gamma=5.0),
+    "bsce 2": make_loss("bsce", gamma=2.0),
+    "bsce_gra 2": make_loss("bsce_gra", gamma=2.0),
+    "focal calibration": make_loss("focal_calibration"),
+    "Brier": make_loss("brier"),
+}
+curves = {
+    "focal": {
+        f"gamma {g:g}": gradient_factors(make_loss("focal", gamma=g), two, one)
+        for g in (0.5, 1.0, 2.0, 3.0, 5.0)
+    },
+    "inverse focal": {
+        f"gamma {g:g}": gradient_factors(make_loss("inverse_focal", gamma=g), two, one)
+        for g in (1.0, 2.0, 3.59, 5.0, 6.0)
+    },
+}
+ten_classes = {
+    "the rest even": {n: gradient_factors(x, even, one * 9) for n, x in several.items()},
+    "one rival": {n: gradient_factors(x, rival, one * 9) for n, x in several.items()},
+}
+figures = {
+    "simplex": simplex_surfaces(grid, surfaces, class_names=["label", "class 2", "class 3"]),
+    "curves": gradient_factor_diagram(p, curves),
+    "ten_classes": gradient_factor_diagram(p, ten_classes),
+}
+worst = float(lambertw(np.exp(-1)).real)
+focal_peaks = {name: {"p": float(p[g.argmax()]), "g": float(g.max())} for name, g in curves["focal"].items()}
+reversed_ranges = {f"gamma {g:g}": reversed_range(g) for g in (1.0, 2.0, 3.59, 3.6, 5.0, 6.0)}
+
+# 3. phi with a constant rival, the paper's regions, and the minimisers themselves.
+names = {
+    f"focal, gamma {args.gamma:g}": 0.0,
+    f"dual focal, gamma {args.gamma:g}, q {args.rival:g}": args.rival,
+}
+phi = {
+    name: gradient_factors(make_loss("dual_focal", gamma=args.gamma, rival=q), two, one)
+    for name, q in names.items()
+}
+regions = {name: confidence_regions(args.gamma, rival=q) for name, q in names.items()}
+gaps = {}
+for name in ("focal", "dual_focal"):
+    posterior = InverseLink(make_loss(name, gamma=args.gamma)).predict_proba(np.log(grid))
+    gaps[f"{name.replace('_', ' ')}, gamma {args.gamma:g}"] = grid.max(axis=1) - posterior.max(axis=1)
+figures |= {"regions": confidence_region_diagram(p, phi, regions), "minimisers": simplex_surfaces(grid, gaps)}
+
+record = {
+    "settings": {name: value for name, value in vars(args).items() if name != "output"},
+    "seeds": [],
+    "largest change of u and g while p_y stays": moves,
+    "focal factor is largest at": focal_peaks,
+    "inverse focal pushes the label down": {
+        "first at p": worst,
+        "from gamma": 1 / worst,
+        "ranges": reversed_ranges,
+    },
+    "regions": {name: region._asdict() for name, region in regions.items()},
+    "minimisers over the simplex of three classes": {
+        name: {
+            "share over-confident": float((gap > 1e-9).mean()),
+            "share under-confident": float((gap < -1e-9).mean()),
+            "most over-confident": float(gap.max()),
+            "most under-confident": float(gap.min()),
+        }
+        for name, gap in gaps.items()
+    },
+    "seconds": round(time.perf_counter() - start, 1),
+}
+args.output.mkdir(parents=True, exist_ok=True)
+unfinished = args.output / ".gradient_factors.json"
+unfinished.write_text(json.dumps(record, indent=1) + "\n")
+os.replace(unfinished, args.output / "gradient_factors.json")
+for part, figure in figures.items():
+    save_figure(figure, args.output / f"gradient_factors_{part}.png")
+
+print("Regions:", {name: [round(end, 3) for end in region] for name, region in regions.items()})
+print(
+    f"Inverse focal pushes labels down from gamma {1 / worst:.4f} on, first at p = {worst:.4f}:",
+    reversed_ranges,
+)
+print("Focal factor is largest at:", focal_peaks)
+print("Change at equal p_y:", {name: round(value, 3) for name, value in moves.items()})
+print("Minimisers:", record["minimisers over the simplex of three classes"])
+print(f"Written to {args.output}/gradient_factors*")
