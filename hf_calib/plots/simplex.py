@@ -111,7 +111,7 @@ def _draw(figure: Figure, axes: Axes, places: FloatArray, values: FloatArray) ->
         axes.tricontour(across, up, values, levels=[0], colors="black", linewidths=1.6)
     axes.plot(*np.vstack([_CORNERS, _CORNERS[:1]]).T, color="#333333", linewidth=0.8)
     axes.set(xlim=(-0.12, 1.12), ylim=(-0.13, _HEIGHT + 0.11), aspect="equal")
-    ticks = levels[[0, len(levels) // 2, -1]]
+    ticks = np.unique(levels[[0, len(levels) // 2, -1]])
     scale = figure.colorbar(surface, ax=axes, shrink=0.75, ticks=ticks)
     near_0 = 0.005 * np.ptp(levels)
     scale.ax.set_yticklabels([f"{tick:.2g}" if abs(tick) > near_0 else "0" for tick in ticks])
