@@ -143,16 +143,16 @@ of_truth = {
     "map less sure than 0.9": float((np.abs(truth_map - 0.5) < 0.4).mean()),
 }
 
-figure = Figure(figsize=(8.4, 2.5), layout="constrained")
-panels = figure.subplots(1, len(maps), sharex=True, sharey=True)
-for axes, (name, upper) in zip(panels, maps.items(), strict=True):
+figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+panels = figure.subplots(2, 2, sharex=True, sharey=True)
+for axes, (name, upper) in zip(panels.flat, maps.items(), strict=True):
     surface = axes.contourf(xs, ys, upper, levels=np.linspace(0, 1, 11), cmap="cividis")
     axes.contour(xs, ys, upper, levels=[0.1, 0.9], colors="white", linewidths=1, linestyles="--")
     axes.contour(xs, ys, upper, levels=[0.5], colors="black", linewidths=1.6)
     for label, marker in ((0, "^"), (1, "v")):
         members = drawn[0][drawn[1] == label][:60]
-        axes.plot(*members.T, marker, markersize=2.5, mfc="white", mec="black", mew=0.4)
-    axes.set_title(name, fontsize=8)
+        axes.plot(*members.T, marker, markersize=3, mfc="white", mec="black", mew=0.4)
+    axes.set_title(name, fontsize=9)
     axes.set(xlim=BOX[:2], ylim=BOX[2:], xticks=[], yticks=[], aspect="equal")
 scale = figure.colorbar(surface, ax=panels, shrink=0.8, ticks=[0, 0.5, 1])
 scale.set_label("probability of the upper moon", fontsize=7)
