@@ -72,14 +72,16 @@ def correlations(probs, labels, error):
         base = uncertainty_weights(make_loss(loss, gamma=1.0, **hyperparameters), probs, labels)
         return {gamma: np.corrcoef(base**gamma, error)[0, 1] for gamma in GAMMAS}
 
+    brier = {norm: of("bsce", norm=norm) for norm in NORMS}
     distance = np.abs(probs - np.eye(CLASSES)[labels])
     printed = {gamma: np.corrcoef((distance**gamma).sum(axis=1), error)[0, 1] for gamma in GAMMAS}
     return {
         "focal": {f"gamma {g:g}": r for g, r in of("focal").items()},
         "dual focal": {f"gamma {g:g}": r for g, r in of("dual_focal").items()},
         "generalised Brier": {
-            f"gamma {g:g}, norm {norm:g}": r for norm in NORMS for g, r in of("bsce", norm=norm).items()
+            f"gamma {g:g}, norm {norm:g}": r for norm in NORMS for g, r in brier[norm].items()
         },
+        "generalised Brier, norm 2": {f"gamma {g:g}": r for g, r in brier[2.0].items()},
         "generalised Brier, Eq. 11 as printed": {f"gamma {g:g}": r for g, r in printed.items()},
     }
 
