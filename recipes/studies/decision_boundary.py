@@ -7,7 +7,7 @@ the boundary is, and how steep the probability is on it.
 
     python recipes/studies/decision_boundary.py
 
-takes about 2 minutes on 2 cores for 10 seeds.
+takes about half a minute of one core for 10 seeds.
 """
 
 import argparse

@@ -7,7 +7,7 @@ which reports .550 (focal), .638 (dual focal) and .664 (generalised Brier) over 
 
     python recipes/studies/five_gaussians.py
 
-takes about 3 minutes on 2 cores for 40 runs; `--seeds 0 1 2 3 4` are as many as the paper has.
+takes about a minute of one core, 40 runs; `--seeds 0 1 2 3 4` are as many as the paper has.
 """
 
 import argparse
