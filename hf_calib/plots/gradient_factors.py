@@ -74,7 +74,7 @@ def gradient_factor_diagram(
         axes.set_title(name, fontsize=9, parse_math=False)
         _add_legend(axes)
         plain_axes(axes)
-    figure.axes[0].set_ylabel("gradient, as a multiple of cross entropy's", fontsize=8)
+    figure.axes[0].set_ylabel("gradient over cross entropy's", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     return figure
