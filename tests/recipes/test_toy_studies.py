@@ -53,6 +53,7 @@ def test_five_gaussians(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "{value:.3f} [{low:.3f}, {high:.3f}]".format(**rows["dual focal"]["correlation"]) in printed
 
 
+@pytest.mark.slow  # five pictures
 def test_gradient_factors(tmp_path: Path) -> None:
     record = study("gradient_factors", tmp_path, "--resolution", "12")
     turning = record["inverse focal pushes the label down"]
