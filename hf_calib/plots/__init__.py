@@ -8,6 +8,7 @@ from hf_calib.plots.binned import reliability_diagram, reliability_grid
 from hf_calib.plots.classes import class_reliability_grid
 from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.detection import roc_diagram
+from hf_calib.plots.dynamics import group_boxes, small_multiples, spread_by_epoch
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.grad_cam import grad_cam
 from hf_calib.plots.labels import label_reliability_grid
@@ -21,6 +22,7 @@ __all__ = [
     "difference_diagram",
     "gamma_dynamics",
     "grad_cam",
+    "group_boxes",
     "label_reliability_grid",
     "promise_diagram",
     "rank_diagram",
@@ -31,5 +33,7 @@ __all__ = [
     "risk_coverage_diagram",
     "roc_diagram",
     "save_figure",
+    "small_multiples",
     "smooth_reliability_diagram",
+    "spread_by_epoch",
 ]
