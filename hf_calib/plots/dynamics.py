@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
-_COLUMNS = 4  # panels side by side
+_COLUMNS = 4  # panels side by side; 5 where they are full, such as of 15 bins
 _MARKERS = "os^Dv*P"
 _AT_MOST = 8  # markers on a line
 
@@ -190,32 +190,34 @@ def _grid(
         name: {**look, "marker": marker, "markersize": 3, "linewidth": 1.2}
         for name, look, marker in zip(names, line_looks(), cycle(_MARKERS), strict=False)
     }
-    columns = min(_COLUMNS, len(panels))
+    columns = 5 if len(panels) % 5 == 0 else min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    size = (max(4.2, 0.7 + 2.1 * columns), 0.9 + 1.75 * rows)
+    size = (max(4.2, 0.7 + 8.4 / max(columns, 4) * columns), 0.9 + 1.5 * rows)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     cells = dict(zip(panels, grid.flat, strict=False))
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     yield figure, cells, looks
-    handles = {}
+    handles: dict[str, Any] = {}
     for k, (name, axes) in enumerate(cells.items()):
         axes.set_title(textwrap.fill(name, 30), fontsize=8, parse_math=False)
         plain_axes(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         if k + columns >= len(panels):
             axes.tick_params(labelbottom=True)
+            axes.set_xlabel(xlabel, fontsize=7)
+        if k % columns == 0:
+            axes.set_ylabel(ylabel, fontsize=7)
         for line in axes.lines:
             line.set_markevery(max(1, len(line.get_xdata()) // _AT_MOST))
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.supxlabel(xlabel, fontsize=8)
-    figure.supylabel(ylabel, fontsize=8)
+        found, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
     if handles:
         legend = figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside upper center",
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
             ncols=min(5, len(handles)),
             fontsize=7,
             frameon=False,

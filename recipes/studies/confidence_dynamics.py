@@ -32,8 +32,8 @@ from hf_calib.plots import group_boxes, save_figure, small_multiples, spread_by_
 
 def load(data, n_train, n_validation, max_length, vocab_size, seed):
     """Tokenized train and validation rows, headers taken off, and the tokenizer."""
-    dataset = draw_test(strip_headers(choose_columns(load_splits(data))), size=n_validation, seed=seed)
-    dataset = limit_samples(dataset, max_train_samples=n_train, seed=seed)
+    dataset = draw_test(choose_columns(load_splits(data), text_column="text"), size=n_validation, seed=seed)
+    dataset = strip_headers(limit_samples(dataset, max_train_samples=n_train, seed=seed))
     tokenizer = train_word_tokenizer(dataset["train"]["text"], vocab_size=vocab_size, max_length=max_length)
 
     def tokenize(batch):
@@ -131,7 +131,7 @@ def main(argv=None):
     options = parse(argv)
     start = time.time()
     name, runs, traces = "confidence_dynamics", [], {}
-    boundaries = [options.epochs // 4, options.epochs // 3, options.epochs // 2]
+    boundaries = sorted({options.epochs // 4, options.epochs // 3, options.epochs // 2})
     for seed in options.seeds:
         data = load(
             options.data, options.rows, options.validation, options.max_length, options.vocab_size, seed

@@ -32,8 +32,8 @@ from hf_calib.plots import gamma_dynamics, save_figure, small_multiples
 
 def load(data, n_train, n_validation, max_length, vocab_size, seed):
     """Tokenized train and validation rows, headers taken off, and the tokenizer."""
-    dataset = draw_test(strip_headers(choose_columns(load_splits(data))), size=n_validation, seed=seed)
-    dataset = limit_samples(dataset, max_train_samples=n_train, seed=seed)
+    dataset = draw_test(choose_columns(load_splits(data), text_column="text"), size=n_validation, seed=seed)
+    dataset = strip_headers(limit_samples(dataset, max_train_samples=n_train, seed=seed))
     tokenizer = train_word_tokenizer(dataset["train"]["text"], vocab_size=vocab_size, max_length=max_length)
 
     def tokenize(batch):
@@ -178,7 +178,7 @@ def main(argv=None):
         setting: of_three_bins(histories[seed, setting])
         for settings in groups.values()
         for setting in settings
-        if setting != "cross entropy"
+        if any("gamma_00" in entry for entry in histories[seed, setting])
     }
     figure = small_multiples(gammas, xlabel="step", ylabel="gamma", level=0, logarithmic=True)
     save_figure(figure, options.output / f"{name}_settings.png")

@@ -29,8 +29,8 @@ from hf_calib.models import (
 
 def load(data, n_train, n_validation, max_length, vocab_size, seed):
     """Tokenized train and validation rows, headers taken off, and the tokenizer."""
-    dataset = draw_test(strip_headers(choose_columns(load_splits(data))), size=n_validation, seed=seed)
-    dataset = limit_samples(dataset, max_train_samples=n_train, seed=seed)
+    dataset = draw_test(choose_columns(load_splits(data), text_column="text"), size=n_validation, seed=seed)
+    dataset = strip_headers(limit_samples(dataset, max_train_samples=n_train, seed=seed))
     tokenizer = train_word_tokenizer(dataset["train"]["text"], vocab_size=vocab_size, max_length=max_length)
 
     def tokenize(batch):
