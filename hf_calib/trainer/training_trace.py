@@ -53,8 +53,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
 
     Args:
         n_training_rows: how many training rows the sample has; 0 for none.
-        n_kept_rows: of how many rows of each set the rows' own numbers are kept. 200 rows take 40 kB in the
-            file, and twice as much in `trainer_state.json`, for each evaluation and both sets.
+        n_kept_rows: of how many rows of each set the rows' own numbers are kept. 200 rows take 20 kB in the
+            file, and 60 kB in `trainer_state.json`, for each evaluation and both sets.
 
     Raises:
         TypeError: if a number is not an integer.
