@@ -208,7 +208,7 @@ def _grid(
             axes.tick_params(labelbottom=True)
             axes.set_xlabel(xlabel, fontsize=7)
         if k % columns == 0:
-            axes.set_ylabel(ylabel, fontsize=7)
+            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7)
         for line in axes.lines:
             line.set_markevery(max(1, len(line.get_xdata()) // _AT_MOST))
         found, labels = axes.get_legend_handles_labels()
