@@ -216,7 +216,7 @@ def summary(runs):
             "adaptive_ece": round(float(np.mean(ece)), 4),
             "adaptive_ece_sd": round(float(np.std(ece, ddof=1)), 4) if len(ece) > 1 else None,
             "training_adaptive_ece": round(float(np.mean([run["training_adaptive_ece"] for run in own])), 4),
-            "median_correlation": round(float(np.mean(tracked)), 3),
+            "median_correlation": listed([np.mean(tracked)])[0],
             "independent_distance_at_first": round(
                 float(np.mean([run["independent_distance"][0] for run in own])), 4
             ),

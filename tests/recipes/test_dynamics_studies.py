@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+pytestmark = pytest.mark.slow  # a dozen trainings
 STUDIES = Path(__file__).parents[2] / "recipes" / "studies"
 
 
@@ -40,7 +41,6 @@ def ran(name: str, data: Path, output: Path, **options: Any) -> dict[str, Any]:
     return json.loads((output / f"{name}.json").read_text())
 
 
-@pytest.mark.slow
 def test_the_overhead_is_counted_in_rows(data: Path, tmp_path: Path) -> None:
     runs = {run["setting"]: run for run in ran("overhead", data, tmp_path, epochs=2)["runs"]}
     beyond = {name: run["rows_beyond_the_evaluations"] for name, run in runs.items()}
@@ -61,7 +61,6 @@ def test_validation_and_training(data: Path, tmp_path: Path) -> None:
     assert pictures == {f"validation_and_training_{name}.png" for name in names}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "n_runs"), [("gamma_dynamics", 12), ("confidence_dynamics", 4)])
 def test_the_longer_ones(name: str, n_runs: int, data: Path, tmp_path: Path) -> None:
     found = ran(name, data, tmp_path, epochs=5)
