@@ -156,9 +156,9 @@ def main(argv=None):
                     "independent_correlation_over_epochs": listed(
                         correlations(independent, held_out.bin_confidence)
                     ),
-                    "independent_distance": np.abs(independent - held_out.bin_confidence)
-                    .mean(axis=1)
-                    .tolist(),
+                    "independent_distance": np.nanmean(
+                        np.abs(independent - held_out.bin_confidence), axis=1
+                    ).tolist(),
                     "mean_training_rows_in_bin": own.label_counts.mean(axis=0).tolist(),
                 }
             )
