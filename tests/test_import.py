@@ -76,6 +76,7 @@ def test_the_public_names() -> None:
         "CalibrationTrainingArguments",
         "InputError",
         "TemperatureScalingCallback",
+        "TrainingTrace",
         "compare",
         "cross_calibrate",
         "fold",

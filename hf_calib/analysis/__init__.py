@@ -1,5 +1,6 @@
-"""What the papers argue with besides tables, as numbers: gradient factors, toys with a known posterior, intervals."""
+"""What the papers argue with besides tables, as numbers, for a user's own model and training too."""
 
+from hf_calib.analysis.dynamics import Trace, TracedSet, learned_epoch, learned_groups, moving_average
 from hf_calib.analysis.gradient_factors import (
     ConfidenceRegions,
     confidence_regions,
@@ -13,10 +14,15 @@ from hf_calib.analysis.toys import gaussian_posteriors, two_moons_posteriors
 
 __all__ = [
     "ConfidenceRegions",
+    "Trace",
+    "TracedSet",
     "confidence_regions",
     "gaussian_posteriors",
     "gradient_factors",
+    "learned_epoch",
+    "learned_groups",
     "mean_interval",
+    "moving_average",
     "reversed_range",
     "simplex_grid",
     "two_moons_posteriors",

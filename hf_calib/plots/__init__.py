@@ -8,6 +8,7 @@ from hf_calib.plots.binned import reliability_diagram, reliability_grid
 from hf_calib.plots.classes import class_reliability_grid
 from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.detection import roc_diagram
+from hf_calib.plots.dynamics import group_boxes, small_multiples, spread_by_epoch
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.grad_cam import grad_cam
 from hf_calib.plots.gradient_factors import confidence_region_diagram, gradient_factor_diagram
@@ -25,6 +26,7 @@ __all__ = [
     "gamma_dynamics",
     "grad_cam",
     "gradient_factor_diagram",
+    "group_boxes",
     "label_reliability_grid",
     "promise_diagram",
     "rank_diagram",
@@ -36,5 +38,7 @@ __all__ = [
     "roc_diagram",
     "save_figure",
     "simplex_surfaces",
+    "small_multiples",
     "smooth_reliability_diagram",
+    "spread_by_epoch",
 ]

@@ -4,6 +4,7 @@ from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
 from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.trainer import CalibrationTrainer
+from hf_calib.trainer.training_trace import TrainingTrace
 
 __all__ = [
     "AdaFocalCallback",
@@ -12,5 +13,6 @@ __all__ = [
     "CalibrationTrainingArguments",
     "CrossCalibration",
     "TemperatureScalingCallback",
+    "TrainingTrace",
     "cross_calibrate",
 ]

@@ -120,6 +120,13 @@ class CalibrationTrainingArguments(TrainingArguments):
             "of this many examples of the calibration split. Default: all of it."
         },
     )
+    training_trace: bool = field(
+        default=False,
+        metadata={
+            "help": "Record at each evaluation what the figures of hf_calib.analysis need, in training_trace.json. "
+            "Costs a forward pass over 1,000 training rows each; see hf_calib.TrainingTrace."
+        },
+    )
     calibration_method: str | None = field(
         default=None,
         metadata={

@@ -83,6 +83,7 @@ from hf_calib.trainer.milestones import milestone_schedule
 from hf_calib.trainer.random_state import random_state_left_as_found
 from hf_calib.trainer.report import REPORT, about_data, is_map_of, measured, write_results
 from hf_calib.trainer.search import objective_named, out_of_fold_metrics, values_of_best_trial
+from hf_calib.trainer.training_trace import TrainingTrace
 
 logger = logging.getLogger(__name__)
 
@@ -283,6 +284,12 @@ class CalibrationTrainer(Trainer):
                 self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
             else:
                 self._own_callbacks.append(CalibrationMapCallback(scaler, strategy=strategy))
+        if (
+            args.training_trace
+            and self._callback(TrainingTrace) is None
+            and TrainingTrace not in self._removed
+        ):
+            self._own_callbacks.append(TrainingTrace())
         for callback in self._own_callbacks:
             self.add_callback(callback)
         self._arrange_callbacks()
@@ -301,17 +308,22 @@ class CalibrationTrainer(Trainer):
         self._arrange_callbacks()
 
     def _arrange_callbacks(self) -> None:
-        """Keep the last of each kind of ours; the map comes after the gammas."""
+        """Keep the last of each kind of ours; the trace comes after the gammas, and the map after both."""
         callbacks = self.callback_handler.callbacks
-        for kind in (AdaFocalCallback, CalibrationMapCallback):
+        for kind in (AdaFocalCallback, CalibrationMapCallback, TrainingTrace):
             for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
                 callbacks.remove(earlier)
         for callback in callbacks:
             if isinstance(callback, _CalibrationCallback):
                 callback.trainer = self
-        callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
+        callbacks.sort(key=lambda c: 2 * isinstance(c, CalibrationMapCallback) + isinstance(c, TrainingTrace))
         if not isinstance(callbacks[0], EndOfTraining):
             callbacks.insert(0, EndOfTraining(self))
+
+    def _load_callback_state(self) -> None:
+        """With `restore_callback_states_from_checkpoint` the Trainer has made callbacks anew, which know no trainer."""
+        super()._load_callback_state()
+        self._arrange_callbacks()
 
     def _callback(self, kind: type[_Callback]) -> _Callback | None:
         return next((c for c in self.callback_handler.callbacks if isinstance(c, kind)), None)
@@ -784,6 +796,7 @@ class CalibrationTrainer(Trainer):
             calibration_map=self.calibration_map,
             keep_logits=self._keep_logits or for_card or searched is not None,
             keep_at_most=None if self._keep_logits or searched is not None else EvaluationPass.FEW_VALUES,
+            keep_scores=(trace := self._callback(TrainingTrace)) is not None and trace.is_recording,
         )
         with self._recording(current):
             output = super().evaluation_loop(
@@ -845,7 +858,20 @@ class CalibrationTrainer(Trainer):
             n_samples: only a fixed random subset of this size; None for all.
             keep_logits: keep logits and labels, for a fit that needs them.
         """
-        current = EvaluationPass(self.accelerator, "", n_bins=self.args.n_bins, keep_logits=keep_logits)
+        return self.quiet_pass(self._held_out_loader(n_samples), keep_logits=keep_logits)
+
+    def quiet_pass(
+        self, loader: Any, *, keep_logits: bool = False, keep_scores: bool = False
+    ) -> EvaluationPass:
+        """Run the model over a loader's rows; mode, random streams, log and progress bars stay as found.
+
+        Args:
+            loader: of `get_test_dataloader`.
+            keep_logits: keep logits and labels.
+            keep_scores: keep the numbers of each row that a trace needs.
+        """
+        keep = {"keep_logits": keep_logits, "keep_scores": keep_scores}
+        current = EvaluationPass(self.accelerator, "", n_bins=self.args.n_bins, **keep)
         model: Any = self.model
         visible, modes = self.callback_handler, [(module, module.training) for module in model.modules()]
         quiet = CallbackHandler(
@@ -854,7 +880,7 @@ class CalibrationTrainer(Trainer):
         try:
             with random_state_left_as_found(), self._recording(current):
                 self.callback_handler = quiet
-                super().evaluation_loop(self._held_out_loader(n_samples), "Calibration", True)
+                super().evaluation_loop(loader, "Calibration", True)
         finally:
             self.callback_handler = visible
             for module, mode in modes:

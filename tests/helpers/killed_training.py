@@ -27,9 +27,15 @@ STEPS_OF_EPOCH, STEPS = 5, 10
 BASE: dict[str, Any] = {"loss": "adafocal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1}
 CASES: dict[str, dict[str, Any]] = {
-    "evaluated": {**BY_STEPS, "kill": 5},
+    "evaluated": {**BY_STEPS, "kill": 5, "training_trace": True},
     "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 9, "calibration": False},
-    "evaluated on start": {**BY_STEPS, "eval_steps": 3, "eval_on_start": True, "kill": 7},
+    "evaluated on start": {
+        **BY_STEPS,
+        "eval_steps": 3,
+        "eval_on_start": True,
+        "kill": 7,
+        "training_trace": True,
+    },
     "every step": {"gamma_update_steps": 1, "kill": 7},
     "every 2 steps of a subset": {
         "gamma_update_steps": 2,

@@ -76,7 +76,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     for name, n in EVALUATIONS.items():
         before, after, _ = evaluate(name.split()[0], folder / "out", n)
         found[name] = {"before": before, "after": after}
-    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1}
+    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, "training_trace": True}
     trainer = tiny_trainer(folder / "gammas", n=(16, 21, 13), **settings)
     trainer.train()
     found["gammas"] = trainer.calibration_loss.gammas.tolist()

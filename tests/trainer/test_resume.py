@@ -71,6 +71,15 @@ def last_step(found: dict[str, Any]) -> int:
     return found["log"][-1]["step"]
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("training_trace")])
+def test_the_trace_is_that_of_the_uninterrupted_training(name: str, killed: Path) -> None:
+    whole, broken, left = (
+        (killed / name / folder / "training_trace.json").read_text()
+        for folder in ("whole", "broken", "as_left")
+    )
+    assert broken == whole != left
+
+
 def test_the_gammas_moved(killed: Path) -> None:
     for name in CASES:
         table = result(killed / name / "whole")["table"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_calib.analysis import Trace, TracedSet
 from hf_calib.metrics.logged import LOGGED_METRICS
 from tests.helpers.gloo_pair import launch, torchrun
 from tests.helpers.runs import (
@@ -127,7 +129,9 @@ def test_a_reported_training_returns_when_all_is_written(evaluations: list[dict[
         assert {"calibrated", "report", "results.json"} <= set(found["written"])
 
 
-def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_gammas_temperature_log_and_trace_agree(
+    evaluations: list[dict[str, Any]], together: Path, tmp_path: Path
+) -> None:
     first, second = evaluations
     for key in ("gammas", "edges", "temperature"):
         assert first[key] == second[key]
@@ -138,9 +142,16 @@ def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp
         "eval_strategy": "steps",
         "eval_steps": 1,
         "per_device_train_batch_size": 8,
+        "training_trace": True,
     }
     alone = tiny_trainer(tmp_path, n=(16, 21, 13), **settings)
     alone.train()
+    theirs, ours = Trace.load(together / "gammas"), Trace.load(tmp_path)
+    assert theirs.sets["training"].n.tolist() == ours.sets["training"].n.tolist() == [16, 16]
+    for name in ours.sets:
+        for field in fields(TracedSet):
+            found = [getattr(trace.sets[name], field.name) for trace in (theirs, ours)]
+            np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5, err_msg=f"{name} {field.name}")
     assert alone.calibration_loss.gammas.tolist() == pytest.approx(first["gammas"], rel=1e-4)
     assert alone.temperature == pytest.approx(first["temperature"], rel=1e-3)
 

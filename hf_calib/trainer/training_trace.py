@@ -1,0 +1,226 @@
+"""`TrainingTrace`: what the figures of training dynamics need, recorded at each evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import IntervalStrategy
+
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._files import whole_file
+from hf_calib.losses._adaptive import GammaTableLoss
+from hf_calib.metrics.binning import FloatArray, IntArray, mean_bins, quantile_edges, sum_bins
+from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.trainer.callbacks import _CalibrationCallback
+from hf_calib.trainer.evaluation_pass import SCORES
+
+TRACE = "training_trace.json"
+TRAINING = "training"
+_DIGITS = 6  # of the recorded numbers
+
+
+class TrainingTrace(_CalibrationCallback, ExportableState):
+    """Records at each evaluation how calibrated the model is on the evaluation set and on training rows, bin by bin.
+
+    For the figures of `hf_calib.analysis` and of `hf_calib.plots.dynamics`: pass it to
+    `CalibrationTrainer(..., callbacks=[TrainingTrace()])`, or set `training_trace=True` in its arguments, and
+    read `training_trace.json` in `output_dir` with `hf_calib.analysis.Trace.load`. The updates of an adaptive
+    loss between evaluations are in `trainer.state.log_history`; see `AdaFocalCallback`.
+
+    Recorded are, of the evaluation set ("eval"; several by their names) and of a fixed random sample of the training
+    rows ("training"):
+
+    * accuracy, ECE and adaptive ECE;
+    * for each of M bins its edges, the number of predictions, their mean confidence and their accuracy; and the number
+      and mean of the label's probabilities in it, by which an adaptive loss looks training rows up. The bins are
+      those of the loss's table where it has one, else equal-mass bins of the evaluation set's confidences, as in
+      AdaFocal's figures. What lies beyond the outer edges counts in the outer bins;
+    * for the same few rows each time: confidence, whether it is right, probability of the label and of its rival (the
+      largest below the label's, as in dual focal loss), maximum logit;
+
+    and of a loss with a table of gammas the gammas before and after the evaluation.
+
+    The evaluation set costs no forward pass of its own. The training rows cost one over `n_training_rows` rows at
+    each evaluation; random transforms of the training set are applied to them. Weights, random streams and logs are
+    as without it, bit for bit. The history is in every checkpoint, and a resumed training continues it. The file is
+    rewritten whole at each evaluation, by the main process. An evaluation whose logits are not finite is left out.
+
+    Args:
+        n_training_rows: how many training rows the sample has; 0 for none.
+        n_kept_rows: of how many rows of each set the rows' own numbers are kept. 200 rows take 20 kB in the
+            file, and 60 kB in `trainer_state.json`, for each evaluation and both sets.
+
+    Raises:
+        TypeError: if a number is not an integer.
+        ValueError: if it is below 0. When the training begins: if there are no evaluations, labels are several a row,
+            or the training set has no length.
+
+    Notes:
+        The rows are drawn by the seed of the arguments. A hyperparameter search records nothing.
+
+    References:
+        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4.
+
+    Example:
+        >>> TrainingTrace(n_training_rows=500).n_training_rows
+        500
+    """
+
+    def __init__(self, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
+        for name, value in (("n_training_rows", n_training_rows), ("n_kept_rows", n_kept_rows)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputTypeError(
+                    expected(name, "be an integer", repr(value), "leave it out for the default")
+                )
+            if value < 0:
+                raise InputValueError(expected(name, "be at least 0", value, "0 is for none"))
+        self.n_training_rows = n_training_rows
+        self.n_kept_rows = n_kept_rows
+        self.is_recording = False
+        self.entries: list[dict[str, Any]] = []
+        self.rows: dict[str, list[int]] = {}
+        self._gammas: list[float] | None = None
+        self._resumed_at = -1
+        self._loader: Any = None
+        self._training_rows: IntArray = np.empty(0, np.intp)
+
+    def state(self) -> dict[str, Any]:
+        """What checkpoints keep; see `transformers.trainer_callback.ExportableState`."""
+        return {
+            "args": {"n_training_rows": self.n_training_rows, "n_kept_rows": self.n_kept_rows},
+            "attributes": {"entries": self.entries, "rows": self.rows},
+        }
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self._attached()
+        self.is_recording = not trainer.is_searching
+        if not self.is_recording:
+            return
+        self._check(args, trainer)
+        # An evaluation before the first step of a resumed training is none of the uninterrupted one's.
+        self._resumed_at = state.global_step or -1
+        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        kept = {} if saved is None else saved["attributes"]
+        self.entries, self.rows = list(kept.get("entries", [])), dict(kept.get("rows", {}))
+        self._gammas = self._table()
+        self._draw_training_rows()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._gammas = self._table()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self._attached()
+        if not self.is_recording or state.global_step == self._resumed_at:
+            return
+        scores = _numbers(trainer.last_evaluation)
+        if scores is None:
+            return
+        n_bins = trainer.args.n_bins
+        table = trainer.calibration_loss if isinstance(trainer.calibration_loss, GammaTableLoss) else None
+        edges = quantile_edges(scores[:, 0], n_bins) if table is None else table.edges.numpy()
+        if not self.entries or self.entries[-1]["step"] != state.global_step:
+            entry = {"step": state.global_step, "epoch": state.epoch, "sets": {}}
+            if table is not None:
+                entry["gammas"] = {"before": self._gammas, "after": self._table()}
+            self.entries.append(entry)
+        sets = self.entries[-1]["sets"]
+        name = trainer.last_evaluation.prefix
+        self.rows[name] = _drawn(len(scores), self.n_kept_rows, args.seed).tolist()
+        sets[name] = _summary(scores, edges, self.rows[name], n_bins)
+        if self._loader is not None and TRAINING not in sets:  # several evaluation sets make one entry
+            scores = _numbers(trainer.quiet_pass(self._loader, keep_scores=True))
+            if scores is not None:
+                kept = _drawn(len(scores), self.n_kept_rows, args.seed)
+                # Of tokens, those of the sample that have a label are counted.
+                own = (
+                    self._training_rows if len(scores) == len(self._training_rows) else np.arange(len(scores))
+                )
+                self.rows[TRAINING] = own[kept].tolist()
+                sets[TRAINING] = _summary(scores, edges, kept.tolist(), n_bins)
+        if state.is_world_process_zero:
+            self._write(Path(str(args.output_dir)), trainer.calibration_loss.name)
+
+    def before_train_end(self, state: Any) -> None:
+        self.is_recording = False
+
+    def _check(self, args: Any, trainer: Any) -> None:
+        if args.eval_strategy == IntervalStrategy.NO:
+            got, way_out = "eval_strategy='no'", "set eval_strategy='epoch'"
+            raise InputValueError(expected("TrainingTrace", "have evaluations to record", got, way_out))
+        if trainer.calibration_loss.multi_label:
+            got, way_out = "several labels a row", "leave it out"
+            raise InputValueError(expected("TrainingTrace", "go with one label a row", got, way_out))
+        if self.n_training_rows and not hasattr(trainer.train_dataset, "__len__"):
+            got, way_out = "a training set without a length", "set n_training_rows=0"
+            raise InputValueError(expected("TrainingTrace", "draw training rows", got, way_out))
+
+    def _draw_training_rows(self) -> None:
+        trainer = self._attached()
+        dataset = trainer.train_dataset
+        self._loader = None
+        if self.n_training_rows:
+            self._training_rows = _drawn(len(dataset), self.n_training_rows, trainer.args.seed)
+            rows = self._training_rows.tolist()
+            by_index = hasattr(dataset, "select")
+            sample = dataset.select(rows) if by_index else torch.utils.data.Subset(dataset, rows)
+            self._loader = trainer.get_test_dataloader(sample)
+
+    def _table(self) -> list[float] | None:
+        loss = self._attached().calibration_loss
+        return _rounded(loss.gammas.numpy()) if isinstance(loss, GammaTableLoss) else None
+
+    def _write(self, folder: Path, loss: str) -> None:
+        trace = {"version": 1, "loss": loss, "rows": self.rows, "entries": self.entries}
+        with whole_file(folder / TRACE) as unfinished:
+            unfinished.write_text(json.dumps(trace, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _drawn(n: int, at_most: int, seed: int) -> IntArray:
+    """The numbers of a random subset of n rows, in order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(n, generator=generator)[:at_most].sort().values.numpy()
+
+
+def _numbers(current: Any) -> FloatArray | None:
+    """(N, 5) of a pass, as `SCORES` names them; None where there is no label, or where logits are not finite."""
+    scores = current.scores[0].double().numpy() if current.scores else np.empty((0, len(SCORES)))
+    return scores if len(scores) and np.isfinite(scores).all() else None
+
+
+def _summary(scores: FloatArray, edges: NDArray[Any], kept: list[int], n_bins: int) -> dict[str, Any]:
+    confidence, correct, of_label = scores.T[:3]
+    m = len(edges) - 1
+    # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
+    bins = mean_bins(sum_bins(confidence, correct, np.searchsorted(edges[1:-1], confidence, side="left"), m))
+    by_label = np.searchsorted(edges[1:-1], of_label, side="right")
+    labels = mean_bins(sum_bins(of_label, correct, by_label, m))
+    ece, adaptive_ece = (
+        top_label_calibration_error(confidence, correct, n_bins=n_bins, binning=binning)
+        for binning in ("uniform", "quantile")
+    )
+    return {
+        "n": len(scores),
+        "accuracy": float(correct.mean()),
+        "ece": ece,
+        "adaptive_ece": adaptive_ece,
+        "bins": {
+            "edges": _rounded(edges),
+            "counts": _rounded(bins.counts),
+            "confidence": _rounded(bins.confidence),
+            "accuracy": _rounded(bins.accuracy),
+            "label_counts": _rounded(labels.counts),
+            "label_probability": _rounded(labels.confidence),
+        },
+        "rows": dict(zip(SCORES, map(_rounded, scores[kept].T), strict=True)),
+    }
+
+
+def _rounded(values: NDArray[Any]) -> list[Any]:
+    """As JSON has them: NaN, of empty bins, is null."""
+    return [None if np.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
