@@ -133,8 +133,8 @@ def calibrate_model(
 
     stages(f"reading {rows.data}")
     data = rows.load()
-    test_data: Any = None if test is None else test.load()
-    target_data: Any = None if target is None else target.load()
+    test_data: Any = None if test is None else test.load("test_data")
+    target_data: Any = None if target is None else target.load("target_data")
     stages(f"loading {source}")
     original = Original.load(source, rows, trust_remote_code=trust_remote_code)
     classifier = original.classifier

@@ -172,7 +172,7 @@ def decide_model(
     check_output(output)
     stages(f"reading {rows.data}")
     data = rows.load()
-    test_data: Any = None if test is None else test.load()
+    test_data: Any = None if test is None else test.load("test_data")
     stages(f"loading {source}")
     classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
     recorded = recorded_in(classifier.model.config)

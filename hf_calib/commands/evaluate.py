@@ -166,7 +166,7 @@ def evaluate_model(
     elsewhere = []
     for others in ood:
         stages(f"reading {others.data}")
-        elsewhere.append(others.load())
+        elsewhere.append(others.load("ood_data"))
     stages(f"loading {source}")
     # Both kinds of rows have the same methods, for a classifier of their kind.
     classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)

@@ -200,7 +200,7 @@ def export_quantized(
     _check_is_empty(output)
     stages(f"reading {rows.data}")
     data = rows.load()
-    test_data: Any = None if test is None else test.load()
+    test_data: Any = None if test is None else test.load("test_data")
     model = _load(source, rows, trust_remote_code, stages, to_quantize=True)
     assert model.classifier is not None
     stages(f"tokenizing {len(data):,} texts")

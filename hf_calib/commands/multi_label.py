@@ -187,7 +187,7 @@ def calibrate_multi_label(
     check_overwrites_no_original(output, [source])
     stages(f"reading {rows.data}")
     data = rows.load()
-    test_data = None if test is None else test.load()
+    test_data = None if test is None else test.load("test_data")
     stages(f"loading {source}")
     original = Original.load(source, rows, multi_label=True, trust_remote_code=trust_remote_code)
     classifier = original.classifier

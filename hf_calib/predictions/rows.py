@@ -29,11 +29,11 @@ class LabelledRows:
     encoding: ClassVar[str]  # what a command says while it is done
     task: ClassVar[str]  # of a pipeline
 
-    def load(self) -> Dataset:
-        """The rows, with the columns as they are."""
+    def load(self, argument: str = "data") -> Dataset:
+        """The rows, with the columns as they are; errors name the argument."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(self.data, config_name=self.config_name, split=self.split)
+        return load_rows(self.data, config_name=self.config_name, split=self.split, argument=argument)
 
     def notes(self, inputs: Any) -> tuple[str, ...]:
         """What a report says of the inputs."""

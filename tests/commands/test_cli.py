@@ -180,7 +180,7 @@ class TestEvaluate:
         words = ("--data", workplace / "test.csv", "--ood-data", tmp_path / "other.csv")
         found = called_for_json("evaluate", tmp_path / "calibrated", *words)["out_of_distribution"][0]
         raw = called_for_json("evaluate", workplace / "model", *words)["out_of_distribution"][0]
-        assert (found["name"], found["n_examples"]) == ("other.csv", 55)
+        assert (found["name"], found["n_examples"]) == (f"{tmp_path.name}/other.csv", 55)
         assert raw["after"] is None
         for score, rates in raw["before"].items():
             for rate, interval in rates.items():
@@ -205,7 +205,10 @@ class TestEvaluate:
         words = ("--ood-data", tmp_path / "logits.npz", "--ood-data", tmp_path / "same.npz")
         found = called_for_json("evaluate", workplace / "data.npz", *words)
         same = found["out_of_distribution"][1]
-        assert (same["name"], same["before"]["energy"]["auroc"]["value"]) == ("same", 0.5)
+        assert (same["name"], same["before"]["energy"]["auroc"]["value"]) == (
+            f"{tmp_path.name}/same.npz",
+            0.5,
+        )
         wanted = ood_detection(inside.as_logits(), logits)
         for score, detection in wanted.items():
             interval = detection.auroc._asdict()
@@ -237,7 +240,9 @@ class TestEvaluate:
             "--output",
             tmp_path / "report",
         )
-        assert_refused(call(*words, "--ood-data", tmp_path / "none.csv"), "corresponds to no data")
+        assert_refused(
+            call(*words, "--ood-data", tmp_path / "none.csv"), "ood_data to have rows, got none in"
+        )
         assert_refused(call(*words, "--ood-data", tmp_path / "missing.csv"), "missing.csv")
         assert not (tmp_path / "report").exists()
 

@@ -111,6 +111,7 @@ def session_of(folder: Path) -> Callable[..., NDArray[np.float32]]:
     return run
 
 
+@pytest.mark.slow
 class TestOnnx:
     def test_gives_the_folded_models_probabilities(self, workplace: Path, exported: dict[str, Any]) -> None:
         output = workplace / "graph"

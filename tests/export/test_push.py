@@ -42,6 +42,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path, dict[st
     return hub, folder, json.loads((folder / "found.json").read_text()), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "adapters"])
 def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> None:
     hub, _, found, _ = pushed
@@ -54,6 +55,7 @@ def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> Non
     assert "classifier.weight" in load_safetensors(hub.files[f"me/{name}"]["main"]["model.safetensors"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "adapters"])
 def test_what_is_uploaded(name: str, pushed: Any) -> None:
     hub, folder, _, _ = pushed
@@ -77,6 +79,7 @@ def test_what_is_uploaded(name: str, pushed: Any) -> None:
     assert not list((folder / name).glob("adapter_*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "adapters", "branch"])
 def test_the_push_at_the_end_is_one_commit(name: str, pushed: Any) -> None:
     hub, _, _, _ = pushed
@@ -85,6 +88,7 @@ def test_the_push_at_the_end_is_one_commit(name: str, pushed: Any) -> None:
     assert at_the_end == ["Model save", "End of training"][name != "adapters" :]
 
 
+@pytest.mark.slow
 def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed: Any) -> None:
     hub, _, found, _ = pushed
     branches = hub.files["me/branch"]
@@ -97,6 +101,7 @@ def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed:
     assert found["branch"]["bit_equal"] is True
 
 
+@pytest.mark.slow
 def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
     hub, folder, _, output = pushed
     assert {token for method, path, token in hub.requests if "/commit/" in path} == {f"Bearer {TOKEN}"}
@@ -110,6 +115,7 @@ def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
             assert TOKEN.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     hub, _, found, _ = pushed
     card = ModelCard(hub.files["me/plain"]["main"]["README.md"].decode())
@@ -177,6 +183,7 @@ def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path,
     assert json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]["folded"] is True
 
 
+@pytest.mark.slow
 def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
     hub, _, _, _ = pushed
     card = hub.files["me/plain"]["main"]["README.md"].decode()

@@ -673,7 +673,7 @@ class TestLoading:
     def test_no_rows(self, tmp_path: Path) -> None:
         path = tmp_path / "empty.csv"
         path.write_text("text,label\n")
-        with pytest.raises(ValueError, match=r"expected data to be readable as csv, got .*no data"):
+        with pytest.raises(ValueError, match=r"expected data to have rows, got none in .*empty\.csv"):
             load_rows(path)
 
     def test_no_such_model(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 from hf_calib.models import IMAGE_NETWORKS, network_config
+from tests.helpers.marks import others_slow
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tiny_bert
 
@@ -24,7 +25,7 @@ TASK_FILES = sorted(CONFIGS.glob("*.yaml"))
 ROWS = sequences(tiny_bert(), 32)
 
 
-@pytest.mark.parametrize("path", LOSS_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", others_slow(LOSS_FILES, first=10), ids=lambda path: path.stem)
 def test_each_loss_takes_training_steps(path: Path, tmp_path: Path) -> None:
     config = yaml.safe_load(path.read_text())
     own = ["--output_dir", str(tmp_path), "--report_to", "none", "--use_cpu", "true", "--save_strategy", "no"]

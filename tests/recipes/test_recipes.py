@@ -232,7 +232,9 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-@pytest.mark.parametrize(("model", "bf16"), [("vit", "true"), ("resnet", "false")])
+@pytest.mark.parametrize(
+    ("model", "bf16"), [("vit", "true"), pytest.param("resnet", "false", marks=pytest.mark.slow)]
+)
 @pytest.mark.usefixtures("quick_report")
 def test_image_recipe(
     model: str, bf16: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path

@@ -29,6 +29,7 @@ from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, is_multi_label
 from hf_calib.trainer.arguments import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -73,7 +74,7 @@ def nll(probs: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:.*data do not determine:UserWarning")
-@pytest.mark.parametrize(("method", "multi_label"), CASES)
+@pytest.mark.parametrize(("method", "multi_label"), others_slow(CASES, first=5))
 def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_path: Path) -> None:
     model = tiny_bert(**(MULTI_LABEL if multi_label else {}))
     settings = {"calibration_method": method, "num_train_epochs": 2}

@@ -19,6 +19,7 @@ from hf_calib.losses import make_loss
 from hf_calib.plots import gamma_dynamics
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import (
     arguments,
     assert_same,
@@ -51,30 +52,33 @@ def predictions(trainer: CalibrationTrainer, dataset: Any) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize(
     ("settings", "steps"),
-    [
-        ({"eval_strategy": "steps", "eval_steps": 2}, [2, 4, 6, 8]),
-        ({"eval_strategy": "epoch"}, [4, 8]),
-        ({"eval_strategy": "no"}, [4, 8]),
-        ({"gamma_update_steps": 1}, [1, 2, 3, 4, 5, 6, 7, 8]),
-        ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
-        ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
-        ({"gradient_accumulation_steps": 2, "gamma_update_steps": 1}, [1, 2, 3, 4]),
-        # Epochs end at steps 4, 8 and 12: the first two are as by default, with evaluations or without.
-        ({"gamma_update_schedule": {2: 3}, "num_train_epochs": 4}, [4, 8, 9, 12, 15]),
-        ({"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3}, [4, 6, 8, 9, 10, 11, 12]),
-        (
-            {"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3, "eval_strategy": "epoch"},
-            [4, 6, 8, 9, 10, 11, 12],
-        ),
-        ({"gamma_update_schedule": {1: 4}, "eval_strategy": "steps", "eval_steps": 3}, [3, 8]),
-        ({"gamma_update_schedule": {0: 3}, "eval_on_start": True, "eval_strategy": "epoch"}, [3, 6]),
-        (
-            {"gamma_update_schedule": {1: 1}, "eval_on_start": True, "eval_strategy": "epoch"},
-            [0, 4, 5, 6, 7, 8],
-        ),
-        ({"gamma_update_schedule": {2: 1}}, [4, 8]),
-        ({"gamma_update_schedule": {1: 1}, "gradient_accumulation_steps": 3}, [2, 3, 4]),
-    ],
+    others_slow(
+        [
+            ({"eval_strategy": "steps", "eval_steps": 2}, [2, 4, 6, 8]),
+            ({"eval_strategy": "epoch"}, [4, 8]),
+            ({"eval_strategy": "no"}, [4, 8]),
+            ({"gamma_update_steps": 1}, [1, 2, 3, 4, 5, 6, 7, 8]),
+            ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
+            ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
+            ({"gradient_accumulation_steps": 2, "gamma_update_steps": 1}, [1, 2, 3, 4]),
+            # Epochs end at steps 4, 8 and 12: the first two are as by default, with evaluations or without.
+            ({"gamma_update_schedule": {2: 3}, "num_train_epochs": 4}, [4, 8, 9, 12, 15]),
+            ({"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3}, [4, 6, 8, 9, 10, 11, 12]),
+            (
+                {"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3, "eval_strategy": "epoch"},
+                [4, 6, 8, 9, 10, 11, 12],
+            ),
+            ({"gamma_update_schedule": {1: 4}, "eval_strategy": "steps", "eval_steps": 3}, [3, 8]),
+            ({"gamma_update_schedule": {0: 3}, "eval_on_start": True, "eval_strategy": "epoch"}, [3, 6]),
+            (
+                {"gamma_update_schedule": {1: 1}, "eval_on_start": True, "eval_strategy": "epoch"},
+                [0, 4, 5, 6, 7, 8],
+            ),
+            ({"gamma_update_schedule": {2: 1}}, [4, 8]),
+            ({"gamma_update_schedule": {1: 1}, "gradient_accumulation_steps": 3}, [2, 3, 4]),
+        ],
+        first=9,
+    ),
 )
 def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="adafocal", **{"num_train_epochs": 2, **settings})

@@ -129,6 +129,7 @@ def test_each_trial_is_a_training_of_its_own(tmp_path: Path) -> None:
         assert found.nll == seen.nll[2 * number : 2 * number + 2]
 
 
+@pytest.mark.slow
 def test_pruned_trials_leave_the_next_ones_alone(tmp_path: Path) -> None:
     trainer, seen = searching(tmp_path, loss="adafocal")
     pruner = optuna.pruners.ThresholdPruner(upper=0.0, n_warmup_steps=0)
@@ -193,7 +194,8 @@ def in_turn(**names: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("objective", "eval_strategy"), [("eval_nll", "epoch"), ("eval_nll_calibrated", "no")]
+    ("objective", "eval_strategy"),
+    [pytest.param("eval_nll", "epoch", marks=pytest.mark.slow), ("eval_nll_calibrated", "no")],
 )
 def test_the_evaluation_set_is_not_touched_before_the_search_is_over(
     objective: str, eval_strategy: str, tmp_path: Path
@@ -219,6 +221,7 @@ def test_a_search_without_a_calibration_split_is_on_the_evaluation_split_and_say
         trainer.hyperparameter_search(learning_rates(1e-3), n_trials=1, backend="optuna")
 
 
+@pytest.mark.slow
 def test_the_calibrated_objective_is_out_of_fold(tmp_path: Path) -> None:
     """Against folds and temperatures of this test's own; the temperature of the same rows would look better."""
     trainer, _ = searching(tmp_path, num_train_epochs=1)
@@ -402,6 +405,7 @@ def test_an_objective_of_the_users_is_taken(tmp_path: Path) -> None:
     assert trainer.is_searching is False
 
 
+@pytest.mark.slow
 def test_changed_arguments_are_followed(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, **SETTINGS, loss="focal")
     trainer.train()
@@ -480,6 +484,7 @@ def test_the_best_trial_can_be_set_after_another_one(tmp_path: Path) -> None:
     assert trainer.calibration_loss.hyperparameters == {"gamma": best.hyperparameters["loss_gamma"]}
 
 
+@pytest.mark.slow
 def test_a_removed_callback_stays_removed_when_arguments_or_models_change(tmp_path: Path) -> None:
     changed = tiny_trainer(tmp_path, **SETTINGS)
     again, _ = searching(tmp_path)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from transformers import Trainer
 
 from hf_calib import CalibrationTrainer
+from tests.helpers.marks import others_slow
 from tests.helpers.runs import (
     CASES,
     CLASS_WEIGHTS,
@@ -25,7 +26,7 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import assert_same, differences, logged, weights
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", others_slow(CASES, first=7))
 def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     whole = run(name, tmp_path, 8, 1)
     assert len(whole["loss"]) == 3 * CASES[name].get("num_train_epochs", 1)
