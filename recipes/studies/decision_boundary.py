@@ -11,14 +11,13 @@ takes about half a minute of one core for 10 seeds.
 """
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from records import in_words, write_record
 from sklearn.datasets import make_moons
 from torch import nn
 
@@ -33,6 +32,8 @@ from hf_calib.metrics import (
 from hf_calib.plots import save_figure
 
 NOISE, SIDE = 0.2, 161
+GAMMA, BRIER_WEIGHT = 10.0, 1.5
+BATCH_SIZE, LEARNING_RATE = 1_000, 0.01  # all points at once, Adam's rate: the paper says neither
 BOX = (-1.7, 2.7, -1.2, 1.7)
 
 parser = argparse.ArgumentParser(
@@ -42,33 +43,27 @@ parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument(
     "--seeds", type=int, nargs="+", default=list(range(10)), help="At least two; the first is drawn."
 )
-parser.add_argument("--train-points", type=int, default=1_000, help="The paper does not say.")
-parser.add_argument("--test-points", type=int, default=10_000)
+parser.add_argument("--train_points", type=int, default=1_000, help="The paper does not say.")
+parser.add_argument("--test_points", type=int, default=10_000)
 parser.add_argument("--epochs", type=int, default=500)
-parser.add_argument(
-    "--batch-size", type=int, default=1_000, help="The paper does not say; by default all points."
-)
-parser.add_argument("--learning-rate", type=float, default=0.01, help="Of Adam; the paper does not say.")
-parser.add_argument("--gamma", type=float, default=10.0)
-parser.add_argument("--brier-weight", type=float, default=1.5, help="FCL's lambda.")
 args = parser.parse_args()
 start = time.perf_counter()
 
 losses = {
     "cross entropy": make_loss("cross_entropy"),
-    f"focal, gamma {args.gamma:g}": make_loss("focal", gamma=args.gamma),
-    f"FCL, gamma {args.gamma:g}, lambda {args.brier_weight:g}": make_loss(
-        "focal_calibration", gamma=args.gamma, brier_weight=args.brier_weight
+    f"focal, gamma {GAMMA:g}": make_loss("focal", gamma=GAMMA),
+    f"FCL, gamma {GAMMA:g}, lambda {BRIER_WEIGHT:g}": make_loss(
+        "focal_calibration", gamma=GAMMA, brier_weight=BRIER_WEIGHT
     ),
 }
 
 
 def train(loss, points, labels):
     network = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2))
-    optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     points, labels = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
     for _ in range(args.epochs):
-        for batch in torch.randperm(len(labels)).split(args.batch_size):
+        for batch in torch.randperm(len(labels)).split(BATCH_SIZE):
             optimizer.zero_grad()
             loss(network(points[batch]), labels[batch]).backward()
             optimizer.step()
@@ -159,7 +154,15 @@ scale.set_label("probability of the upper moon", fontsize=7)
 scale.ax.tick_params(labelsize=7)
 
 record = {
-    "settings": {name: value for name, value in vars(args).items() if name not in ("output", "seeds")},
+    "settings": {
+        "train_points": args.train_points,
+        "test_points": args.test_points,
+        "epochs": args.epochs,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": LEARNING_RATE,
+        "gamma": GAMMA,
+        "brier_weight": BRIER_WEIGHT,
+    },
     "noise": NOISE,
     "seeds": args.seeds,
     "intervals": "95%, Student's t over the seeds",
@@ -167,10 +170,7 @@ record = {
     "truth": of_truth,
     "seconds": round(time.perf_counter() - start, 1),
 }
-args.output.mkdir(parents=True, exist_ok=True)
-unfinished = args.output / ".decision_boundary.json"
-unfinished.write_text(json.dumps(record, indent=1) + "\n")
-os.replace(unfinished, args.output / "decision_boundary.json")
+write_record(args.output / "decision_boundary.json", record)
 save_figure(figure, args.output / "decision_boundary.png")
 
 print("\n| loss |", " | ".join(of_truth), "|")
@@ -178,7 +178,7 @@ print("|---" * (len(of_truth) + 1) + "|")
 for name, row in means.items():
     print(
         f"| {name} |",
-        " | ".join("{value:.3f} [{low:.3f}, {high:.3f}]".format(**row[key]) for key in of_truth),
+        " | ".join(in_words(row[key]) for key in of_truth),
         "|",
     )
 print("| truth |", " | ".join(f"{value:.3f}" for value in of_truth.values()), "|")

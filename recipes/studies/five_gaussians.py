@@ -11,14 +11,13 @@ takes about a minute of one core, 40 runs; `--seeds 0 1 2 3 4` are as many as th
 """
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from records import in_words, write_record
 from torch import nn
 
 from hf_calib.analysis import gaussian_posteriors, mean_interval, uncertainty_weights
@@ -28,21 +27,19 @@ from hf_calib.plots import save_figure
 PAPER = {"focal": 0.550, "dual focal": 0.638, "generalised Brier": 0.664}
 GAMMAS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 NORMS = (1.0, 1.5, 2.0, 3.0, 8.0)
-CLASSES = 5
+CLASSES, HIDDEN = 5, 64
+BATCH_SIZE, LEARNING_RATE = 128, 1e-3
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument("--seeds", type=int, nargs="+", default=list(range(40)), help="A run each; at least two.")
-parser.add_argument("--train-points", type=int, default=10_000, help="Of each Gaussian.")
+parser.add_argument("--train_points", type=int, default=10_000, help="Of each Gaussian.")
 parser.add_argument(
-    "--test-points", type=int, default=1_000, help="Of each Gaussian; twice: to choose and to report."
+    "--test_points", type=int, default=1_000, help="Of each Gaussian; twice: to choose and to report."
 )
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--hidden", type=int, default=64, help="Width of the hidden layer.")
-parser.add_argument("--batch-size", type=int, default=128)
-parser.add_argument("--learning-rate", type=float, default=1e-3, help="Of Adam.")
 args = parser.parse_args()
 start = time.perf_counter()
 
@@ -54,11 +51,11 @@ def draw(means, points, rng):
 
 def train(points, labels):
     """The paper's "two layer CNN" is two linear layers on points of the plane."""
-    network = nn.Sequential(nn.Linear(2, args.hidden), nn.ReLU(), nn.Linear(args.hidden, CLASSES))
-    optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate)
+    network = nn.Sequential(nn.Linear(2, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     loss, points, labels = make_loss("cross_entropy"), torch.from_numpy(points), torch.from_numpy(labels)
     for _ in range(args.epochs):
-        for batch in torch.randperm(len(labels)).split(args.batch_size):
+        for batch in torch.randperm(len(labels)).split(BATCH_SIZE):
             optimizer.zero_grad()
             loss(network(points[batch]), labels[batch]).backward()
             optimizer.step()
@@ -172,9 +169,17 @@ handles, names = panels[0].get_legend_handles_labels()
 legend = dict(zip(names, handles, strict=True))  # of the three columns of a panel
 figure.legend(legend.values(), legend, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
 
-settings = {name: value for name, value in vars(args).items() if name not in ("output", "seeds")}
 record = {
-    "settings": settings | {"gammas": GAMMAS, "norms": NORMS},
+    "settings": {
+        "train_points": args.train_points,
+        "test_points": args.test_points,
+        "epochs": args.epochs,
+        "hidden": HIDDEN,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": LEARNING_RATE,
+        "gammas": GAMMAS,
+        "norms": NORMS,
+    },
     "seeds": args.seeds,
     "intervals": "95%, Student's t over the runs, cut at 1",
     "accuracy": mean_interval([run["accuracy"] for run in runs])._asdict(),
@@ -185,20 +190,14 @@ record = {
     "the paper's order": order == list(PAPER),
     "seconds": round(time.perf_counter() - start, 1),
 }
-args.output.mkdir(parents=True, exist_ok=True)
-unfinished = args.output / ".five_gaussians.json"
-unfinished.write_text(json.dumps(record, indent=1) + "\n")
-os.replace(unfinished, args.output / "five_gaussians.json")
+write_record(args.output / "five_gaussians.json", record)
 save_figure(figure, args.output / "five_gaussians.png")
 
 print("\n| reading, runs | weight | chosen | correlation | generalised Brier minus this | paper |")
 print("|---|---|---|---|---|---|")
 for title, rows in found.items():
     for weight, row in rows.items():
-        r, d = (
-            "{value:.3f} [{low:.3f}, {high:.3f}]".format(**row[k])
-            for k in ("correlation", "generalised Brier minus this")
-        )
+        r, d = (in_words(row[k]) for k in ("correlation", "generalised Brier minus this"))
         paper = "" if row["paper"] is None else f"{row['paper']:.3f}"
         print(f"| {title} | {weight} | {row['chosen']} | {r} | {d} | {paper} |")
 print(

@@ -15,14 +15,13 @@ takes a few seconds.
 """
 
 import argparse
-import json
-import os
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
+from records import write_record
 from scipy.special import lambertw
 
 from hf_calib.analysis import (
@@ -36,13 +35,13 @@ from hf_calib.losses import make_loss
 from hf_calib.plots import confidence_region_diagram, gradient_factor_diagram, save_figure, simplex_surfaces
 from hf_calib.scaling import InverseLink
 
+GAMMA, RIVAL = 1.0, 0.3  # of the regions, as the paper draws them; RIVAL is its q_j
+
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument("--resolution", type=int, default=90, help="Steps along an edge of the simplex.")
-parser.add_argument("--gamma", type=float, default=1.0, help="Of the regions; the paper draws 1.")
-parser.add_argument("--rival", type=float, default=0.3, help="q_j of the regions; the paper draws 0.3.")
 args = parser.parse_args()
 start = time.perf_counter()
 # Gammas that push labels down are what is looked at.
@@ -103,18 +102,18 @@ reversed_ranges = {f"gamma {g:g}": reversed_range(g) for g in (1.0, 2.0, 3.59, 3
 
 # 3. phi with a constant rival, the paper's regions, and the minimisers themselves.
 names = {
-    f"focal, gamma {args.gamma:g}": 0.0,
-    f"dual focal, gamma {args.gamma:g}, q {args.rival:g}": args.rival,
+    f"focal, gamma {GAMMA:g}": 0.0,
+    f"dual focal, gamma {GAMMA:g}, q {RIVAL:g}": RIVAL,
 }
 phi = {
-    name: gradient_factors(make_loss("dual_focal", gamma=args.gamma, rival=q), two, one)
+    name: gradient_factors(make_loss("dual_focal", gamma=GAMMA, rival=q), two, one)
     for name, q in names.items()
 }
-regions = {name: confidence_regions(args.gamma, rival=q) for name, q in names.items()}
+regions = {name: confidence_regions(GAMMA, rival=q) for name, q in names.items()}
 gaps = {}
 for name in ("focal", "dual_focal"):
-    posterior = InverseLink(make_loss(name, gamma=args.gamma)).predict_proba(np.log(grid))
-    gaps[f"{name.replace('_', ' ')}, gamma {args.gamma:g}"] = grid.max(axis=1) - posterior.max(axis=1)
+    posterior = InverseLink(make_loss(name, gamma=GAMMA)).predict_proba(np.log(grid))
+    gaps[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = grid.max(axis=1) - posterior.max(axis=1)
 
 # The same found directly: of all p on a fine grid the one of least risk, for each posterior of a coarse one. Ties
 # are left out (dual focal is lower there than all around, to the last bit, where no training arrives), and so are
@@ -123,10 +122,10 @@ fine, posteriors = simplex_grid(451), simplex_grid(30)
 fine = fine[(np.diff(np.sort(fine, axis=1), axis=1) > 1e-9).all(axis=1)]
 direct = {}
 for name in ("focal", "dual_focal"):
-    loss, logits = make_loss(name, gamma=args.gamma), torch.from_numpy(np.log(fine))
+    loss, logits = make_loss(name, gamma=GAMMA), torch.from_numpy(np.log(fine))
     values = [loss(logits, torch.full((len(fine),), label), reduction="none").numpy() for label in range(3)]
     minima = np.array([fine[(posterior @ values).argmin()] for posterior in posteriors])
-    direct[f"{name.replace('_', ' ')}, gamma {args.gamma:g}"] = minima.max(axis=1) - posteriors.max(axis=1)
+    direct[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = minima.max(axis=1) - posteriors.max(axis=1)
 figures |= {"regions": confidence_region_diagram(p, phi, regions), "minimisers": simplex_surfaces(grid, gaps)}
 
 
@@ -140,7 +139,7 @@ def confidence(gap, rounding):
 
 
 record = {
-    "settings": {name: value for name, value in vars(args).items() if name != "output"},
+    "settings": {"resolution": args.resolution, "gamma": GAMMA, "rival": RIVAL},
     "seeds": [],
     "largest change of u and g while p_y stays": moves,
     "focal factor is largest at": focal_peaks,
@@ -156,10 +155,7 @@ record = {
     "found on a grid, over the posteriors": {name: confidence(gap, 0.006) for name, gap in direct.items()},
     "seconds": round(time.perf_counter() - start, 1),
 }
-args.output.mkdir(parents=True, exist_ok=True)
-unfinished = args.output / ".gradient_factors.json"
-unfinished.write_text(json.dumps(record, indent=1) + "\n")
-os.replace(unfinished, args.output / "gradient_factors.json")
+write_record(args.output / "gradient_factors.json", record)
 for part, figure in figures.items():
     save_figure(figure, args.output / f"gradient_factors_{part}.png")
 

@@ -11,8 +11,6 @@ takes about 3 minutes of one core for 17 settings and 5 seeds. `--full` sweeps t
 """
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import datasets
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from records import in_words, write_record
 from scipy.special import entr, softmax
 from torch import nn
 
@@ -30,6 +29,8 @@ from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
+BATCH_SIZE, LEARNING_RATE = 128, 1e-3  # of Adam
+
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
@@ -37,20 +38,17 @@ parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument(
     "--data", default="ylecun/mnist", help="Of the Hub, or a folder; small images of one size."
 )
-parser.add_argument("--image-column", default="image")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="At least two.")
 parser.add_argument(
     "--orders", type=float, nargs="+", default=[1.0, 2.0, 8.0], help="p of the norms; at most four."
 )
-parser.add_argument("--norm-weights", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1])
-parser.add_argument("--entropy-weights", type=float, nargs="+", default=[0.03, 0.1, 0.3, 1.0])
+parser.add_argument("--norm_weights", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1])
+parser.add_argument("--entropy_weights", type=float, nargs="+", default=[0.03, 0.1, 0.3, 1.0])
 parser.add_argument("--full", action="store_true", help="Twice as many weights, between those.")
-parser.add_argument("--train-rows", type=int, default=2_000)
-parser.add_argument("--calibration-rows", type=int, default=2_000)
-parser.add_argument("--test-rows", type=int, default=5_000)
+parser.add_argument("--train_rows", type=int, default=2_000)
+parser.add_argument("--calibration_rows", type=int, default=2_000)
+parser.add_argument("--test_rows", type=int, default=5_000)
 parser.add_argument("--epochs", type=int, default=30)
-parser.add_argument("--batch-size", type=int, default=128)
-parser.add_argument("--learning-rate", type=float, default=1e-3, help="Of Adam.")
 args = parser.parse_args()
 if len(args.orders) > 4:
     parser.error("--orders: at most four lines beside the entropy's can be told apart")
@@ -67,7 +65,7 @@ if args.full:
     )
 
 # Data: the same test images for all seeds; each seed draws its own for training and calibration.
-dataset = choose_columns(load_splits(args.data), image_column=args.image_column)
+dataset = choose_columns(load_splits(args.data), image_column="image")
 n_classes = dataset["train"].features["label"].num_classes
 
 
@@ -89,9 +87,9 @@ def train(loss, images, labels):
         nn.ReLU(),
         nn.Linear(256, n_classes),
     )
-    optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     for _ in range(args.epochs):
-        for batch in torch.randperm(len(labels)).split(args.batch_size):
+        for batch in torch.randperm(len(labels)).split(BATCH_SIZE):
             optimizer.zero_grad()
             loss(network(images[batch]), labels[batch]).backward()
             optimizer.step()
@@ -186,24 +184,20 @@ handles, names = figure.axes[0].get_legend_handles_labels()
 figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
 
 record = {
-    "settings": {
-        name: value for name, value in vars(args).items() if name not in ("output", "seeds", "data")
-    },
+    "settings": {name: value for name, value in vars(args).items() if name not in ("output", "seeds", "data")}
+    | {"batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE},
     "seeds": args.seeds,
     "intervals": "95%, Student's t over the seeds",
     "results": results,
     "seconds": round(time.perf_counter() - start, 1),
 }
-args.output.mkdir(parents=True, exist_ok=True)
-unfinished = args.output / ".norms_and_entropies.json"
-unfinished.write_text(json.dumps(record, indent=1) + "\n")
-os.replace(unfinished, args.output / "norms_and_entropies.json")
+write_record(args.output / "norms_and_entropies.json", record)
 save_figure(figure, args.output / "norms_and_entropies.png")
 
 shown = ("accuracy", "ECE", "ECE after temperature", "mean entropy", "mean L1 norm")
 print("\n| penalty | weight |", " | ".join(shown), "|")
 print("|---" * (len(shown) + 2) + "|")
 for row in results:
-    cells = ["{value:.3f} [{low:.3f}, {high:.3f}]".format(**row[key]) for key in shown]
+    cells = [in_words(row[key]) for key in shown]
     print(f"| {row['penalty']} | {row['weight']:g} |", " | ".join(cells), "|")
 print(f"\nWritten to {args.output}/norms_and_entropies.*")

@@ -1,0 +1,37 @@
+"""What studies write and say of their numbers: a JSON file, and means over seeds."""
+
+import json
+import os
+
+import numpy as np
+
+from hf_calib.analysis import mean_interval
+
+
+def write_record(path, record):
+    """Write numbers as JSON, the whole file or none; NaN and infinity are errors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(record, indent=1, allow_nan=False, default=float) + "\n")
+    os.replace(unfinished, path)
+
+
+def over_seeds(values):
+    """{value, low, high}: the mean and its interval; of one seed the value alone; None where there is no number."""
+    if not np.isfinite(values).all():
+        return {"value": None, "low": None, "high": None}
+    if len(values) == 1:
+        return {"value": float(values[0]), "low": None, "high": None}
+    return mean_interval(values)._asdict()
+
+
+def kind_of_intervals(seeds):
+    return "95%, Student's t over the seeds" if len(seeds) > 1 else "none: one seed"
+
+
+def in_words(interval):
+    """The mean with its interval, for a table."""
+    value, low, high = interval["value"], interval["low"], interval["high"]
+    if value is None:
+        return "none"
+    return f"{value:.3f} (one seed)" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
