@@ -22,7 +22,7 @@ LAYERS = [
     {"_files", "_hub", "_markdown", "_names", "_compat", "_moved"},
     {"losses", "metrics"},
     {"decisions", "scaling", "plots", "evaluate_modules", "models", "data"},
-    {"report", "predictions"},
+    {"report", "predictions", "analysis"},
     {"cards", "export"},
     {"trainer"},
     {"experiments"},
