@@ -187,10 +187,11 @@ for panel, epoch in zip(densities, SNAPSHOTS[1:3], strict=False):
         at = np.linspace(-5, 2, 400)
         panel.plot(at, gaussian_kde(logs)(at), color=colour, linestyle=dash, label=name)
     panel.set(xlabel="gradient norm, power of ten", ylabel="density", title=f"epoch {epoch}")
+    panel.title.set_fontsize(9)
 for panel in (by_epoch, *densities):
     panel.tick_params(labelsize=7)
     panel.spines[["top", "right"]].set_visible(False)
-by_epoch.legend(fontsize=7, frameon=False)
+densities[0].legend(fontsize=7, frameon=False, loc="upper left")
 save_figure(figure, args.output / "last_layer_gradients_density.png")
 
 
@@ -210,12 +211,12 @@ summaries = [summary(name, epoch) for epoch in SNAPSHOTS for name in LOSSES]
 record = {
     "settings": {
         "data": Path(args.data).name,
-        "seeds": args.seeds,
         "epochs": args.epochs,
         "train_rows": len(train),
         "test_rows": len(test),
         "max_length": args.max_length,
     },
+    "seeds": args.seeds,
     "seconds": round(time.perf_counter() - started),
     "summaries": summaries,
     "results": results,

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy.special import softmax
 from scipy.stats import spearmanr
 from transformers import set_seed
@@ -164,6 +165,7 @@ for panel, gamma in zip(panels, args.gammas, strict=True):
         )
     panel.set_title(f"gamma {gamma:g}", fontsize=9)
     panel.set_xlabel("epoch", fontsize=8)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.tick_params(labelsize=7)
     panel.spines[["top", "right"]].set_visible(False)
 panels[0].set_ylabel("test NLL, nats", fontsize=8)
@@ -185,7 +187,6 @@ order = [
 record = {
     "settings": {
         "data": Path(args.data).name,
-        "seeds": args.seeds,
         "gammas": args.gammas,
         "lambdas": args.lambdas,
         "epochs": args.epochs,
@@ -193,6 +194,7 @@ record = {
         "test_rows": len(test),
         "max_length": args.max_length,
     },
+    "seeds": args.seeds,
     "seconds": round(time.perf_counter() - started),
     "order": order,
     "results": results,

@@ -13,6 +13,7 @@ HiGHS. Takes about 2 minutes on 2 cores.
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -108,8 +109,8 @@ for strength in (0.1, 1, 10, 100):
             f"20 Newsgroups, C={strength:g}, T={temperature:g}", softmax(logits / temperature, 1), labels
         )
 for seed in args.seeds:
-    for n_rows in (100, 1000, 10_000):
-        for power in (1, 1.1, 1.5, 3):
+    for n_rows, power in product((100, 1000, 10_000), (1, 1.1, 1.5, 3)):
+        if n_rows <= args.largest:
             add_point(f"drawn, N={n_rows}, power={power:g}", *drawn(n_rows, seed, power))
 smooth = np.array([point["smooth_calibration_error_dual"] for point in points])
 gaps = np.array([point["gap_over_updates"] for point in points])
@@ -148,9 +149,7 @@ relation.plot(grid, 2 * grid, color="#000000", linestyle="--", label="2 smCE")
 for start, marker, colour in (("20 Newsgroups", "o", "#0072B2"), ("drawn", "x", "#D55E00")):
     mine = np.array([point["source"].startswith(start) for point in points])
     relation.scatter(smooth[mine], gaps[mine], s=12, marker=marker, color=colour, linewidths=0.8, label=start)
-relation.set(
-    xscale="log", yscale="log", xlabel="smCE (dual)", ylabel="post-processing gap over updates, Brier"
-)
+relation.set(xscale="log", yscale="log", xlabel="smCE (dual)", ylabel="post-processing gap (updates, Brier)")
 looks = (("o", "-", "#0072B2"), ("s", "--", "#D55E00"), ("^", ":", "#009E73"))
 for name, (marker, dash, colour) in zip(ERRORS, looks, strict=True):
     chance.plot(
@@ -170,6 +169,8 @@ speed.plot(
 speed.set(xscale="log", yscale="log", xlabel="rows", ylabel="seconds")
 for panel in (relation, chance, speed):
     panel.tick_params(labelsize=7)
+    panel.xaxis.label.set_fontsize(8)
+    panel.yaxis.label.set_fontsize(8)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(fontsize=7, frameon=False)
 save_figure(figure, args.output / "smooth_calibration.png")
@@ -177,12 +178,12 @@ save_figure(figure, args.output / "smooth_calibration.png")
 record = {
     "settings": {
         "data": Path(args.data).name,
-        "seeds": args.seeds,
         "train_rows": len(data["train"]),
         "test_rows": len(data["test"]),
         "largest": args.largest,
         "largest_program": args.largest_program,
     },
+    "seeds": args.seeds,
     "seconds": round(time.perf_counter() - started),
     "samples": len(points),
     "samples_within_the_bounds": within,
