@@ -10,6 +10,7 @@ from hf_calib.analysis.gradient_factors import (
     uncertainty_weights,
 )
 from hf_calib.analysis.intervals import mean_interval
+from hf_calib.analysis.last_layer_gradients import last_layer_gradient_norms
 from hf_calib.analysis.toys import gaussian_posteriors, two_moons_posteriors
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "confidence_regions",
     "gaussian_posteriors",
     "gradient_factors",
+    "last_layer_gradient_norms",
     "learned_epoch",
     "learned_groups",
     "mean_interval",

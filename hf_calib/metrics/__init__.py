@@ -31,6 +31,7 @@ from hf_calib.metrics.selective import (
     risk_coverage_curve,
 )
 from hf_calib.metrics.smooth import smooth_calibration_error
+from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.sweep import ece_sweep
 
@@ -66,6 +67,7 @@ __all__ = [
     "risk_coverage_curve",
     "root_brier_score",
     "smooth_calibration_error",
+    "smooth_calibration_error_dual",
     "true_calibration_error",
     "uncertainty_correlation",
 ]

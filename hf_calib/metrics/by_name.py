@@ -34,6 +34,7 @@ from hf_calib.metrics.proper_scores import (
 )
 from hf_calib.metrics.selective import area_under_risk_coverage, mean_risk
 from hf_calib.metrics.smooth import smooth_calibration_error, top_label_smooth_error
+from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual, top_label_smooth_error_dual
 from hf_calib.metrics.soft_labels import label_distances, true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.sweep import ece_sweep, top_label_sweep
 
@@ -120,6 +121,9 @@ METRICS: dict[str, Metric] = {
     "root_brier_score": Metric(root_brier_score, partial(_brier, root=True), resampling="counts"),
     "smooth_calibration_error": Metric(
         smooth_calibration_error, _of_top_label(top_label_smooth_error), resampling="top_label"
+    ),
+    "smooth_calibration_error_dual": Metric(
+        smooth_calibration_error_dual, _of_top_label(top_label_smooth_error_dual), resampling="top_label"
     ),
     "true_calibration_error": Metric(true_calibration_error, _distance, resampling="counts"),
     "uncertainty_correlation": Metric(uncertainty_correlation),

@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike
 from scipy.linalg import solve_banded
 from scipy.special import expit
 
-from hf_calib._errors import expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.calibration import top_label
 
 GapMetric = Literal["brier", "nll"]
+SmoothPart = Literal["update", "map"]
 
 _ACCURACY = 1e-10  # of the result
 _MOST_ITERATIONS = 200  # 10 to 60 are usual
@@ -43,9 +44,12 @@ class _Groups(NamedTuple):
     position: FloatArray
     accuracy: FloatArray
     weight: FloatArray  # shares of all examples
+    start: FloatArray  # what the update is added to: the position, or 0 where it is the map itself
 
 
-def post_processing_gap(probs: ArrayLike, labels: ArrayLike, *, metric: GapMetric = "brier") -> float:
+def post_processing_gap(
+    probs: ArrayLike, labels: ArrayLike, *, metric: GapMetric = "brier", smooth: SmoothPart = "update"
+) -> float:
     r"""Post-processing gap: a score of the top label minus its best value after a smooth recalibration.
 
     What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can
@@ -64,24 +68,25 @@ def post_processing_gap(probs: ArrayLike, labels: ArrayLike, *, metric: GapMetri
         labels: (N,) int in [0, C), or (N, C) label distributions, of which the share of the top label counts.
         metric: "brier", the squared error of the confidence, $(c - a)^2$; or "nll", the log loss of the event
             that the prediction is right.
+        smooth: what is 1-Lipschitz: the "update" $\eta$, so that the map may stretch the confidences too, as
+            in Blasiok et al.; or the "map" $\kappa$ itself, as the paper on focal calibration loss has it (with
+            the Brier score only). Neither gap is always the larger one.
 
     Returns:
         Brier: a number in [0, 1]. NLL: nats in [0, 4].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, or the metric is unknown.
+        ValueError: if probs are no probabilities, labels do not fit, or the metric is unknown or has no such map.
         RuntimeError: if the solver does not converge, which is not known to happen.
 
     Notes:
         The result is within 1e-10 of the exact value, but where confidences (NLL: logits) are less than 1e-6
         apart: they are treated as one, which moves it by less than 4e-6. The map is fitted to the examples it
         is judged by, so a small sample shows a gap by chance, as every plug-in calibration error does.
-        For the Brier score, the gap lies between smCE^2 and 2 smCE; for the NLL, a quarter of the gap lies
+        For the Brier score, the gap over updates lies between smCE^2 and 2 smCE; for the NLL, a quarter of the gap lies
         between smCE^2 / 2 and smCE; smCE is the largest mean of $\eta(v) (a - c)$ over updates of size at
-        most 1 (NLL: with slopes up to 1/4 in the logit).
-        The paper on focal calibration loss asks for a 1-Lipschitz map; here, as in the work it cites, it is
-        the update that is 1-Lipschitz, so that the map may stretch the confidences too.
+        most 1 (`smooth_calibration_error_dual`; for the NLL with slopes up to 1/4 in the logit).
 
     References:
         Blasiok et al. 2023, When does optimizing a proper loss yield calibration? Focal calibration loss,
@@ -93,10 +98,16 @@ def post_processing_gap(probs: ArrayLike, labels: ArrayLike, *, metric: GapMetri
     """
     checked, targets = check_probs_and_any_labels(probs, labels)
     check_choice("metric", metric, tuple(_SCORES))
+    check_choice("smooth", smooth, ("update", "map"))
+    if smooth == "map" and metric != "brier":
+        way_out = "the other one has its update in the logit: smooth='update'"
+        raise InputValueError(expected("metric", "be 'brier' where the map is smooth", repr(metric), way_out))
     score = _SCORES[metric]
     confidences, correct = top_label(checked, targets)
     groups = _merge(score.position(confidences), correct)
-    after = score.loss(groups.position + best_update(score, groups), groups.accuracy)
+    if smooth == "map":
+        groups = groups._replace(start=np.zeros_like(groups.position))
+    after = score.loss(groups.start + best_update(score, groups), groups.accuracy)
     saved = groups.weight @ (score.loss(groups.position, groups.accuracy) - after)
     return max(0.0, float(saved))
 
@@ -111,13 +122,13 @@ def best_update(score: _Score, groups: _Groups) -> FloatArray:
     limits = _limits(score, groups)
     update, slack, multiplier = np.zeros_like(groups.position), limits, 1 / (len(limits) * limits)
     for _ in range(_MOST_ITERATIONS):
-        slope = groups.weight * score.slope(groups.position + update, groups.accuracy)
+        slope = groups.weight * score.slope(groups.start + update, groups.accuracy)
         imbalance = np.abs(slope + _gradient_of_bounds(multiplier)).sum()
         distance = slack @ multiplier
         # By convexity, the loss is no further than this from the least one.
         if distance + 2 * score.largest_update * imbalance < _ACCURACY:
             return update
-        curvature = groups.weight * score.curvature(groups.position + update)
+        curvature = groups.weight * score.curvature(groups.start + update)
         direction = _Direction(slope, curvature, slack, multiplier)
         _, tightened, pressed = direction(np.zeros_like(slack))
         length = min(1.0, direction.longest(tightened, pressed))
@@ -197,10 +208,12 @@ def _gradient_of_bounds(multipliers: FloatArray) -> FloatArray:
 def _merge(positions: FloatArray, correct: FloatArray) -> _Groups:
     """Sort, and take together what is nearer than the resolution."""
     cells, counts = np.unique(np.floor(positions / _RESOLUTION), return_inverse=True, return_counts=True)[1:]
+    position = np.bincount(cells, positions) / counts
     return _Groups(
-        position=np.bincount(cells, positions) / counts,
+        position=position,
         accuracy=np.bincount(cells, correct) / counts,
         weight=counts / len(positions),
+        start=position,
     )
 
 

@@ -18,9 +18,10 @@ def as_probs(confidences: np.ndarray) -> np.ndarray:
     return np.stack([confidences, 1 - confidences], axis=1)
 
 
-def gap(confidences: object, correct: object, metric: str = "brier") -> float:
+def gap(confidences: object, correct: object, metric: str = "brier", **options: str) -> float:
     shares = as_probs(np.asarray(correct, dtype=float))
-    return post_processing_gap(as_probs(np.asarray(confidences, dtype=float)), shares, metric=metric)
+    probs = as_probs(np.asarray(confidences, dtype=float))
+    return post_processing_gap(probs, shares, metric=metric, **options)
 
 
 def score(values: np.ndarray, correct: np.ndarray, metric: str) -> float:
@@ -191,6 +192,49 @@ class TestClosedForms:
     def test_many_classes_score_the_top_label(self) -> None:
         probs = np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
         assert post_processing_gap(probs, [0, 1]) == pytest.approx(gap([0.6, 0.6], [1, 0]), **TIGHT)
+
+
+class TestSmoothMaps:
+    """The gap over maps that are 1-Lipschitz themselves."""
+
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("n_examples", [1, 2, 3, 8])
+    def test_equals_brute_force(self, n_examples: int, seed: int) -> None:
+        confidences, correct = sample(n_examples, seed)
+        i, j = np.triu_indices(n_examples, k=1)
+        reach = np.abs(confidences[i] - confidences[j])
+
+        def within_reach(mapped: np.ndarray) -> np.ndarray:
+            difference = mapped[i] - mapped[j]
+            return np.concatenate([reach - difference, reach + difference])
+
+        found = minimize(
+            lambda mapped: score(mapped, correct, "brier"),
+            confidences,
+            bounds=[(0, 1)] * n_examples,
+            constraints={"type": "ineq", "fun": within_reach},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        assert found.success
+        expected = score(confidences, correct, "brier") - float(found.fun)
+        assert gap(confidences, correct, smooth="map") == pytest.approx(expected, rel=0, abs=2e-7)
+
+    def test_a_map_may_fall_and_an_update_may_stretch(self) -> None:
+        # Right at .6 and wrong at .7: a map falls by .1 at most, where an update leaves the order as it is.
+        assert gap([0.6, 0.7], [1, 0], smooth="map") == pytest.approx((0.16 + 0.49) / 2 - 0.45**2, **TIGHT)
+        assert gap([0.6, 0.7], [1, 0]) == pytest.approx((0.16 + 0.49) / 2 - 0.25, **TIGHT)
+        # Wrong at .6 and right at .7: an update stretches the distance to .2, a map keeps it at .1.
+        assert gap([0.6, 0.7], [0, 1], smooth="map") == pytest.approx((0.36 + 0.09) / 2 - 0.45**2, **TIGHT)
+        assert gap([0.6, 0.7], [0, 1]) == pytest.approx((0.36 + 0.09) / 2 - 0.4**2, **TIGHT)
+
+    def test_calibrated_groups_have_none(self) -> None:
+        confidences = np.repeat([0.5, 0.75, 1.0], [2, 4, 5])
+        correct = np.repeat([1, 0, 1, 0, 1], [1, 1, 3, 1, 5])
+        assert gap(confidences, correct, smooth="map") == pytest.approx(0, **TIGHT)
+
+    def test_it_has_no_form_for_the_nll(self) -> None:
+        with pytest.raises(ValueError, match="metric to be 'brier' where the map is smooth, got 'nll'"):
+            gap([0.6], [1], "nll", smooth="map")
 
 
 def test_an_unknown_metric_is_refused() -> None:
