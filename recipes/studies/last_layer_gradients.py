@@ -10,42 +10,35 @@ the training. Takes about 5 minutes on 2 cores.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
+from newsgroups_tensors import load_posts, outputs, train_by_epoch
+from records import write_record
 from scipy.special import softmax
 from scipy.stats import gaussian_kde, spearmanr
 from sklearn.isotonic import IsotonicRegression
-from transformers import set_seed
 
 from hf_calib.analysis import last_layer_gradient_norms
-from hf_calib.data import DataArguments, load_data
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, expected_calibration_error
-from hf_calib.models import (
-    GlobalPoolingCNNConfig,
-    GlobalPoolingCNNForSequenceClassification,
-    train_word_tokenizer,
-)
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--data", default="sklearn/20newsgroups", help="a dataset on the Hub, or a folder")
+parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
 parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--epochs", type=int, default=14)
-parser.add_argument("--train-rows", type=int, default=3000)
-parser.add_argument("--max-length", type=int, default=100, help="words of a post")
-parser.add_argument("--full", action="store_true", help="all posts, 300 words of each, 35 epochs: hours")
+parser.add_argument("--rows", type=int, default=3000)
+parser.add_argument("--full", action="store_true", help="All posts, 300 words of each, 35 epochs: hours.")
 args = parser.parse_args()
+max_length = 100  # words of a post
 if args.full:
-    args.epochs, args.train_rows, args.max_length = 35, None, 300
+    args.epochs, args.rows, max_length = 35, None, 300
 
 LOSSES = {
     "cross entropy": make_loss("cross_entropy"),
@@ -62,40 +55,9 @@ LOOKS = {  # of each loss: colour, dash
 # The paper looks at epochs 50, 150, 250 and 350 of 350.
 SNAPSHOTS = sorted({max(1, round(args.epochs * share)) for share in (1 / 7, 3 / 7, 5 / 7, 1)})
 
-data = load_data(
-    DataArguments(
-        dataset=args.data,
-        strip_headers=True,
-        test_size=0.2,
-        max_train_samples=args.train_rows,
-        max_calibration_samples=1,
-        max_test_samples=2000,
-    )
+(train, train_labels), (test, test_labels), sizes = load_posts(
+    args.data, rows=args.rows, test_rows=2000, max_length=max_length
 )
-n_classes = data["train"].features["label"].num_classes
-tokenizer = train_word_tokenizer(data["train"]["text"], vocab_size=10_000, max_length=args.max_length)
-
-
-def encode(split):
-    ids = tokenizer(list(data[split]["text"]), truncation=True, padding=True, return_tensors="pt")[
-        "input_ids"
-    ]
-    return ids, torch.tensor(data[split]["label"])
-
-
-train, train_labels = encode("train")
-test, test_labels = encode("test")
-
-
-@torch.inference_mode()
-def outputs(model, ids):
-    """Logits (N, C), and what enters the classifier (N, H), without dropout."""
-    features = []
-    hook = model.classifier.register_forward_pre_hook(lambda module, inputs: features.append(inputs[0]))
-    model.eval()
-    logits = torch.cat([model(batch).logits for batch in ids.split(256)])
-    hook.remove()
-    return logits, torch.cat(features)
 
 
 def narrowness(norms, brier):
@@ -113,19 +75,10 @@ started = time.perf_counter()
 results, clouds = [], {}
 for seed in args.seeds:
     for name, loss in LOSSES.items():
-        set_seed(seed)
-        model = GlobalPoolingCNNForSequenceClassification(
-            GlobalPoolingCNNConfig(
-                vocab_size=len(tokenizer), embedding_size=64, num_conv_layers=1, num_labels=n_classes
-            )
+        training = train_by_epoch(
+            train, train_labels, sizes, loss, seed=seed, epochs=args.epochs, batch_size=64
         )
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for epoch in range(1, args.epochs + 1):
-            model.train()
-            for rows in torch.randperm(len(train)).split(64):
-                optimizer.zero_grad()
-                loss(model(train[rows]).logits, train_labels[rows]).backward()
-                optimizer.step()
+        for epoch, model in enumerate(training, start=1):
             probs = softmax(outputs(model, test)[0].double().numpy(), axis=1)
             row = {
                 "seed": seed,
@@ -137,7 +90,7 @@ for seed in args.seeds:
             if epoch in SNAPSHOTS:
                 logits, features = outputs(model, train)
                 probs = softmax(logits.double().numpy(), axis=1)
-                brier = ((probs - np.eye(n_classes)[train_labels]) ** 2).sum(axis=1)
+                brier = ((probs - np.eye(probs.shape[1])[train_labels]) ** 2).sum(axis=1)
                 norms = last_layer_gradient_norms(loss, logits, train_labels, features)
                 # Without the features: the gradient of the logits alone, as with a single input of 1.
                 of_logits = last_layer_gradient_norms(
@@ -214,7 +167,7 @@ record = {
         "epochs": args.epochs,
         "train_rows": len(train),
         "test_rows": len(test),
-        "max_length": args.max_length,
+        "max_length": max_length,
     },
     "seeds": args.seeds,
     "seconds": round(time.perf_counter() - started),
@@ -222,9 +175,7 @@ record = {
     "results": results,
 }
 path = args.output / "last_layer_gradients.json"
-unfinished = path.with_suffix(".json.unfinished")
-unfinished.write_text(json.dumps(record, indent=1, default=float) + "\n")
-unfinished.replace(path)
+write_record(path, record)
 
 print(
     f"{'epoch':>5} {'loss':20} {'mean norm':>9} {'Spearman':>8} {'spread':>6}   of the logits: {'spread':>6}"

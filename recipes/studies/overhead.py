@@ -105,21 +105,11 @@ record = {
     "seconds": round(time.perf_counter() - start, 1),
 }
 
-# Figure: a bar for each setting that has updates, with its number; the paper's share as a line.
+# Figure: a point for each setting that has updates, with its number; the paper's share as a line.
 shares = {name: row["share_of_epoch"] for name, row in summary.items() if name != "focal, fixed gamma"}
-figure = Figure(figsize=(6.4, 2.6), layout="constrained")
+figure = Figure(figsize=(6.4, 2.4), layout="constrained")
 axes = figure.subplots()
-for place, share in enumerate(shares.values()):
-    percent = 100 * share["value"]
-    axes.barh(place, percent, height=0.55, color="#56B4E9", edgecolor="black", linewidth=0.6)
-    reach = percent
-    if share["low"] is not None:
-        reach = 100 * share["high"]
-        axes.errorbar(percent, place, xerr=reach - percent, color="black", capsize=3, linewidth=1)
-    axes.annotate(
-        f"{percent:.3g}%", (reach, place), (4, 0), textcoords="offset points", va="center", fontsize=8
-    )
-axes.axvline(100 * PAPER["share"], color="black", linestyle="--", linewidth=1.2)
+axes.axvline(100 * PAPER["share"], color="#D55E00", linestyle="--", linewidth=1.2)
 axes.annotate(
     f"the paper's {100 * PAPER['share']:.1f}%",
     (100 * PAPER["share"], 1),
@@ -128,8 +118,18 @@ axes.annotate(
     textcoords="offset points",
     fontsize=8,
 )
+for place, share in enumerate(shares.values()):
+    percent = 100 * share["value"]
+    axes.plot(percent, place, "o", color="#0072B2", markersize=6)
+    if share["low"] is not None:
+        axes.plot([100 * share["low"], 100 * share["high"]], [place, place], color="#0072B2", linewidth=1.2)
+    axes.annotate(
+        f"{percent:.3g}%", (percent, place), (0, 6), textcoords="offset points", ha="center", fontsize=8
+    )
 axes.set_xscale("log")
-axes.set_xlim(right=6 * axes.get_xlim()[1])  # room for the numbers
+axes.margins(0.08, 0.15)
+axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+axes.set_axisbelow(True)
 axes.xaxis.set_major_formatter("{x:g}")
 axes.set_yticks(range(len(shares)), shares, fontsize=8)
 axes.invert_yaxis()

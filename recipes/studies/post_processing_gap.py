@@ -10,20 +10,18 @@ a global-pooling CNN of one convolution on posts of 20 Newsgroups. Takes about 6
 """
 
 import argparse
-import json
 import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from newsgroups_tensors import load_posts, outputs, train_by_epoch
+from records import write_record
 from scipy.special import softmax
 from scipy.stats import spearmanr
-from transformers import set_seed
 
-from hf_calib.data import DataArguments, load_data
 from hf_calib.losses import make_loss
 from hf_calib.metrics import (
     accuracy,
@@ -32,61 +30,29 @@ from hf_calib.metrics import (
     post_processing_gap,
     smooth_calibration_error_dual,
 )
-from hf_calib.models import (
-    GlobalPoolingCNNConfig,
-    GlobalPoolingCNNForSequenceClassification,
-    train_word_tokenizer,
-)
 from hf_calib.plots import save_figure
+
+MAX_LENGTH = 100  # words of a post
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--data", default="sklearn/20newsgroups", help="a dataset on the Hub, or a folder")
+parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
 parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument("--seeds", type=int, nargs="+", default=[0])
 parser.add_argument("--gammas", type=float, nargs="+", default=[0, 1, 3, 5])
 parser.add_argument("--lambdas", type=float, nargs="+", default=[0, 0.5, 1.5, 4.5])
 parser.add_argument("--epochs", type=int, default=14)
-parser.add_argument("--train-rows", type=int, default=2000)
-parser.add_argument("--max-length", type=int, default=100, help="words of a post")
-parser.add_argument("--full", action="store_true", help="a grid of 6 x 7, 3 seeds, 6,000 posts: 2 hours")
+parser.add_argument("--rows", type=int, default=2000)
+parser.add_argument("--full", action="store_true", help="A grid of 6 x 7, 3 seeds, 6,000 posts: 2 hours.")
 args = parser.parse_args()
 if args.full:
     args.gammas, args.lambdas = [0, 1, 2, 3, 4, 5], [0, 0.25, 0.5, 1, 1.5, 3, 4.5]
-    args.seeds, args.train_rows = [0, 1, 2], 6000
+    args.seeds, args.rows = [0, 1, 2], 6000
 
-data = load_data(
-    DataArguments(
-        dataset=args.data,
-        strip_headers=True,
-        test_size=0.2,
-        max_train_samples=args.train_rows,
-        max_calibration_samples=1,
-        max_test_samples=3000,
-    )
+(train, train_labels), (test, test_labels), sizes = load_posts(
+    args.data, rows=args.rows, test_rows=3000, max_length=MAX_LENGTH
 )
-n_classes = data["train"].features["label"].num_classes
-tokenizer = train_word_tokenizer(data["train"]["text"], vocab_size=10_000, max_length=args.max_length)
-
-
-def encode(split):
-    ids = tokenizer(list(data[split]["text"]), truncation=True, padding=True, return_tensors="pt")[
-        "input_ids"
-    ]
-    return ids, torch.tensor(data[split]["label"])
-
-
-train, train_labels = encode("train")
-test, test_labels = encode("test")
-
-
-@torch.inference_mode()
-def probabilities(model, ids):
-    model.eval()
-    logits = torch.cat([model(batch).logits for batch in ids.split(256)])
-    return softmax(logits.double().numpy(), axis=1)
-
 
 MEASURES = {  # name in the JSON -> what is drawn
     "ece": "ECE, %",
@@ -97,21 +63,10 @@ started = time.perf_counter()
 results = []
 for seed, gamma, weight in product(args.seeds, args.gammas, args.lambdas):
     loss = make_loss("focal_calibration", gamma=gamma, brier_weight=weight)
-    set_seed(seed)
-    model = GlobalPoolingCNNForSequenceClassification(
-        GlobalPoolingCNNConfig(
-            vocab_size=len(tokenizer), embedding_size=64, num_conv_layers=1, num_labels=n_classes
-        )
-    )
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    training = train_by_epoch(train, train_labels, sizes, loss, seed=seed, epochs=args.epochs, batch_size=32)
     nll = []
-    for _ in range(args.epochs):
-        model.train()
-        for rows in torch.randperm(len(train)).split(32):
-            optimizer.zero_grad()
-            loss(model(train[rows]).logits, train_labels[rows]).backward()
-            optimizer.step()
-        probs = probabilities(model, test)
+    for model in training:
+        probs = softmax(outputs(model, test)[0].double().numpy(), axis=1)
         nll.append(negative_log_likelihood(probs, test_labels))
     results.append(
         {
@@ -192,7 +147,7 @@ record = {
         "epochs": args.epochs,
         "train_rows": len(train),
         "test_rows": len(test),
-        "max_length": args.max_length,
+        "max_length": MAX_LENGTH,
     },
     "seeds": args.seeds,
     "seconds": round(time.perf_counter() - started),
@@ -200,9 +155,7 @@ record = {
     "results": results,
 }
 path = args.output / "post_processing_gap.json"
-unfinished = path.with_suffix(".json.unfinished")
-unfinished.write_text(json.dumps(record, indent=1, default=float) + "\n")
-unfinished.replace(path)
+write_record(path, record)
 
 print(f"{'gamma':>5} {'lambda':>6} {'accuracy':>8} {'ECE %':>6} {'gap: updates':>12} {'maps':>7} {'smCE':>7}")
 for gamma, weight in product(args.gammas, args.lambdas):

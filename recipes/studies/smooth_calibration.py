@@ -11,13 +11,13 @@ HiGHS. Takes about 2 minutes on 2 cores.
 """
 
 import argparse
-import json
 import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from records import write_record
 from scipy.optimize import linprog
 from scipy.sparse import diags, vstack
 from scipy.special import softmax
@@ -37,13 +37,13 @@ from hf_calib.plots import save_figure
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--data", default="sklearn/20newsgroups", help="a dataset on the Hub, or a folder")
+parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
 parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-parser.add_argument("--train-rows", type=int, default=3000)
-parser.add_argument("--largest", type=int, default=100_000, help="rows of the largest drawn sample")
-parser.add_argument("--largest-program", type=int, default=10_000, help="rows of the largest linear program")
-parser.add_argument("--full", action="store_true", help="up to 1,000,000 rows, and 100,000 for the program")
+parser.add_argument("--rows", type=int, default=3000)
+parser.add_argument("--largest", type=int, default=100_000, help="Rows of the largest drawn sample.")
+parser.add_argument("--largest_program", type=int, default=10_000, help="Rows of the largest linear program.")
+parser.add_argument("--full", action="store_true", help="Up to 1,000,000 rows, and 100,000 for the program.")
 args = parser.parse_args()
 if args.full:
     args.largest, args.largest_program = 1_000_000, 100_000
@@ -93,7 +93,7 @@ data = load_data(
         dataset=args.data,
         strip_headers=True,
         test_size=0.2,
-        max_train_samples=args.train_rows,
+        max_train_samples=args.rows,
         max_calibration_samples=1,
     )
 )
@@ -196,9 +196,7 @@ record = {
     "points": points,
 }
 path = args.output / "smooth_calibration.json"
-unfinished = path.with_suffix(".json.unfinished")
-unfinished.write_text(json.dumps(record, indent=1, default=float) + "\n")
-unfinished.replace(path)
+write_record(path, record)
 
 print(f"smCE^2 <= gap <= 2 smCE in {within} of {len(points)} samples")
 print(

@@ -60,6 +60,7 @@ def run(recipe: str, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few steps leave models whose temperature is not determined
         patch.setattr(sys, "argv", [path, *arguments])
+        patch.syspath_prepend(str(Path(path).parent))
         runpy.run_path(path, run_name="__main__")
 
 

@@ -1,0 +1,202 @@
+"""The studies as a user runs them, in small: what they write agrees with what the library says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contourpy import contour_generator
+from datasets import Dataset
+from PIL import Image
+
+from hf_calib.analysis import confidence_regions, mean_interval, two_moons_posteriors
+from tests.recipes.test_recipes import run
+
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Posts of three groups, with headers, whose words say the group most of the time."""
+    folder = tmp_path_factory.mktemp("posts")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 330)
+    said = np.where(rng.random(330) < 0.8, labels, rng.integers(0, 3, 330))
+    texts = [f"From: me\n\nword{word} and {rng.integers(9)} more" for word in said]
+    for name, part in (("train", slice(0, 280)), ("test", slice(280, 330))):
+        rows = {"text": texts[part], "label": labels[part].tolist()}
+        Dataset.from_dict(rows).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def study(name: str, output: Path, *arguments: str) -> dict[str, Any]:
+    """Run a study; return its JSON, once all its pictures were seen to be whole and nothing unfinished is left."""
+    run(f"studies/{name}.py", "--output", str(output), *arguments)
+    pictures = sorted(output.glob(f"{name}*.png"))
+    assert pictures
+    for picture in pictures:
+        with Image.open(picture) as image:
+            image.verify()
+    assert set(output.iterdir()) == {output / f"{name}.json", *pictures}
+    record: dict[str, Any] = json.loads((output / f"{name}.json").read_text())
+    assert {"settings", "seeds", "seconds"} <= set(record)
+    if "--data" in arguments:  # results are shown to others
+        assert arguments[arguments.index("--data") + 1] not in json.dumps(record)
+    return record
+
+
+def dynamics(name: str, posts: Path, output: Path, *arguments: str) -> dict[str, Any]:
+    """A study with the CNN on few rows: 4 steps an epoch."""
+    small = ("--seeds", "0", "--rows", "256", "--validation_rows", "40")
+    return study(name, output, "--data", str(posts), *small, *arguments)
+
+
+def intervals(record: Any) -> list[dict[str, float]]:
+    """All intervals in a record, however deep."""
+    if isinstance(record, dict):
+        if set(record) == {"value", "low", "high"}:
+            return [record]
+        return [found for value in record.values() for found in intervals(value)]
+    return [found for value in record for found in intervals(value)] if isinstance(record, list) else []
+
+
+def test_five_gaussians(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--train_points", "400", "--test_points", "100", "--epochs", "1")
+    record = study("five_gaussians", tmp_path, "--seeds", "0", "1", *small)
+    rows = record["results"]["drawn label, all runs"]
+    assert list(rows)[:3] == ["focal", "dual focal", "generalised Brier"]
+    for row in rows.values():
+        assert row["correlation"]["value"] == pytest.approx(np.mean(row["by run"]))
+        assert len(row["by run"]) == 2
+    assert (rows["focal"]["paper"], rows["generalised Brier"]["paper"]) == (0.550, 0.664)
+    assert record["the paper's order"] == (record["order"] == ["focal", "dual focal", "generalised Brier"])
+    assert all(found["low"] <= found["value"] <= found["high"] for found in intervals(record))
+    printed = capsys.readouterr().out
+    assert "{value:.3f} [{low:.3f}, {high:.3f}]".format(**rows["dual focal"]["correlation"]) in printed
+
+
+@pytest.mark.slow  # five pictures
+def test_gradient_factors(tmp_path: Path) -> None:
+    record = study("gradient_factors", tmp_path, "--resolution", "12")
+    turning = record["inverse focal pushes the label down"]
+    assert turning["first at p"] == pytest.approx(0.2785, abs=5e-5)
+    assert turning["ranges"]["gamma 3.59"] is None
+    low, high = turning["ranges"]["gamma 5"]
+    assert low < turning["first at p"] < high
+    regions = record["regions"]["dual focal, gamma 1, q 0.3"]
+    assert regions == confidence_regions(1.0, rival=0.3)._asdict()
+    moves = record["largest change of u and g while p_y stays"]
+    assert moves["u: focal, gamma 2"] < 1e-12 < 0.1 < moves["u: Brier-weighted, gamma 2"]
+    # The closed form and the search agree: dual focal is over-confident, focal is not.
+    for way in ("minimisers over the simplex of three classes", "found on a grid, over the posteriors"):
+        focal, dual = record[way].values()
+        assert focal["share over-confident"] == 0
+        assert dual["share over-confident"] > 0.4
+
+
+def test_decision_boundary(tmp_path: Path) -> None:
+    small = ("--train_points", "200", "--test_points", "300", "--epochs", "100")
+    record = study("decision_boundary", tmp_path, "--seeds", "0", "1", *small)
+    focal, fcl = (record["results"][name] for name in list(record["results"])[1:])
+    # With so large a gamma the focal loss stays near 1/2, which the Brier term mends.
+    assert focal["ECE"]["low"] > fcl["ECE"]["value"]
+    assert focal["slope on the boundary"]["value"] < fcl["slope on the boundary"]["value"]
+    assert record["truth"]["true calibration error"] == 0
+    # The line between the moons, measured on contours.
+    across, up = np.linspace(-1.7, 2.7, 80), np.linspace(-1.2, 1.7, 80)
+    grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+    truth = two_moons_posteriors(grid)[:, 0].reshape(80, 80)
+    lines = contour_generator(across, up, truth).lines(0.5)
+    length = sum(np.linalg.norm(np.diff(line, axis=0), axis=1).sum() for line in lines)
+    assert record["truth"]["boundary length"] == pytest.approx(length, rel=0.02)
+
+
+@pytest.mark.slow
+def test_norms_and_entropies(tmp_path: Path, shared_data: Path) -> None:
+    rows = ("--train_rows", "300", "--calibration_rows", "200", "--test_rows", "300")
+    weights = ("--orders", "1", "2", "--norm_weights", "0.01", "0.3", "--entropy_weights", "1")
+    record = study(
+        "norms_and_entropies",
+        tmp_path,
+        *("--data", str(shared_data / "mnist"), "--seeds", "0", "1", "--epochs", "6", *rows, *weights),
+    )
+    found = {(row["penalty"], row["weight"]): row for row in record["results"]}
+    plain = found["cross entropy", 0.0]
+    for penalty in ("L1 norm", "L2 norm"):
+        heavy, light = found[penalty, 0.3], found[penalty, 0.01]
+        key = f"mean {penalty}"
+        assert heavy[key]["value"] < light[key]["value"] < plain[key]["value"]
+    assert found["entropy", 1.0]["mean entropy"]["value"] > plain["mean entropy"]["value"]
+    change = found["L1 norm", 0.3]["ECE minus cross entropy's"]["value"]
+    assert change == pytest.approx(found["L1 norm", 0.3]["ECE"]["value"] - plain["ECE"]["value"])
+
+
+@pytest.mark.slow
+def test_overhead(posts: Path, tmp_path: Path) -> None:
+    record = dynamics("overhead", posts, tmp_path, "--epochs", "2")
+    runs = {run["setting"]: run for run in record["runs"]}
+    beyond = {name: run["rows_beyond_the_evaluations"] for name, run in runs.items()}
+    assert beyond["focal, fixed gamma"] == beyond["every epoch, at the evaluation"] == 0
+    assert beyond["every epoch, a split of its own"] == 2 * 40
+    assert beyond["every step, 250 rows"] == 8 * 40
+    assert runs["every epoch, at the evaluation"]["updates"] == 2
+    assert record["intervals"] == "none: one seed"
+    for name, row in record["summary"].items():
+        assert row["share_of_epoch"] == {"value": runs[name]["share_of_epoch"], "low": None, "high": None}
+
+
+@pytest.mark.slow  # eight trainings
+def test_validation_and_training(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = dynamics("validation_and_training", posts, tmp_path, "--seeds", "0", "1", "--epochs", "3")
+    assert [run["gamma"] for run in record["runs"]] == [0, 3, 4, 5] * 2
+    for gamma, row in record["summary"]["of_gamma"].items():
+        ends = [run["adaptive_ece"][-1] for run in record["runs"] if run["gamma"] == int(gamma)]
+        assert row["adaptive_ece"] == mean_interval(ends)._asdict()
+    assert "{value:.3f} [{low:.3f}, {high:.3f}]".format(**row["adaptive_ece"]) in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "n_runs", "n_pictures"), [("gamma_dynamics", 12, 3), ("confidence_dynamics", 4, 4)]
+)
+def test_gammas_and_confidences(name: str, n_runs: int, n_pictures: int, posts: Path, tmp_path: Path) -> None:
+    record = dynamics(name, posts, tmp_path, "--epochs", "5")
+    assert len(record["runs"]) == len(record["summary"]) == n_runs
+    assert len(list(tmp_path.glob("*.png"))) == n_pictures
+    of = "setting" if name == "gamma_dynamics" else "loss"
+    for found in record["runs"]:
+        ece = record["summary"][found[of]]["ece"]
+        assert ece == {"value": found["ece"][-1], "low": None, "high": None}
+
+
+def test_smooth_calibration(posts: Path, tmp_path: Path) -> None:
+    small = ("--seeds", "0", "--largest", "300", "--largest_program", "100")
+    record = study("smooth_calibration", tmp_path, "--data", str(posts), *small)
+    assert record["samples_within_the_bounds"] == record["samples"] == len(record["points"])
+    assert record["largest_difference_to_the_program"] < 1e-9
+    assert [row["rows"] for row in record["times"]] == [100, 300]
+
+
+@pytest.mark.slow
+def test_last_layer_gradients(posts: Path, tmp_path: Path) -> None:
+    record = study("last_layer_gradients", tmp_path, "--data", str(posts), "--seeds", "0", "--epochs", "4")
+    for row in record["summaries"]:
+        if row["loss"] in ("cross entropy", "BSCE-GRA, gamma 2"):  # a function of the Brier score
+            assert row["logits_spearman"] == pytest.approx(1, abs=1e-9)
+            assert row["logits_spread_in_decades"] < 1e-6
+    assert {row["epoch"] for row in record["summaries"]} == {1, 2, 3, 4}
+    assert len(record["results"]) == 4 * 4
+
+
+@pytest.mark.slow
+def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
+    grid = ("--gammas", "0", "3", "--lambdas", "0", "2")
+    record = study("post_processing_gap", tmp_path, "--data", str(posts), *grid, "--epochs", "3")
+    assert [(row["gamma"], row["lambda"]) for row in record["results"]] == [(0, 0), (0, 2), (3, 0), (3, 2)]
+    for row in record["results"]:
+        smooth = row["smooth_calibration_error_dual"]
+        assert smooth**2 - 1e-9 <= row["gap_over_updates"] <= 2 * smooth + 1e-9
+        assert row["gap_over_maps"] >= 0
+        assert len(row["nll_by_epoch"]) == 3
