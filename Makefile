@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow check test-oldest bench clean
+.PHONY: setup demo test test-slow check test-oldest bench studies clean
 
 setup: $(VENV)/installed
 
@@ -45,6 +45,24 @@ bench: .venv-bench/installed
 	python3 -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
 	touch $@
+
+# The papers' studies in turn, with the time of each: `make studies NEWSGROUPS=folder MNIST=folder`; what is not named
+# comes from the Hub. Another STUDIES leaves the results that are here as they are.
+STUDIES ?= recipes/results/studies
+WITHOUT_DATA := gradient_factors five_gaussians decision_boundary
+ON_NEWSGROUPS := smooth_calibration last_layer_gradients post_processing_gap \
+    validation_and_training gamma_dynamics confidence_dynamics overhead
+
+define study
+@began=$$(date +%s) && $(BIN)/python recipes/studies/$(1).py --output "$(STUDIES)" $(2) \
+    && echo "$(1): $$(($$(date +%s) - began)) s"
+
+endef
+
+studies: setup
+	$(foreach name,$(WITHOUT_DATA),$(call study,$(name)))
+	$(call study,norms_and_entropies,$(if $(MNIST),--data "$(MNIST)"))
+	$(foreach name,$(ON_NEWSGROUPS),$(call study,$(name),$(if $(NEWSGROUPS),--data "$(NEWSGROUPS)")))
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-bench demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache

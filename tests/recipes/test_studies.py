@@ -95,6 +95,7 @@ def test_gradient_factors(tmp_path: Path) -> None:
         assert dual["share over-confident"] > 0.4
 
 
+@pytest.mark.slow
 def test_decision_boundary(tmp_path: Path) -> None:
     small = ("--train_points", "200", "--test_points", "300", "--epochs", "100")
     record = study("decision_boundary", tmp_path, "--seeds", "0", "1", *small)
