@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The studies of RESULTS.md with many labels a text and with tokens: about an hour of a CPU. Killed at any time, the same
+# The studies of RESULTS.md with many labels a text and with tokens: an hour or two of a CPU. Killed at any time, the same
 # command goes on where it was.
 #   bash recipes/run_label_studies.sh OUTPUT MINILM DATA [SEEDS ...]
 # DATA has goemotions/{train,dev,test} (csv, .gz: text, and labels such as "4 27") and wnut17/{train,dev,test}.jsonl (tokens,
@@ -22,5 +22,5 @@ for seed in ${seeds:-0 1}; do
     --calibration_file "$data/wnut17/dev.jsonl" --test_file "$data/wnut17/test.jsonl" --class_names "${tags[@]}"
   study go_emotions text_classification go_emotions_minilm.yaml --train_file "$data/goemotions/train.csv.gz" \
     --calibration_file "$data/goemotions/dev.csv.gz" --test_file "$data/goemotions/test.csv.gz" --label_separator " " \
-    --max_train_samples 10000 --max_calibration_samples 2000
+    --max_train_samples 5000 --max_calibration_samples 2000
 done

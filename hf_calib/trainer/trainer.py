@@ -656,6 +656,13 @@ class CalibrationTrainer(Trainer):
         """That of the arguments; `lr_milestones` are epochs of this training."""
         args = self.args
         if self.lr_scheduler is None and args.lr_milestones is not None:
+            late = [epoch for epoch in args.lr_milestones if epoch >= args.num_train_epochs]
+            if late:
+                warnings.warn(
+                    f"The milestones {late} lie at or after the end of {args.num_train_epochs:g} epochs. The learning "
+                    "rate never falls there. Scale lr_milestones with the epochs.",
+                    stacklevel=3,
+                )
             self.lr_scheduler = milestone_schedule(
                 self.optimizer if optimizer is None else optimizer,  # type: ignore[arg-type]  # there is one
                 args.lr_milestones,

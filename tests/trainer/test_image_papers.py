@@ -94,6 +94,13 @@ def test_the_rate_rises_before_the_first_milestone(tmp_path: Path) -> None:
     assert logged(trainer, "learning_rate") == pytest.approx([0, 0.0025, 0.005, 0.0075] + [0.001] * 4)
 
 
+def test_milestones_that_are_never_reached_are_said(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, num_train_epochs=2, lr_milestones=[1, 2, 150])
+    with pytest.warns(UserWarning, match=r"The milestones \[2, 150\] lie at or after the end of 2 epochs"):
+        trainer.train()
+    assert logged(trainer, "learning_rate") == pytest.approx([0.01] * 4 + [0.001] * 4)
+
+
 def test_the_schedule_resumes(tmp_path: Path) -> None:
     settings = {"num_train_epochs": 3, "lr_milestones": [1, 2], "save_strategy": "steps", "save_steps": 5}
     whole = make_trainer(tmp_path / "a", **settings)

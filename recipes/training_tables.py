@@ -1,0 +1,94 @@
+"""Print what RESULTS.md says of each training of a study, beside the comparison that results_tables.py prints.
+
+    python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
+
+That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, and the errors against
+annotators: the .npz file has the array probs, a row of their shares for each test row, in the order of the data.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from scipy.special import softmax
+
+from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, true_calibration_error
+from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.scaling import TemperatureScaling
+
+parser = argparse.ArgumentParser()
+parser.add_argument("study", type=Path)
+parser.add_argument("--soft_labels", type=Path)
+args = parser.parse_args()
+
+folders = sorted(path.parent for path in args.study.glob("cells/*/results.json"))
+runs = [json.loads((folder / "results.json").read_text()) for folder in folders]
+
+
+def with_interval(row):
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def against_annotators(folder, soft):
+    found = TrainingPredictions.load(folder / "predictions.safetensors")
+    agreement = np.mean(soft.argmax(axis=1) == found.test.labels)
+    if agreement < 0.9:
+        parser.error(
+            f"{args.soft_labels} agrees with {agreement:.0%} of the labels of {folder}: not its rows"
+        )
+    temperature = TemperatureScaling().fit(found.calibration.logits, found.calibration.labels)
+    before = softmax(found.test.logits.astype(float), axis=1)
+    after = temperature.predict_proba(found.test.logits)
+    columns = {}
+    for title, metric in (
+        ("true calibration error", true_calibration_error),
+        ("ECE, annotators", expected_calibration_error),
+        ("NLL, annotators", negative_log_likelihood),
+    ):
+        columns |= {title: f"{metric(before, soft):.3f}", f"{title}, after T": f"{metric(after, soft):.3f}"}
+    return columns
+
+
+def classwise(run):
+    metrics = run["metrics"]
+    keys = {"classwise ECE": "test_classwise_ece", "classwise ECE, after T": "test_classwise_ece_calibrated"}
+    return {title: f"{metrics[key]:.4f}" for title, key in keys.items() if key in metrics}
+
+
+def detection(run):
+    return {
+        f"{elsewhere['name']}, {title}{words}": with_interval(elsewhere[when][score]["auroc"])
+        for elsewhere in run.get("out_of_distribution", [])
+        for score, title in (("max_probability", "maximum probability"), ("energy", "energy"))
+        for when, words in (("before", ""), ("after", ", after T"))
+    }
+
+
+def entities(run):
+    found = run.get("entities")
+    if found is None:
+        return {}
+    return {"F1": with_interval(found["before"]["f1"])} | {
+        f"ECE, {title}{words}": with_interval(found[when][key])
+        for key, title in (("ece_product", "product"), ("ece_minimum", "minimum"))
+        for when, words in (("before", ""), ("after", ", after T"))
+    }
+
+
+def print_table(title, rows):
+    """With the columns of the first row; nothing where there are none."""
+    if not rows[0]:
+        return
+    print(f"{title}\n\n| {' | '.join(['loss', 'seed', *rows[0]])} |\n|{'---|' * (len(rows[0]) + 2)}")
+    for run, row in zip(runs, rows, strict=True):
+        print(f"| {' | '.join([run['loss'], str(run['seed']), *row.values()])} |")
+    print()
+
+
+print_table("Over the classes:", [classwise(run) for run in runs])
+print_table("AUROC, told from elsewhere:", [detection(run) for run in runs])
+print_table("Entities:", [entities(run) for run in runs])
+if args.soft_labels is not None:
+    shares = np.load(args.soft_labels)["probs"]
+    print_table("Against annotators:", [against_annotators(folder, shares) for folder in folders])
