@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
@@ -74,7 +76,8 @@ def load_splits(
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
         return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
-    loaded = load_dataset(source, config_name, revision=revision, cache_dir=cache)
+    with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
+        loaded = load_dataset(source, config_name, revision=revision, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
         calibration_split = next(candidates, None)
@@ -152,14 +155,19 @@ def load_rows(
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
-    try:
+    way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
+    with _refusals(argument, f"have a split {split!r}", str(data), way_out):
         return load_dataset(str(data), config_name, split=split)
+
+
+@contextmanager
+def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Iterator[None]:
+    """Say in one sentence what the Hub's errors and those of `datasets` mean."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())
-        way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
-        raise InputValueError(
-            expected(argument, f"have a split {split!r}", f"{data} ({cause})", way_out)
-        ) from error
+        raise InputValueError(expected(argument, requirement, f"{source} ({cause})", way_out)) from error
 
 
 def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
