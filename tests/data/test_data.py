@@ -233,7 +233,7 @@ def test_code_beside_the_data_is_not_run(tmp_path: Path) -> None:
     folder, marker = tmp_path / "scripted", tmp_path / "ran"
     folder.mkdir()
     (folder / "scripted.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    with pytest.raises(ValueError, match="expected dataset to be loadable, got .*scripted"):
+    with pytest.raises(ValueError, match=r"expected dataset to be loadable, got .*scripted"):
         load_splits(str(folder), cache_dir=tmp_path / "cache")
     assert not marker.exists()
 
@@ -241,7 +241,7 @@ def test_code_beside_the_data_is_not_run(tmp_path: Path) -> None:
 def test_a_dataset_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
     for name in (str(tmp_path / "nowhere"), "someone/nothing"):
         with pytest.raises(
-            ValueError, match=f"expected dataset to be loadable, got {name} .*; name a folder"
+            ValueError, match=rf"expected dataset to be loadable, got {name} .*; name a folder"
         ) as e:
             load_splits(name)
         assert "\n" not in str(e.value)
