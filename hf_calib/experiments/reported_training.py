@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from hf_calib._errors import InputTypeError, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.experiments.ten_crops import predict_views, ten_crop_report
@@ -61,6 +61,7 @@ def train_and_report(
 
     Raises:
         TypeError: if the model cannot be saved as this would at the end; before the training.
+        ValueError: if predictions of elsewhere or ten_crops would have no logits; before the training.
     """
     if not hasattr(trainer._unwrapped, "save_pretrained"):
         got = type(trainer._unwrapped).__name__
@@ -68,6 +69,9 @@ def train_and_report(
             "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
         )
         raise InputTypeError(expected("the model", "have save_pretrained", got, way_out))
+    if trainer.args.prediction_loss_only and (elsewhere or ten_crops):
+        requirement, way_out = "be off with elsewhere or ten_crops, whose logits are read", "leave it out"
+        raise InputValueError(expected("prediction_loss_only", requirement, True, way_out))
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
