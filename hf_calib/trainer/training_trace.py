@@ -106,7 +106,10 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         # An evaluation before the first step of a resumed training is none of the uninterrupted one's.
         self._resumed_at = state.global_step or -1
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        # The Trainer keeps the state of callbacks that the checkpoint knows: of one that is new as well.
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         kept = {} if saved is None else saved["attributes"]
+        self._check_is_the_same(saved)
         self.entries, self.rows = list(kept.get("entries", [])), dict(kept.get("rows", {}))
         self._gammas = self._table()
         self._draw_training_rows()
@@ -159,6 +162,17 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if self.n_training_rows and not hasattr(trainer.train_dataset, "__len__"):
             got, way_out = "a training set without a length", "set n_training_rows=0"
             raise InputValueError(expected("TrainingTrace", "draw training rows", got, way_out))
+
+    def _check_is_the_same(self, saved: dict[str, Any] | None) -> None:
+        """A trace holds the same rows at each evaluation."""
+        settings = self.state()["args"]
+        if saved is not None and saved["args"] != settings:
+            before = ", ".join(f"{name}={saved['args'].get(name)}" for name in settings)
+            now = ", ".join(f"{name}={value}" for name, value in settings.items())
+            way_out = "resume with the same, or train anew"
+            raise InputValueError(
+                expected("TrainingTrace", f"be that of the checkpoint ({before})", now, way_out)
+            )
 
     def _draw_training_rows(self) -> None:
         trainer = self._attached()

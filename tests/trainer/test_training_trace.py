@@ -247,3 +247,23 @@ def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool,
     saved = json.loads((tmp_path / "broken" / "checkpoint-2" / "trainer_state.json").read_text())
     entries = saved["stateful_callbacks"]["TrainingTrace"]["attributes"]["entries"]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
+
+
+def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    tiny_trainer(tmp_path, max_steps=2, **settings).train()
+    trainer = tiny_trainer(tmp_path, max_steps=4, training_trace=True, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [3, 4]
+
+
+def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    first, second = (tiny_trainer(tmp_path, max_steps=steps, **settings) for steps in (2, 4))
+    first.add_callback(TrainingTrace(n_kept_rows=5))
+    first.train()
+    second.add_callback(TrainingTrace(n_kept_rows=6))
+    with pytest.raises(
+        ValueError, match=r"be that of the checkpoint \(n_training_rows=1000, n_kept_rows=5\)"
+    ):
+        second.train(resume_from_checkpoint=True)
