@@ -9,13 +9,21 @@ from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments, TrainingTrace
 from hf_calib.analysis import Trace
-from hf_calib.data import choose_columns, draw_test, limit_samples, load_splits, strip_headers
+from hf_calib.data import (
+    choose_columns,
+    draw_test,
+    limit_samples,
+    load_splits,
+    newsgroups_dataset,
+    strip_headers,
+)
 from hf_calib.models import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
     train_word_tokenizer,
 )
 
+NEWSGROUPS = "sklearn/20newsgroups"  # which scikit-learn downloads
 SMALL = {
     "validation_rows": 1000,
     "max_length": 100,
@@ -41,7 +49,7 @@ def parse_options(description, *, seeds, rows, epochs):
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
+    parser.add_argument("--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder.")
     parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
     parser.add_argument("--rows", type=int, help=f"To train with; {rows:,} by default.")
@@ -56,7 +64,8 @@ def parse_options(description, *, seeds, rows, epochs):
 
 def load_posts(source, settings, seed):
     """Tokenized training and validation rows, headers taken off, and the tokenizer; each seed draws its own."""
-    dataset = choose_columns(load_splits(source), text_column="text")
+    posts = newsgroups_dataset() if source == NEWSGROUPS else load_splits(source)
+    dataset = choose_columns(posts, text_column="text")
     dataset = draw_test(dataset, size=settings["validation_rows"], seed=seed)
     dataset = strip_headers(limit_samples(dataset, max_train_samples=settings["rows"], seed=seed))
     length = settings["max_length"]
