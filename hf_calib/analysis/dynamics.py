@@ -24,7 +24,8 @@ BoolArray = NDArray[np.bool_]
 class TracedSet:
     """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one.
 
-    NaN stands for the mean of an empty bin.
+    NaN stands for the mean of an empty bin, and for the rows' own numbers at an evaluation of other rows (see
+    `TrainingTrace`).
 
     Attributes:
         steps: (T,) optimizer steps.
@@ -39,7 +40,8 @@ class TracedSet:
         bin_accuracy: (T, M) their accuracy, A_val.
         label_counts: (T, M) rows in each bin of the label's probability.
         label_probability: (T, M) its mean, AdaFocal's C_train where this is the training set.
-        rows: (R,) numbers of the rows that are followed.
+        rows: (R,) which rows are followed: their numbers in the dataset. Where labels are of tokens, or some rows have
+            none, their places among those that have one, of training rows among those of the sample.
         row_confidence: (T, R) probability of the predicted class.
         row_correct: (T, R) 1 where it is right.
         row_label_probability: (T, R).

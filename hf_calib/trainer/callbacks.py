@@ -159,9 +159,10 @@ class AdaFocalCallback(_CalibrationCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Several evaluation sets make one evaluation; evaluations after the training change nothing.
-        if self._updating and self._interval(state) is None and state.global_step != self._last_step:
+        trainer = self._attached()
+        due = self._updating and self._interval(state) is None and state.global_step != self._last_step
+        if due and not trainer.is_evaluated_by_callback:
             self._last_step = state.global_step
-            trainer = self._attached()
             at_hand = trainer.evaluated_dataset is trainer.calibration_split
             trainer.update_adaptive_loss(trainer.last_evaluation if at_hand else None)
 

@@ -178,6 +178,9 @@ class CalibrationTrainer(Trainer):
         self._about_map: dict[str, Any] = {}
         self.last_evaluation: EvaluationPass | None = None
         self.evaluated_dataset: Any = None
+        self._passed: list[
+            bool
+        ] = []  # of the evaluations under way, one in another: whether its pass is over
         self._pass: EvaluationPass | None = None
         self._keep_logits = False
         self._is_last_evaluation = False
@@ -759,17 +762,26 @@ class CalibrationTrainer(Trainer):
         fits = self.is_in_train and self.calibration_split is not None and not self.is_searching
         if callback is not None and fits:
             callback.before_evaluate(self.state.global_step)
-        known = self.eval_dataset
+        known, outer_set, outer_pass = self.eval_dataset, self.evaluated_dataset, self.last_evaluation
         if eval_dataset is None:
             self.evaluated_dataset = known
         else:  # by its name, where there are several
             named = isinstance(known, dict) and isinstance(eval_dataset, str)
             self.evaluated_dataset = known[eval_dataset] if named else eval_dataset  # type: ignore[index]
         self._keep_logits, outer = keep_logits or self._keep_logits, self._keep_logits
+        self._passed.append(False)
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
+            if self.is_evaluated_by_callback:  # the callbacks after that one are about the outer evaluation
+                self.evaluated_dataset, self.last_evaluation = outer_set, outer_pass
+            self._passed.pop()
             self._keep_logits = outer
+
+    @property
+    def is_evaluated_by_callback(self) -> bool:
+        """Whether a callback began the present evaluation within another one, which is over but for callbacks."""
+        return any(self._passed[:-1])
 
     def evaluate_at_end(self) -> None:
         """The evaluation with the map, at the end of a training: the one that the model card shows."""
@@ -812,6 +824,8 @@ class CalibrationTrainer(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
+            if self._passed:
+                self._passed[-1] = True
         metrics = current.metrics()
         if searched is not None and metrics:
             rows = current.logits_and_labels()

@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib._files import whole_file
+from hf_calib._files import check_output, whole_file
 from hf_calib.losses._adaptive import GammaTableLoss
 from hf_calib.metrics.binning import FloatArray, IntArray, mean_bins, quantile_edges, sum_bins
 from hf_calib.metrics.calibration import top_label_calibration_error
@@ -42,14 +42,17 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
       those of the loss's table where it has one, else equal-mass bins of the evaluation set's confidences, as in
       AdaFocal's figures. What lies beyond the outer edges counts in the outer bins;
     * for the same few rows each time: confidence, whether it is right, probability of the label and of its rival (the
-      largest below the label's, as in dual focal loss), maximum logit;
+      largest below the label's, as in dual focal loss), maximum logit. Where a set has another number of labels than
+      at its first evaluation (another evaluation set after a resume, tokens masked at random), its rows are not the
+      same: they are left out of that evaluation;
 
     and of a loss with a table of gammas the gammas before and after the evaluation.
 
     The evaluation set costs no forward pass of its own. The training rows cost one over `n_training_rows` rows at
     each evaluation; random transforms of the training set are applied to them. Weights, random streams and logs are
     as without it, bit for bit. The history is in every checkpoint, and a resumed training continues it. The file is
-    rewritten whole at each evaluation, by the main process. An evaluation whose logits are not finite is left out.
+    rewritten whole at each evaluation, by the main process. Left out are an evaluation whose logits are not finite,
+    and those that other callbacks begin within an evaluation.
 
     Args:
         n_training_rows: how many training rows the sample has; 0 for none.
@@ -59,7 +62,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
     Raises:
         TypeError: if a number is not an integer.
         ValueError: if it is below 0. When the training begins: if there are no evaluations, labels are several a row,
-            or the training set has no length.
+            the training set has no length, or a resumed training has other settings.
+        OSError: when the training begins, if the file cannot be written.
 
     Notes:
         The rows are drawn by the seed of the arguments. A hyperparameter search records nothing.
@@ -83,6 +87,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         self.n_training_rows = n_training_rows
         self.n_kept_rows = n_kept_rows
         self.is_recording = False
+        self.n_bins: int | None = None  # of the trainer's arguments
         self.entries: list[dict[str, Any]] = []
         self.rows: dict[str, list[int]] = {}
         self._gammas: list[float] | None = None
@@ -94,7 +99,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         """What checkpoints keep; see `transformers.trainer_callback.ExportableState`."""
         return {
             "args": {"n_training_rows": self.n_training_rows, "n_kept_rows": self.n_kept_rows},
-            "attributes": {"entries": self.entries, "rows": self.rows},
+            "attributes": {"n_bins": self.n_bins, "entries": self.entries, "rows": self.rows},
         }
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -102,7 +107,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         self.is_recording = not trainer.is_searching
         if not self.is_recording:
             return
-        self._check(args, trainer)
+        self._check(args, state, trainer)
+        self.n_bins = args.n_bins
         # An evaluation before the first step of a resumed training is none of the uninterrupted one's.
         self._resumed_at = state.global_step or -1
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
@@ -119,40 +125,32 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._attached()
-        if not self.is_recording or state.global_step == self._resumed_at:
+        before_the_first = state.global_step == self._resumed_at
+        if not self.is_recording or before_the_first or trainer.is_evaluated_by_callback:
             return
-        scores = _numbers(trainer.last_evaluation)
-        if scores is None:
+        name, scores = trainer.last_evaluation.prefix, _numbers(trainer.last_evaluation)
+        if scores is None or name == TRAINING:
             return
-        n_bins = trainer.args.n_bins
         table = trainer.calibration_loss if isinstance(trainer.calibration_loss, GammaTableLoss) else None
-        edges = quantile_edges(scores[:, 0], n_bins) if table is None else table.edges.numpy()
+        edges = quantile_edges(scores[:, 0], args.n_bins) if table is None else table.edges.numpy()
         if not self.entries or self.entries[-1]["step"] != state.global_step:
             entry = {"step": state.global_step, "epoch": state.epoch, "sets": {}}
             if table is not None:
                 entry["gammas"] = {"before": self._gammas, "after": self._table()}
             self.entries.append(entry)
         sets = self.entries[-1]["sets"]
-        name = trainer.last_evaluation.prefix
-        self.rows[name] = _drawn(len(scores), self.n_kept_rows, args.seed).tolist()
-        sets[name] = _summary(scores, edges, self.rows[name], n_bins)
+        sets[name] = self._summary(name, scores, edges)
         if self._loader is not None and TRAINING not in sets:  # several evaluation sets make one entry
             scores = _numbers(trainer.quiet_pass(self._loader, keep_scores=True))
             if scores is not None:
-                kept = _drawn(len(scores), self.n_kept_rows, args.seed)
-                # Of tokens, those of the sample that have a label are counted.
-                own = (
-                    self._training_rows if len(scores) == len(self._training_rows) else np.arange(len(scores))
-                )
-                self.rows[TRAINING] = own[kept].tolist()
-                sets[TRAINING] = _summary(scores, edges, kept.tolist(), n_bins)
+                sets[TRAINING] = self._summary(TRAINING, scores, edges)
         if state.is_world_process_zero:
             self._write(Path(str(args.output_dir)), trainer.calibration_loss.name)
 
     def before_train_end(self, state: Any) -> None:
         self.is_recording = False
 
-    def _check(self, args: Any, trainer: Any) -> None:
+    def _check(self, args: Any, state: Any, trainer: Any) -> None:
         if args.eval_strategy == IntervalStrategy.NO:
             got, way_out = "eval_strategy='no'", "set eval_strategy='epoch'"
             raise InputValueError(expected("TrainingTrace", "have evaluations to record", got, way_out))
@@ -162,17 +160,28 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if self.n_training_rows and not hasattr(trainer.train_dataset, "__len__"):
             got, way_out = "a training set without a length", "set n_training_rows=0"
             raise InputValueError(expected("TrainingTrace", "draw training rows", got, way_out))
+        if state.is_world_process_zero:
+            check_output(Path(str(args.output_dir)))
+            if (file := Path(str(args.output_dir)) / TRACE).is_dir():
+                way_out = "remove it, or choose another output_dir"
+                raise InputValueError(expected(str(file), "be a file", "a folder", way_out))
 
     def _check_is_the_same(self, saved: dict[str, Any] | None) -> None:
-        """A trace holds the same rows at each evaluation."""
-        settings = self.state()["args"]
-        if saved is not None and saved["args"] != settings:
-            before = ", ".join(f"{name}={saved['args'].get(name)}" for name in settings)
-            now = ", ".join(f"{name}={value}" for name, value in settings.items())
-            way_out = "resume with the same, or train anew"
-            raise InputValueError(
-                expected("TrainingTrace", f"be that of the checkpoint ({before})", now, way_out)
+        """A trace follows the same rows and has the same bins at each evaluation."""
+        if saved is None:
+            return
+        settings = (
+            state["args"] | {"n_bins": state["attributes"]["n_bins"]} for state in (saved, self.state())
+        )
+        before, now = (
+            ", ".join(f"{name}={value}" for name, value in sorted(each.items())) for each in settings
+        )
+        if before != now:
+            requirement, way_out = (
+                f"be that of the checkpoint ({before})",
+                "resume with the same, or train anew",
             )
+            raise InputValueError(expected("TrainingTrace", requirement, now, way_out))
 
     def _draw_training_rows(self) -> None:
         trainer = self._attached()
@@ -184,6 +193,19 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
             by_index = hasattr(dataset, "select")
             sample = dataset.select(rows) if by_index else torch.utils.data.Subset(dataset, rows)
             self._loader = trainer.get_test_dataloader(sample)
+
+    def _summary(self, name: str, scores: FloatArray, edges: NDArray[Any]) -> dict[str, Any]:
+        kept = _drawn(len(scores), self.n_kept_rows, self._attached().args.seed)
+        # Of tokens, and where some rows have no label, those that have one are counted.
+        by_row = name == TRAINING and len(scores) == len(self._training_rows)
+        numbers = (self._training_rows[kept] if by_row else kept).tolist()
+        n_at_first = next((e["sets"][name]["n"] for e in self.entries if name in e["sets"]), len(scores))
+        followed = self.rows.setdefault(name, numbers)
+        if n_at_first == len(scores) and numbers == followed:
+            rows = dict(zip(SCORES, map(_rounded, scores[kept].T), strict=True))
+        else:
+            rows = {score: [None] * len(followed) for score in SCORES}
+        return {"n": len(scores), **_calibration(scores, edges, self.n_bins), "rows": rows}
 
     def _table(self) -> list[float] | None:
         loss = self._attached().calibration_loss
@@ -207,7 +229,7 @@ def _numbers(current: Any) -> FloatArray | None:
     return scores if len(scores) and np.isfinite(scores).all() else None
 
 
-def _summary(scores: FloatArray, edges: NDArray[Any], kept: list[int], n_bins: int) -> dict[str, Any]:
+def _calibration(scores: FloatArray, edges: NDArray[Any], n_bins: Any) -> dict[str, Any]:
     confidence, correct, of_label = scores.T[:3]
     m = len(edges) - 1
     # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
@@ -219,7 +241,6 @@ def _summary(scores: FloatArray, edges: NDArray[Any], kept: list[int], n_bins: i
         for binning in ("uniform", "quantile")
     )
     return {
-        "n": len(scores),
         "accuracy": float(correct.mean()),
         "ece": ece,
         "adaptive_ece": adaptive_ece,
@@ -231,7 +252,6 @@ def _summary(scores: FloatArray, edges: NDArray[Any], kept: list[int], n_bins: i
             "label_counts": _rounded(labels.counts),
             "label_probability": _rounded(labels.confidence),
         },
-        "rows": dict(zip(SCORES, map(_rounded, scores[kept].T), strict=True)),
     }
 
 

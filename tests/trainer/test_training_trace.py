@@ -264,6 +264,67 @@ def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
     first.train()
     second.add_callback(TrainingTrace(n_kept_rows=6))
     with pytest.raises(
-        ValueError, match=r"be that of the checkpoint \(n_training_rows=1000, n_kept_rows=5\)"
+        ValueError, match=r"be that of the checkpoint \(n_bins=15, n_kept_rows=5, n_training_rows=1000\)"
     ):
         second.train(resume_from_checkpoint=True)
+    other_bins = tiny_trainer(tmp_path, max_steps=4, n_bins=10, **settings)
+    other_bins.add_callback(TrainingTrace(n_kept_rows=5))
+    with pytest.raises(ValueError, match="got n_bins=10, n_kept_rows=5, n_training_rows=1000; resume with"):
+        other_bins.train(resume_from_checkpoint=True)
+
+
+def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    tiny_trainer(tmp_path, max_steps=2, training_trace=True, **settings).train()
+    trainer = tiny_trainer(tmp_path, max_steps=4, training_trace=True, **settings)
+    n_eval = len(trainer.eval_dataset)
+    trainer.eval_dataset = trainer.eval_dataset.select(range(9))
+    trainer.train(resume_from_checkpoint=True)
+    found = Trace.load(tmp_path).sets
+    assert found["eval"].n.tolist() == [n_eval, n_eval, 9, 9]
+    assert np.isnan(found["eval"].row_confidence).all(axis=1).tolist() == [False, False, True, True]
+    assert np.isfinite(found["training"].row_confidence).all()
+
+
+def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path: Path) -> None:
+    """A user's callback that evaluates another set, under whatever name, changes neither trace nor gammas."""
+
+    class Probe(TrainerCallback):
+        def __init__(self, trainer: Any) -> None:
+            self.trainer, self.inside = trainer, False
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not self.inside and state.global_step:
+                self.inside = True
+                for prefix in ("eval", "training", "probe"):
+                    self.trainer.evaluate(
+                        self.trainer.train_dataset.select(range(3)), metric_key_prefix=prefix
+                    )
+                self.inside = False
+
+    def without_times(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {k: v for k, v in entry.items() if "second" not in k and "time" not in k and "flos" not in k}
+            for entry in log
+            if "gamma_00" in entry
+        ]
+
+    ends = []
+    for probed in (False, True):
+        trainer = traced(tmp_path / str(probed), TrainingTrace(n_kept_rows=5), **GAMMAS)
+        if probed:
+            trainer.callback_handler.callbacks.insert(1, Probe(trainer))  # before those of the trainer
+        trainer.train()
+        text = (tmp_path / str(probed) / "training_trace.json").read_text()
+        ends.append((text, without_times(trainer.state.log_history)))
+        assert len(trainer.last_evaluation.labelled().confidences) == len(trainer.eval_dataset)
+        assert trainer.evaluated_dataset is trainer.eval_dataset
+    assert ends[0] == ends[1]
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "training_trace.json").mkdir()
+    with pytest.raises(
+        ValueError, match=r"training_trace.json to be a file, got a folder; remove it, or cho"
+    ):
+        traced(tmp_path, TrainingTrace()).train()
