@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats
+from hf_calib.metrics._inputs import as_floats, check_number
 from hf_calib.metrics.binning import FloatArray, IntArray
 
 BoolArray = NDArray[np.bool_]
@@ -132,6 +132,7 @@ def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
         An array like values.
 
     Raises:
+        TypeError: if the factor is no number.
         ValueError: for a factor out of range, or no values.
 
     References:
@@ -140,8 +141,9 @@ def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
     >>> moving_average([0.4, 0.2, 0.2])
     array([0.4 , 0.3 , 0.25])
     """
-    if not 0 <= factor < 1:
-        raise InputValueError(expected("factor", "be in [0, 1)", factor, "the paper's is 0.5"))
+    way_out = "the paper's is 0.5"
+    if not 0 <= check_number("factor", factor, way_out) < 1:
+        raise InputValueError(expected("factor", "be in [0, 1)", factor, way_out))
     smoothed = as_floats("values", values).copy()
     if smoothed.ndim == 0 or not len(smoothed):
         raise InputValueError(expected("values", "be at least one", smoothed.shape, "pass one per epoch"))
@@ -155,14 +157,15 @@ def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") 
 
     Args:
         epochs: (T,) of the evaluations, rising.
-        correct: (T, R) whether each row was predicted right.
+        correct: (T, R) whether each row was predicted right. Evaluations at which nothing is known (NaN for all) do
+            not count.
         when: "last": from this epoch on it is right until the end; "first": it is right for the first time.
 
     Returns:
         (R,) epochs; infinity for a row that is never learned (with "last": wrong at the end).
 
     Raises:
-        ValueError: for shapes that do not fit, or another `when`.
+        ValueError: for shapes that do not fit, epochs that do not rise, or another `when`.
 
     References:
         Wang et al. 2021, "Rethinking calibration of deep neural networks", whose groups AdaFocal's figure 34 shows.
@@ -173,11 +176,17 @@ def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") 
     """
     if when not in ("last", "first"):
         raise InputValueError(expected("when", "be 'last' or 'first'", repr(when), "see the docstring"))
-    at, right = as_floats("epochs", epochs), as_floats("correct", correct) > 0.5
-    if at.ndim != 1 or right.ndim != 2 or len(at) != len(right) or not len(at):
-        got = f"{at.shape} and {right.shape}"
-        way_out = "pass a TracedSet's epochs and row_correct"
+    at, found = as_floats("epochs", epochs), as_floats("correct", correct)
+    way_out = "pass a TracedSet's epochs and row_correct"
+    if at.ndim != 1 or found.ndim != 2 or len(at) != len(found) or not len(at):
+        got = f"{at.shape} and {found.shape}"
         raise InputValueError(expected("epochs and correct", "have shapes (T,) and (T, R)", got, way_out))
+    if not (np.diff(at) > 0).all():
+        raise InputValueError(expected("epochs", "rise", at.tolist(), way_out))
+    known = ~np.isnan(found).all(axis=1)
+    at, right = at[known], found[known] > 0.5
+    if not len(at):
+        raise InputValueError(expected("correct", "be known at some evaluation", "NaN alone", way_out))
     if when == "last":
         right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end
     return np.where(right.any(axis=0), at[right.argmax(axis=0)], np.inf)
@@ -194,7 +203,8 @@ def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str,
         Name -> (R,) mask. Each row is in one; a group may be empty.
 
     Raises:
-        ValueError: if the boundaries do not rise.
+        TypeError: if a boundary is no number.
+        ValueError: if the boundaries do not rise, or one is not finite.
 
     >>> groups = learned_groups([1, 3, 7, np.inf], [2, 5])
     >>> {name: mask.tolist() for name, mask in groups.items()}
@@ -202,15 +212,15 @@ def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str,
      'after 5': [False, False, True, False], 'never': [False, False, False, True]}
     """
     epochs = np.asarray(learned, dtype=np.float64)
-    limits = [float(boundary) for boundary in boundaries]
-    if not limits or sorted(set(limits)) != limits:
-        way_out = "pass [20, 50] for the groups to 20, 20 to 50, after 50"
-        raise InputValueError(expected("boundaries", "be epochs that rise", list(boundaries), way_out))
+    way_out = "pass [20, 50] for the groups to 20, 20 to 50, after 50"
+    limits = [check_number("a boundary", boundary, way_out) for boundary in boundaries]
+    if not limits or sorted(set(limits)) != limits or not np.isfinite(limits).all():
+        requirement = "be finite epochs that rise"
+        raise InputValueError(expected("boundaries", requirement, list(boundaries), way_out))
+    ends = [f"{limit:g}" if float(f"{limit:g}") == limit else repr(limit) for limit in limits]
     never = np.isinf(epochs)
     group = np.searchsorted(limits, epochs, side="left")
-    names = [f"to {limits[0]:g}"]
-    names += [f"{low:g} to {high:g}" for low, high in pairwise(limits)]
-    names += [f"after {limits[-1]:g}"]
+    names = [f"to {ends[0]}", *(f"{low} to {high}" for low, high in pairwise(ends)), f"after {ends[-1]}"]
     return {name: (group == k) & ~never for k, name in enumerate(names)} | {"never": never}
 
 

@@ -11,11 +11,13 @@ from scipy.optimize import brentq
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import CalibrationLoss
+from hf_calib.losses._calibration_loss import check_loss
 from hf_calib.losses.statistics.dispatch import row_statistics
-from hf_calib.metrics._inputs import check_probs_and_labels
+from hf_calib.metrics._inputs import check_integer, check_number, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray
 
 _TINY = 1e-300  # for a probability of 0, whose logarithm would be infinite
+_LARGEST_GAMMA = 1e3
 _CERTAIN = 1e-12  # a 1 - p_y below it has lost its digits in the gradient, p_y - 1
 
 
@@ -37,7 +39,7 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
         (N,) float64, at least 0: 1 for `cross_entropy`, 0 for `brier`, which has no cross entropy.
 
     Raises:
-        TypeError: if a dtype is wrong.
+        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
         ValueError: if the probabilities are no distributions, or the labels do not fit.
 
     References:
@@ -47,6 +49,7 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
     >>> uncertainty_weights(make_loss("dual_focal", gamma=2), [[0.5, 0.3, 0.2]], [0]).round(6)
     array([0.64])
     """
+    check_loss(loss)
     logits, targets = _as_logits(probs, labels)
     formula = loss.formula
     if formula.weight is None:
@@ -76,7 +79,7 @@ def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike)
         (N,) float64; NaN where p_y is 1 (within 1e-12), where cross entropy has no gradient.
 
     Raises:
-        TypeError: if a dtype is wrong.
+        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
         ValueError: if the loss couples the batch, the probabilities are no distributions, or the labels do not fit.
 
     Notes:
@@ -91,6 +94,7 @@ def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike)
     >>> gradient_factors(make_loss("focal", gamma=1), [[0.5, 0.5]], [0]).round(6)  # 0.5 - 0.5 log 0.5
     array([0.846574])
     """
+    check_loss(loss)
     if loss.couples_batch:
         way_out = "look at the gradient of the batch as a whole"
         raise InputValueError(expected("loss", "have a value per example", repr(loss.name), way_out))
@@ -127,6 +131,7 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
         v^m, and v' (focal) or v^uc (dual focal), each in [0, 1].
 
     Raises:
+        TypeError: if a value is no number.
         ValueError: for a value out of range.
 
     Notes:
@@ -140,12 +145,11 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
     >>> [round(value, 4) for value in confidence_regions(1.0)]
     [0.1353, 0.3679]
     """
-    for name, value, allowed, requirement in (
-        ("gamma", gamma, 1e-3 <= gamma <= 1e3, "lie in [0.001, 1000]"),
-        ("rival", rival, 0 <= rival < 1, "lie in [0, 1)"),
-    ):
-        if not allowed:
-            raise InputValueError(expected(name, requirement, value, "the paper draws gamma=1, rival=0.3"))
+    way_out = "the paper draws gamma=1, rival=0.3"
+    if not 1e-3 <= check_number("gamma", gamma, way_out) <= _LARGEST_GAMMA:
+        raise InputValueError(expected("gamma", f"lie in [0.001, {_LARGEST_GAMMA:g}]", gamma, way_out))
+    if not 0 <= check_number("rival", rival, way_out) < 1:
+        raise InputValueError(expected("rival", "lie in [0, 1)", rival, way_out))
 
     def slope(v: float) -> float:  # Eq. 25, without its positive factor
         return float(2 * (v - 1 - rival) + gamma * v * np.log(v) - (1 + rival) * np.log(v))
@@ -168,12 +172,13 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     gammas should not go below -3.59.
 
     Args:
-        gamma: of `inverse_focal`, at least 0; for a negative gamma of `adafocal` its absolute value.
+        gamma: of `inverse_focal`, in [0, 1000]; for a negative gamma of `adafocal` its absolute value.
 
     Returns:
         The ends of the range, or None up to gamma = 3.5911.
 
     Raises:
+        TypeError: if gamma is no number.
         ValueError: for a gamma out of range.
 
     >>> reversed_range(3.5) is None
@@ -181,9 +186,9 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     >>> [round(end, 4) for end in reversed_range(5.0)]
     [0.0911, 0.5799]
     """
-    if not 0 <= gamma < np.inf:
-        way_out = "pass the absolute value of an adaptive loss's gamma"
-        raise InputValueError(expected("gamma", "be a finite number, at least 0", gamma, way_out))
+    way_out = "pass the absolute value of an adaptive loss's gamma"
+    if not 0 <= check_number("gamma", gamma, way_out) <= _LARGEST_GAMMA:
+        raise InputValueError(expected("gamma", f"lie in [0, {_LARGEST_GAMMA:g}]", gamma, way_out))
 
     def sign(p: float) -> float:
         return float(1 + p + gamma * p * np.log(p))
@@ -198,21 +203,21 @@ def simplex_grid(resolution: int = 60) -> FloatArray:
     """Probabilities of three classes at even distances, the edges of the simplex left out.
 
     Args:
-        resolution: how many steps lie between two corners, at least 3.
+        resolution: how many steps lie between two corners, an integer, at least 3.
 
     Returns:
         (N, 3) float64, rows that sum to 1, all above 0.
 
     Raises:
-        ValueError: if resolution is below 3.
+        TypeError: if resolution is no integer.
+        ValueError: if it is below 3.
 
     >>> simplex_grid(4)
     array([[0.25, 0.25, 0.5 ],
            [0.25, 0.5 , 0.25],
            [0.5 , 0.25, 0.25]])
     """
-    if resolution < 3:
-        raise InputValueError(expected("resolution", "be at least 3", resolution, "60 is the default"))
+    resolution = check_integer("resolution", resolution, 3, "60 is the default")
     first, second = np.mgrid[1:resolution, 1:resolution]
     counts = np.stack([first, second, resolution - first - second], axis=-1).reshape(-1, 3)
     return counts[counts[:, 2] > 0] / resolution

@@ -8,8 +8,7 @@ from scipy.special import stdtrit
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import Interval
-from hf_calib.metrics._inputs import as_floats
-from hf_calib.metrics.bootstrap import check_confidence_level
+from hf_calib.metrics._inputs import as_floats, check_confidence_level
 
 
 def mean_interval(values: ArrayLike, *, confidence_level: float = 0.95) -> Interval:

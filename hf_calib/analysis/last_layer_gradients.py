@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss
+from hf_calib.losses._calibration_loss import check_loss
 from hf_calib.metrics._inputs import as_array, as_floats
 from hf_calib.metrics.binning import FloatArray
 
@@ -35,7 +36,7 @@ def last_layer_gradient_norms(
         (N,) Euclidean norms of the gradients of the examples' own losses, computed in float64.
 
     Raises:
-        TypeError: if a dtype is wrong.
+        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
         ValueError: if shapes or labels do not fit, or the loss couples the batch.
 
     Notes:
@@ -49,6 +50,7 @@ def last_layer_gradient_norms(
     >>> last_layer_gradient_norms(make_loss("cross_entropy"), [[0.0, 0.0]], [1], [[3.0, 4.0]], bias=False)
     array([3.53553391])
     """
+    check_loss(loss)
     if loss.couples_batch:
         way_out = "its gradient is one of the batch"
         raise InputValueError(expected("loss", "have a loss per example", repr(loss.name), way_out))

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, InputValueError, expected, few
+from hf_calib._errors import InputValueError, expected, few
 from hf_calib.metrics._inputs import as_floats, check_probs, check_probs_and_labels
 from hf_calib.metrics.binning import FloatArray, IntArray
-
-
-def check_share(argument: str, value: Any, way_out: str) -> float:
-    """Return a number in (0, 1), or say what is wrong with it."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise InputTypeError(expected(argument, "be a number", repr(value), way_out))
-    if not 0 < float(value) < 1:
-        raise InputValueError(expected(argument, "lie in (0, 1)", value, way_out))
-    return float(value)
 
 
 def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArray]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.decisions._inputs import check_share
+from hf_calib.metrics._inputs import check_share
 from hf_calib.metrics.binning import FloatArray
 
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second

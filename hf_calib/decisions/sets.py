@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.decisions._inputs import check_share, class_probs, class_rows, listed, warn
+from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import mean, share
-from hf_calib.metrics._inputs import check_choice
+from hf_calib.metrics._inputs import check_choice, check_share
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval
 

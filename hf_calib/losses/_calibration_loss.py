@@ -288,6 +288,13 @@ class CalibrationLoss(nn.Module):
             )
 
 
+def check_loss(loss: object) -> None:
+    """Raise for what is no loss of this library, such as its name."""
+    if not isinstance(loss, CalibrationLoss):
+        way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
+        raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+
+
 def logits_of(outputs: Any) -> Tensor:
     """The logits of a model's output: a tensor, an object or mapping with `logits`, or a tuple.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,31 @@ def _check_integer(argument: str, value: int, least: int, most: int, way_out: st
         requirement = f"be at most {most:,}" if most < 2**64 else f"have at most {most.bit_length()} bits"
         raise InputValueError(expected(argument, requirement, got, way_out))
     return number
+
+
+def check_number(argument: str, value: Any, way_out: str) -> float:
+    """Return a real number as a float; raise for what is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputTypeError(expected(argument, "be a number", repr(value), way_out))
+    return float(value)
+
+
+def check_share(argument: str, value: Any, way_out: str) -> float:
+    """Return a number in (0, 1) as a float."""
+    number = check_number(argument, value, way_out)
+    if not 0 < number < 1:
+        raise InputValueError(expected(argument, "lie in (0, 1)", value, way_out))
+    return number
+
+
+def check_confidence_level(confidence_level: float) -> None:
+    """Raise unless the level is a number in (0, 1)."""
+    check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
+
+
+def check_integer(argument: str, value: Any, least: int, way_out: str) -> int:
+    """Return a whole number of at least this as an int."""
+    return _check_integer(argument, value, least, 2**63 - 1, way_out)
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import (
     check_choice,
+    check_confidence_level,
     check_n_resamples,
     check_probs_and_any_labels,
     check_seed,
@@ -229,16 +229,6 @@ def check_resamples(draws: FloatArray) -> FloatArray:
         way_out = "this metric is undefined for some resamples; use more examples"
         raise InputValueError(expected("the metric of each resample", "be finite", got, way_out))
     return draws
-
-
-def check_confidence_level(confidence_level: float) -> None:
-    """Raise unless the level is a number in (0, 1)."""
-    way_out = "use 0.95 for a 95% interval"
-    if not isinstance(confidence_level, Real):
-        got = repr(confidence_level)
-        raise InputTypeError(expected("confidence_level", "be a number", got, way_out))
-    if not 0 < confidence_level < 1:
-        raise InputValueError(expected("confidence_level", "lie in (0, 1)", confidence_level, way_out))
 
 
 def _copies_as_neighbours() -> str:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._inputs import (
     as_array,
+    check_confidence_level,
     check_n_bins,
     check_n_resamples,
     check_probs_and_labels,
@@ -21,7 +22,6 @@ from hf_calib.metrics._inputs import (
 from hf_calib.metrics.binning import FloatArray, IntArray, uniform_bins
 from hf_calib.metrics.bootstrap import (
     Interval,
-    check_confidence_level,
     draw_counts,
     interval_of,
     two_sided,

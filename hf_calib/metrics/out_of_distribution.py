@@ -14,13 +14,14 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._inputs import (
     as_array,
     check_choice,
+    check_confidence_level,
     check_n_resamples,
     check_probs,
     check_seed,
     row_chunks,
 )
 from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.bootstrap import Interval, check_confidence_level
+from hf_calib.metrics.bootstrap import Interval
 
 UncertaintyScore = Literal["entropy", "max_probability"]
 OOD_SCORES = {

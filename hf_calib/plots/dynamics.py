@@ -45,7 +45,8 @@ def small_multiples(
         panels: panel -> line -> (x, y), each (T,); y may have NaN, where the line is broken.
         xlabel: below the panels.
         ylabel: beside them.
-        faint: lines like those of panels, drawn thin behind them in the same colour: for the values before smoothing.
+        faint: lines of the same names in some of the same panels, drawn thin behind them in the same colour: for the
+            values before smoothing.
         level: y of a dotted line in each panel, such as the 0 of a calibrated bin.
         logarithmic: a y axis that is linear up to 1 and logarithmic beyond.
         title: a line above the figure.
@@ -54,7 +55,7 @@ def small_multiples(
         A figure to show or to `save_figure`.
 
     Raises:
-        ValueError: if there is no panel, or x and y do not fit.
+        ValueError: if there is no panel, x and y do not fit, or a faint line is none of the panels'.
 
     References:
         Ghosh et al. 2022, "AdaFocal", figures 1, 2 and 5; Tao et al. 2023, "Dual focal loss", figure 4a.
@@ -64,6 +65,10 @@ def small_multiples(
     >>> [axes.get_title() for axes in figure.axes]
     ['bin 0', 'bin 7']
     """
+    for name, lines in (faint or {}).items():
+        if not set(lines) <= set(panels.get(name, {})):
+            got, way_out = f"{list(lines)} in {name!r}", "name panels and lines as in panels"
+            raise InputValueError(expected("faint", "have lines of the panels", got, way_out))
     with _grid(panels, xlabel, ylabel, title) as (figure, cells, looks):
         for name, axes in cells.items():
             if level is not None:
@@ -129,7 +134,7 @@ def group_boxes(
         A figure to show or to `save_figure`.
 
     Raises:
-        ValueError: if there is no panel, or groups differ.
+        ValueError: if there is no panel, groups differ, or values are not finite numbers in one row.
 
     References:
         Ghosh et al. 2022, "AdaFocal", figure 34 (maximum logits of rows by when they were learned), as boxes.
@@ -146,7 +151,7 @@ def group_boxes(
                 raise InputValueError(
                     expected(panel, f"have the groups {names}", list(panels[panel]), way_out)
                 )
-            values = [as_floats(name, group) for name, group in panels[panel].items()]
+            values = [_checked_group(f"{panel}, {name}", group) for name, group in panels[panel].items()]
             line = {"color": "#333333", "linewidth": 0.9}
             axes.boxplot(
                 values,
@@ -206,9 +211,9 @@ def _grid(
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         if k + columns >= len(panels):
             axes.tick_params(labelbottom=True)
-            axes.set_xlabel(xlabel, fontsize=7)
+            axes.set_xlabel(xlabel, fontsize=7, parse_math=False)
         if k % columns == 0:
-            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7)
+            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7, parse_math=False)
         for line in axes.lines:
             line.set_markevery(max(1, len(line.get_xdata()) // _AT_MOST))
         found, labels = axes.get_legend_handles_labels()
@@ -231,11 +236,19 @@ def _grid(
 def _checked(
     name: str, x: ArrayLike, y: ArrayLike, *, of_rows: bool = False
 ) -> tuple[FloatArray, FloatArray]:
-    at, values = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if at.ndim != 1 or values.ndim != 1 + of_rows or len(at) != len(values) or not len(at):
+    at, values = as_floats(f"x of {name!r}", x), as_floats(f"y of {name!r}", y)
+    if at.ndim != 1 or values.ndim != 1 + of_rows or len(at) != len(values) or not values.size:
         shapes = "(T,) and (T, R)" if of_rows else "(T,) twice"
-        way_out = "pass one entry per evaluation"
+        way_out = "pass at least one entry per evaluation"
         raise InputValueError(
             expected(f"line {name!r}", f"be {shapes}", f"{at.shape} and {values.shape}", way_out)
         )
     return at, values
+
+
+def _checked_group(name: str, values: ArrayLike) -> FloatArray:
+    group = as_floats(name, values)
+    if group.ndim != 1 or not np.isfinite(group).all():
+        got = f"shape {group.shape}" if group.ndim != 1 else "NaN or infinite values"
+        raise InputValueError(expected(name, "be finite numbers (R,)", got, "pass one number a row"))
+    return group

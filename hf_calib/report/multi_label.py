@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_n_bins, check_n_resamples, check_seed
+from hf_calib.metrics._inputs import check_confidence_level, check_n_bins, check_n_resamples, check_seed
 from hf_calib.metrics._multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
 from hf_calib.metrics.binning import FloatArray, uniform_edges
-from hf_calib.metrics.bootstrap import check_confidence_level
 from hf_calib.plots._common import check_class_names
 from hf_calib.report.measures import Measurement, Settings
 from hf_calib.report.tables import BinRow, row_of_sums

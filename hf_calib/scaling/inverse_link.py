@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling import _inverse_link as link
 from hf_calib.scaling._base import FloatArray, LogitScaling
 from hf_calib.scaling._inputs import as_class_labels, as_logits, as_matrix, blocks
@@ -220,11 +220,10 @@ def _checked_link(loss: CalibrationLoss, n_classes: int) -> tuple[LogPosterior, 
 
 
 def _check_has_link(loss: CalibrationLoss) -> LogPosterior:
-    from hf_calib.losses import LOSSES, CalibrationLoss  # here, because it imports torch
+    from hf_calib.losses import LOSSES  # here, because it imports torch
+    from hf_calib.losses._calibration_loss import check_loss
 
-    if not isinstance(loss, CalibrationLoss):
-        way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
-        raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+    check_loss(loss)
     log_posterior = _log_posterior(loss)
     if log_posterior is None:
         able = (name for name, entry in LOSSES.items() if _log_posterior(entry.constructor()) is not None)

@@ -178,9 +178,7 @@ class CalibrationTrainer(Trainer):
         self._about_map: dict[str, Any] = {}
         self.last_evaluation: EvaluationPass | None = None
         self.evaluated_dataset: Any = None
-        self._passed: list[
-            bool
-        ] = []  # of the evaluations under way, one in another: whether its pass is over
+        self._passed: list[bool] = []  # of nested evaluations under way, whether the pass is over
         self._pass: EvaluationPass | None = None
         self._keep_logits = False
         self._is_last_evaluation = False

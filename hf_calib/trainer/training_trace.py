@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_file
 from hf_calib.losses._adaptive import GammaTableLoss
+from hf_calib.metrics._inputs import check_integer
 from hf_calib.metrics.binning import FloatArray, IntArray, mean_bins, quantile_edges, sum_bins
 from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.trainer.callbacks import _CalibrationCallback
@@ -77,15 +78,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
     """
 
     def __init__(self, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
-        for name, value in (("n_training_rows", n_training_rows), ("n_kept_rows", n_kept_rows)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InputTypeError(
-                    expected(name, "be an integer", repr(value), "leave it out for the default")
-                )
-            if value < 0:
-                raise InputValueError(expected(name, "be at least 0", value, "0 is for none"))
-        self.n_training_rows = n_training_rows
-        self.n_kept_rows = n_kept_rows
+        self.n_training_rows = check_integer("n_training_rows", n_training_rows, 0, "0 is for none")
+        self.n_kept_rows = check_integer("n_kept_rows", n_kept_rows, 0, "0 is for none")
         self.is_recording = False
         self.n_bins: int | None = None  # of the trainer's arguments
         self.entries: list[dict[str, Any]] = []

@@ -49,8 +49,21 @@ def test_each_row_is_in_one_group() -> None:
     assert list(groups) == ["to 10", "10 to 20", "20 to 40", "after 40", "never"]
     np.testing.assert_array_equal(np.sum(list(groups.values()), axis=0), 1)
     assert groups["10 to 20"].sum() == ((learned > 10) & (learned <= 20)).sum()
-    with pytest.raises(ValueError, match=r"boundaries to be epochs that rise, got \[5, 5\]"):
-        learned_groups(learned, [5, 5])
+    for boundaries in ([5, 5], [], [5, np.inf], [np.nan]):
+        with pytest.raises(ValueError, match="boundaries to be finite epochs that rise"):
+            learned_groups(learned, boundaries)
+    with pytest.raises(TypeError, match="a boundary to be a number, got '5'"):
+        learned_groups(learned, ["5"])  # type: ignore[list-item]
+
+
+def test_evaluations_without_the_rows_do_not_count() -> None:
+    unknown = [[0, 1], [np.nan, np.nan], [1, 1]]
+    np.testing.assert_array_equal(learned_epoch([1, 2, 3], unknown), [3, 1])
+
+
+def test_boundaries_that_look_alike_have_names_of_their_own() -> None:
+    groups = learned_groups([1.0], [1.00000001, 1.00000002])
+    assert list(groups) == ["to 1.00000001", "1.00000001 to 1.00000002", "after 1.00000002", "never"]
 
 
 def test_shapes_are_checked() -> None:
@@ -58,6 +71,12 @@ def test_shapes_are_checked() -> None:
         learned_epoch([1, 2, 3], [[0, 1], [1, 1]])
     with pytest.raises(ValueError, match="when to be 'last' or 'first', got 'never'"):
         learned_epoch([1], [[1]], when="never")
+    with pytest.raises(ValueError, match=r"epochs to rise, got \[2.0, 1.0\]"):
+        learned_epoch([2, 1], [[0], [1]])
+    with pytest.raises(ValueError, match="correct to be known at some evaluation"):
+        learned_epoch([1], [[np.nan]])
+    with pytest.raises(TypeError, match=r"factor to be a number, got '0\.5'"):
+        moving_average([1.0], factor="0.5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

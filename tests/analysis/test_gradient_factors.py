@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -104,8 +105,11 @@ def test_inverse_focal_turns_around_where_lambert_says() -> None:
         at = gradient_factors(inverse_focal(gamma), *of_three(points))
         np.testing.assert_allclose(at[:2], 0, atol=1e-9)
         assert at[2] < 0 < at[3:].min()
-    with pytest.raises(ValueError, match="expected gamma to be a finite number, at least 0, got -4"):
-        reversed_range(-4.0)
+    for gamma in (-4.0, np.nan, 1e6):
+        with pytest.raises(ValueError, match=r"expected gamma to lie in \[0, 1000\], got"):
+            reversed_range(gamma)
+    low, high = reversed_range(1000.0)
+    assert 0 < low < 1e-3 < 0.99 < high < 1
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.5, 1.0, 3.0, 10.0])
@@ -137,6 +141,8 @@ def test_regions_of_the_papers_figure() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             confidence_regions(**options)
+    with pytest.raises(TypeError, match="gamma to be a number, got '1'"):
+        confidence_regions("1")  # type: ignore[arg-type]
 
 
 def test_the_minimiser_of_focal_loss_is_over_and_under_confident_in_those_regions() -> None:
@@ -156,3 +162,11 @@ def test_the_grid_covers_the_simplex() -> None:
     np.testing.assert_allclose(GRID.mean(axis=0), 1 / 3, rtol=1e-12)
     with pytest.raises(ValueError, match="expected resolution to be at least 3"):
         simplex_grid(2)
+    with pytest.raises(TypeError, match=r"resolution to be an integer, got 3\.5"):
+        simplex_grid(3.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [gradient_factors, uncertainty_weights])
+def test_the_name_of_a_loss_is_no_loss(function: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="loss to be a CalibrationLoss, got 'focal'; make it with"):
+        function("focal", [[0.5, 0.5]], [0])

@@ -87,6 +87,8 @@ def test_what_does_not_fit_is_refused(arguments: tuple[object, ...], message: st
 def test_a_loss_of_the_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="loss to have a loss per example, got 'mmce'"):
         last_layer_gradient_norms(make_loss("mmce"), np.zeros((2, 3)), [0, 1], np.zeros((2, 4)))
+    with pytest.raises(TypeError, match="loss to be a CalibrationLoss, got 'focal'"):
+        last_layer_gradient_norms("focal", np.zeros((2, 3)), [0, 1], np.zeros((2, 4)))  # type: ignore[arg-type]
 
 
 def test_the_public_names() -> None:

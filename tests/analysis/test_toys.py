@@ -17,6 +17,10 @@ def test_gaussian_posteriors_are_the_ratio_of_densities() -> None:
     densities = np.stack([stats.multivariate_normal(mean).pdf(points) for mean in means], axis=1)
     wanted = densities / densities.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(gaussian_posteriors(points, means), wanted, rtol=1e-9, atol=1e-300)
+    # Far from 0, where the squares alone would leave no digits.
+    shift = np.full(2, 9e5)
+    shifted = gaussian_posteriors(points + shift, means + shift)
+    np.testing.assert_allclose(shifted, wanted, rtol=1e-7, atol=1e-300)
     far = gaussian_posteriors([[1e4, 0.0]], [[0.0, 0.0], [1.0, 0.0]])  # where both densities are 0 in float64
     np.testing.assert_array_equal(far, [[0, 1]])
 
@@ -51,16 +55,30 @@ def test_two_moons_posteriors_are_calibrated_on_draws_of_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: gaussian_posteriors([[0.0]], [[0.0, 1.0]]), r"points to be finite numbers \(N, 2\)"),
-        (lambda: gaussian_posteriors([[0.0]], [0.0, 1.0]), r"means to be finite numbers \(C, D\)"),
-        (lambda: two_moons_posteriors([[0.0, np.nan]]), r"points to be finite numbers \(N, 2\)"),
+        (
+            lambda: gaussian_posteriors([[0.0]], [[0.0, 1.0]]),
+            r"points to have shape \(N, 2\), got shape \(1, 1\)",
+        ),
+        (lambda: gaussian_posteriors([[0.0]], [0.0, 1.0]), r"means to have shape \(C, D\), got shape \(2,\)"),
+        (
+            lambda: gaussian_posteriors([[0.0]], [[1e200]]),
+            "means to be finite numbers, at most 1e.06 in size, got 1e",
+        ),
+        (
+            lambda: two_moons_posteriors([[0.0, np.nan]]),
+            "points to be finite numbers, at most 1e.06 in size, got nan",
+        ),
+        (
+            lambda: two_moons_posteriors([[0.0, 0.0]], noise="0.2"),
+            "noise to be a number, got '0.2'; 0.2 is usual",
+        ),
         (lambda: two_moons_posteriors([[0.0, 0.0]], noise=0.0), "noise to be a finite number, at least 0.01"),
         (lambda: mean_interval([1.0]), "values to be at least two numbers"),
         (lambda: mean_interval([1.0, np.nan]), "values to be finite, got 1 NaN or infinite of 2"),
     ],
 )
 def test_what_is_refused(call: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"expected {message}"):
+    with pytest.raises((TypeError, ValueError), match=f"expected {message}"):
         call()  # type: ignore[operator]
 
 

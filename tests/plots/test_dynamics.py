@@ -61,3 +61,14 @@ def test_what_does_not_fit_is_said() -> None:
         small_multiples({"p": {"a": (EPOCHS, [1, 2])}}, xlabel="x", ylabel="y")
     with pytest.raises(ValueError, match=r"line 'a' to be \(T,\) and \(T, R\), got \(30,\) and \(30,\)"):
         spread_by_epoch({"p": {"a": (EPOCHS, EPOCHS)}}, ylabel="y")
+    with pytest.raises(ValueError, match=r"to be \(T,\) and \(T, R\), got \(2,\) and \(2, 0\)"):
+        spread_by_epoch({"p": {"a": ([1, 2], [[], []])}}, ylabel="y")
+    with pytest.raises(TypeError, match="y of 'a' to hold real numbers"):
+        small_multiples({"p": {"a": ([1], ["one"])}}, xlabel="x", ylabel="y")
+    lines = {"p": {"a": ([1, 2], [1, 2])}}
+    for faint in ({"p": {"b": ([1], [1])}}, {"q": {"a": ([1], [1])}}):
+        with pytest.raises(ValueError, match="faint to have lines of the panels"):
+            small_multiples(lines, xlabel="x", ylabel="y", faint=faint)
+    with pytest.raises(ValueError, match=r"p, g to be finite numbers .*, got NaN or infinite values"):
+        group_boxes({"p": {"g": [np.nan]}}, xlabel="x", ylabel="y")
+    small_multiples(lines, xlabel="$ a day", ylabel="cost in $").draw_without_rendering()  # no formula
