@@ -12,11 +12,11 @@ takes about half a minute of one core for 10 seeds.
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from options import check_seeds, count, output_folder
 from records import in_words, write_record
 from sklearn.datasets import make_moons
 from torch import nn
@@ -39,14 +39,15 @@ BOX = (-1.7, 2.7, -1.2, 1.7)
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
     "--seeds", type=int, nargs="+", default=list(range(10)), help="At least two; the first is drawn."
 )
-parser.add_argument("--train_points", type=int, default=1_000, help="The paper does not say.")
-parser.add_argument("--test_points", type=int, default=10_000)
-parser.add_argument("--epochs", type=int, default=500)
+parser.add_argument("--train_points", type=count, default=1_000, help="The paper does not say.")
+parser.add_argument("--test_points", type=count, default=10_000)
+parser.add_argument("--epochs", type=count, default=500)
 args = parser.parse_args()
+check_seeds(parser, args.seeds, at_least=2)
 start = time.perf_counter()
 
 losses = {

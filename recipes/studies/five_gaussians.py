@@ -12,11 +12,11 @@ takes about a minute of one core, 40 runs; `--seeds 0 1 2 3 4` are as many as th
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from options import check_seeds, count, output_folder
 from records import in_words, write_record
 from torch import nn
 
@@ -33,14 +33,15 @@ BATCH_SIZE, LEARNING_RATE = 128, 1e-3
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=list(range(40)), help="A run each; at least two.")
-parser.add_argument("--train_points", type=int, default=10_000, help="Of each Gaussian.")
+parser.add_argument("--train_points", type=count, default=10_000, help="Of each Gaussian.")
 parser.add_argument(
-    "--test_points", type=int, default=1_000, help="Of each Gaussian; twice: to choose and to report."
+    "--test_points", type=count, default=1_000, help="Of each Gaussian; twice: to choose and to report."
 )
-parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--epochs", type=count, default=5)
 args = parser.parse_args()
+check_seeds(parser, args.seeds, at_least=2)
 start = time.perf_counter()
 
 

@@ -83,6 +83,7 @@ for seed in args.seeds:
                     "gammas_at_the_end": [float(f"{gamma:.4g}") for gamma in gammas[-1]]
                     if gammas.size
                     else None,
+                    "smallest_gamma": gammas.min() if gammas.size else None,
                     "largest_gamma": gammas.max() if gammas.size else None,
                     "seconds": round(time.perf_counter() - began, 1),
                 }

@@ -17,10 +17,10 @@ takes a few seconds.
 import argparse
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
+from options import output_folder
 from records import write_record
 from scipy.special import lambertw
 
@@ -37,11 +37,18 @@ from hf_calib.scaling import InverseLink
 
 GAMMA, RIVAL = 1.0, 0.3  # of the regions, as the paper draws them; RIVAL is its q_j
 
+
+def resolution(text):
+    if int(text) < 12:
+        raise argparse.ArgumentTypeError(f"expected at least 12 steps, got {text}")
+    return int(text)
+
+
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
-parser.add_argument("--resolution", type=int, default=90, help="Steps along an edge of the simplex.")
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
+parser.add_argument("--resolution", type=resolution, default=90, help="Steps along an edge of the simplex.")
 args = parser.parse_args()
 start = time.perf_counter()
 # Gammas that push labels down are what is looked at.

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from newsgroups_tensors import load_posts, outputs, train_by_epoch
-from records import write_record
+from options import check_seeds, count, output_folder
+from records import in_words, kind_of_intervals, over_seeds, write_record
 from scipy.special import softmax
 from scipy.stats import gaussian_kde, spearmanr
 from sklearn.isotonic import IsotonicRegression
@@ -30,12 +31,13 @@ parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-parser.add_argument("--epochs", type=int, default=14)
-parser.add_argument("--rows", type=int, default=3000)
+parser.add_argument("--epochs", type=count, default=14)
+parser.add_argument("--rows", type=count, default=3000)
 parser.add_argument("--full", action="store_true", help="All posts, 300 words of each, 35 epochs: hours.")
 args = parser.parse_args()
+check_seeds(parser, args.seeds)
 max_length = 100  # words of a post
 if args.full:
     args.epochs, args.rows, max_length = 35, None, 300
@@ -85,6 +87,7 @@ for seed in args.seeds:
                 "loss": name,
                 "epoch": epoch,
                 "test_accuracy": accuracy(probs, test_labels),
+                "test_mean_confidence": float(probs.max(axis=1).mean()),
                 "test_ece": expected_calibration_error(probs, test_labels),
             }
             if epoch in SNAPSHOTS:
@@ -149,15 +152,14 @@ save_figure(figure, args.output / "last_layer_gradients_density.png")
 
 
 def summary(name, epoch):
-    """Means over the seeds at one snapshot."""
+    """Over the seeds at one snapshot."""
     rows = [r for r in results if r["loss"] == name and r["epoch"] == epoch]
-    means = {key: float(np.mean([r[key] for r in rows])) for key in ("test_ece", "mean_norm", "median_norm")}
+    keys = ("test_accuracy", "test_mean_confidence", "test_ece", "mean_norm", "median_norm")
+    found = {key: over_seeds([r[key] for r in rows]) for key in keys}
     for part in ("last_layer", "logits"):
         for key in ("spearman", "spread_in_decades"):
-            values = [r[part][key] for r in rows]
-            means[f"{part}_{key}"] = float(np.mean(values))
-            means[f"{part}_{key}_range"] = [float(min(values)), float(max(values))]
-    return {"loss": name, "epoch": epoch} | means
+            found[f"{part}_{key}"] = over_seeds([r[part][key] for r in rows])
+    return {"loss": name, "epoch": epoch} | found
 
 
 summaries = [summary(name, epoch) for epoch in SNAPSHOTS for name in LOSSES]
@@ -170,6 +172,7 @@ record = {
         "max_length": max_length,
     },
     "seeds": args.seeds,
+    "intervals": kind_of_intervals(args.seeds),
     "seconds": round(time.perf_counter() - started),
     "summaries": summaries,
     "results": results,
@@ -177,12 +180,18 @@ record = {
 path = args.output / "last_layer_gradients.json"
 write_record(path, record)
 
-print(
-    f"{'epoch':>5} {'loss':20} {'mean norm':>9} {'Spearman':>8} {'spread':>6}   of the logits: {'spread':>6}"
-)
+columns = {
+    "mean norm": "mean_norm",
+    "rank correlation with B": "last_layer_spearman",
+    "spread": "last_layer_spread_in_decades",
+    "spread, logits only": "logits_spread_in_decades",
+    "mean confidence": "test_mean_confidence",
+    "test accuracy": "test_accuracy",
+    "test ECE": "test_ece",
+}
+print("| epoch | loss |", " | ".join(columns), "|")
+print("|---" * (len(columns) + 2) + "|")
 for row in summaries:
-    print(
-        f"{row['epoch']:5} {row['loss']:20} {row['mean_norm']:9.3f} {row['last_layer_spearman']:8.3f} "
-        f"{row['last_layer_spread_in_decades']:6.3f} {row['logits_spread_in_decades']:23.3f}"
-    )
+    cells = (in_words(row[key]) for key in columns.values())
+    print(f"| {row['epoch']} | {row['loss']} |", " | ".join(cells), "|")
 print(f"The spread is in powers of ten, around the best monotone curve. {record['seconds']} s. Wrote {path}")

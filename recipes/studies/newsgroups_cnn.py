@@ -3,8 +3,8 @@
 import argparse
 import tempfile
 import warnings
-from pathlib import Path
 
+from options import check_seeds, count, output_folder
 from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments, TrainingTrace
@@ -50,13 +50,14 @@ def parse_options(description, *, seeds, rows, epochs):
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder.")
-    parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+    parser.add_argument("--output", type=output_folder, default="outputs/studies")
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
-    parser.add_argument("--rows", type=int, help=f"To train with; {rows:,} by default.")
-    parser.add_argument("--validation_rows", type=int, help="1,000 by default.")
-    parser.add_argument("--epochs", type=int, help=f"{epochs} by default.")
+    parser.add_argument("--rows", type=count, help=f"To train with; {rows:,} by default.")
+    parser.add_argument("--validation_rows", type=count, help="1,000 by default.")
+    parser.add_argument("--epochs", type=count, help=f"{epochs} by default.")
     parser.add_argument("--full", action="store_true", help="The papers' sizes: hours on a CPU.")
     args = parser.parse_args()
+    check_seeds(parser, args.seeds)
     sizes = PAPER if args.full else {"rows": rows, "epochs": epochs, **SMALL}
     given = {name: getattr(args, name) for name in ("rows", "validation_rows", "epochs")}
     return args, sizes | {name: value for name, value in given.items() if value is not None}

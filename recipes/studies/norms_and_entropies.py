@@ -12,12 +12,12 @@ takes about 3 minutes of one core for 17 settings and 5 seeds. `--full` sweeps t
 
 import argparse
 import time
-from pathlib import Path
 
 import datasets
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from options import check_seeds, count, output_folder
 from records import in_words, write_record
 from scipy.special import entr, softmax
 from torch import nn
@@ -34,7 +34,7 @@ BATCH_SIZE, LEARNING_RATE = 128, 1e-3  # of Adam
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
     "--data", default="ylecun/mnist", help="Of the Hub, or a folder; small images of one size."
 )
@@ -45,11 +45,12 @@ parser.add_argument(
 parser.add_argument("--norm_weights", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1])
 parser.add_argument("--entropy_weights", type=float, nargs="+", default=[0.03, 0.1, 0.3, 1.0])
 parser.add_argument("--full", action="store_true", help="Twice as many weights, between those.")
-parser.add_argument("--train_rows", type=int, default=2_000)
-parser.add_argument("--calibration_rows", type=int, default=2_000)
-parser.add_argument("--test_rows", type=int, default=5_000)
-parser.add_argument("--epochs", type=int, default=30)
+parser.add_argument("--train_rows", type=count, default=2_000)
+parser.add_argument("--calibration_rows", type=count, default=2_000)
+parser.add_argument("--test_rows", type=count, default=5_000)
+parser.add_argument("--epochs", type=count, default=30)
 args = parser.parse_args()
+check_seeds(parser, args.seeds, at_least=2)
 if len(args.orders) > 4:
     parser.error("--orders: at most four lines beside the entropy's can be told apart")
 start = time.perf_counter()

@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from newsgroups_tensors import load_posts, outputs, train_by_epoch
-from records import write_record
+from options import check_seeds, count, output_folder
+from records import kind_of_intervals, over_seeds, write_record
 from scipy.special import softmax
 from scipy.stats import spearmanr
 
@@ -38,14 +39,17 @@ parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0])
 parser.add_argument("--gammas", type=float, nargs="+", default=[0, 1, 3, 5])
 parser.add_argument("--lambdas", type=float, nargs="+", default=[0, 0.5, 1.5, 4.5])
-parser.add_argument("--epochs", type=int, default=14)
-parser.add_argument("--rows", type=int, default=2000)
+parser.add_argument("--epochs", type=count, default=14)
+parser.add_argument("--rows", type=count, default=2000)
 parser.add_argument("--full", action="store_true", help="A grid of 6 x 7, 3 seeds, 6,000 posts: 2 hours.")
 args = parser.parse_args()
+check_seeds(parser, args.seeds)
+if len(set(args.lambdas)) < 2:
+    parser.error("argument --lambdas: expected at least two, whose order is looked at")
 if args.full:
     args.gammas, args.lambdas = [0, 1, 2, 3, 4, 5], [0, 0.25, 0.5, 1, 1.5, 3, 4.5]
     args.seeds, args.rows = [0, 1, 2], 6000
@@ -89,6 +93,15 @@ def mean(measure, gamma, weight):
     rows = [r for r in results if r["gamma"] == gamma and r["lambda"] == weight]
     return np.mean([r[measure] for r in rows], axis=0)
 
+
+summary = [
+    {"gamma": gamma, "lambda": weight}
+    | {
+        measure: over_seeds([r[measure] for r in results if (r["gamma"], r["lambda"]) == (gamma, weight)])
+        for measure in ("accuracy", "mean_confidence", *MEASURES, "smooth_calibration_error_dual")
+    }
+    for gamma, weight in product(args.gammas, args.lambdas)
+]
 
 # Heat maps: lighter is larger, in colour and in grey.
 figure = Figure(figsize=(3 * len(MEASURES), 3.1), layout="constrained")
@@ -150,8 +163,10 @@ record = {
         "max_length": MAX_LENGTH,
     },
     "seeds": args.seeds,
+    "intervals": kind_of_intervals(args.seeds),
     "seconds": round(time.perf_counter() - started),
     "order": order,
+    "summary": summary,
     "results": results,
 }
 path = args.output / "post_processing_gap.json"
@@ -162,4 +177,4 @@ for gamma, weight in product(args.gammas, args.lambdas):
     cells = (mean(key, gamma, weight) for key in ("accuracy", *MEASURES, "smooth_calibration_error_dual"))
     right, ece, updates, maps, smooth = cells
     print(f"{gamma:5g} {weight:6g} {right:8.3f} {100 * ece:6.2f} {updates:12.5f} {maps:7.5f} {smooth:7.4f}")
-print(f"{record['seconds']} s. Wrote {path}")
+print(f"Intervals over the seeds: {record['intervals']}. {record['seconds']} s. Wrote {path}")

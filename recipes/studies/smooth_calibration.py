@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from options import check_seeds, count, output_folder
 from records import write_record
 from scipy.optimize import linprog
 from scipy.sparse import diags, vstack
@@ -38,13 +39,18 @@ parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
-parser.add_argument("--output", type=Path, default=Path("outputs/studies"))
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-parser.add_argument("--rows", type=int, default=3000)
-parser.add_argument("--largest", type=int, default=100_000, help="Rows of the largest drawn sample.")
-parser.add_argument("--largest_program", type=int, default=10_000, help="Rows of the largest linear program.")
+parser.add_argument("--rows", type=count, default=3000)
+parser.add_argument("--largest", type=count, default=100_000, help="Rows of the largest drawn sample.")
+parser.add_argument(
+    "--largest_program", type=count, default=10_000, help="Rows of the largest linear program."
+)
 parser.add_argument("--full", action="store_true", help="Up to 1,000,000 rows, and 100,000 for the program.")
 args = parser.parse_args()
+check_seeds(parser, args.seeds)
+if args.largest < 100:
+    parser.error(f"argument --largest: expected at least 100 rows, got {args.largest}")
 if args.full:
     args.largest, args.largest_program = 1_000_000, 100_000
 

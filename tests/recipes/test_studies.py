@@ -185,8 +185,8 @@ def test_last_layer_gradients(posts: Path, tmp_path: Path) -> None:
     record = study("last_layer_gradients", tmp_path, "--data", str(posts), "--seeds", "0", "--epochs", "4")
     for row in record["summaries"]:
         if row["loss"] in ("cross entropy", "BSCE-GRA, gamma 2"):  # a function of the Brier score
-            assert row["logits_spearman"] == pytest.approx(1, abs=1e-9)
-            assert row["logits_spread_in_decades"] < 1e-6
+            assert row["logits_spearman"]["value"] == pytest.approx(1, abs=1e-9)
+            assert row["logits_spread_in_decades"]["value"] < 1e-6
     assert {row["epoch"] for row in record["summaries"]} == {1, 2, 3, 4}
     assert len(record["results"]) == 4 * 4
 
@@ -201,3 +201,26 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
         assert smooth**2 - 1e-9 <= row["gap_over_updates"] <= 2 * smooth + 1e-9
         assert row["gap_over_maps"] >= 0
         assert len(row["nll_by_epoch"]) == 3
+    cell = {"gamma": 3, "lambda": 2, "ece": {"value": record["results"][3]["ece"], "low": None, "high": None}}
+    assert {key: record["summary"][3][key] for key in cell} == cell
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("five_gaussians", ("--seeds", "3"), "argument --seeds: expected at least 2, all different, got 3"),
+        ("overhead", ("--seeds", "1", "1"), "argument --seeds: expected at least 1, all different, got 1 1"),
+        ("overhead", ("--epochs", "0"), "argument --epochs: expected a whole number of at least 1, got 0"),
+        ("smooth_calibration", ("--largest", "50"), "argument --largest: expected at least 100 rows, got 50"),
+    ],
+)
+def test_wrong_options_are_said_before_any_work(
+    name: str, arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(f"studies/{name}.py", "--output", str(tmp_path), *arguments)
+    assert said in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        run(f"studies/{name}.py", "--output", str(tmp_path / "file"), *arguments)
+    assert "argument --output: expected a folder that can be written, got" in capsys.readouterr().err
