@@ -13,9 +13,10 @@ import time
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
 from records import in_words, kind_of_intervals, over_seeds, write_record
+from trace_figures import confidence_figures, learned_logits
 
-from hf_calib.analysis import learned_epoch, learned_groups, moving_average
-from hf_calib.plots import group_boxes, save_figure, small_multiples, spread_by_epoch
+from hf_calib.analysis import moving_average
+from hf_calib.plots import save_figure
 
 LOSSES = {
     "cross entropy": "cross_entropy",
@@ -33,16 +34,15 @@ def quartiles(values):
     return [round(float(value), 4) for value in np.quantile(values, [0.25, 0.5, 0.75])]
 
 
-runs, first, learned = [], {}, {}
+runs, first = [], {}
 for seed in args.seeds:
     posts = load_posts(args.data, settings, seed)
     for name, loss in LOSSES.items():
         trace, _ = train_with_trace(posts, settings, seed=seed, n_rows=1000, loss=loss)
         held_out, own = trace.sets["eval"], trace.sets["training"]
-        groups = learned_groups(learned_epoch(own.epochs, own.row_correct), boundaries)
-        logits = {group: own.row_max_logit[-1][mask] for group, mask in groups.items()}
+        logits = learned_logits(own, boundaries)
         if seed == args.seeds[0]:
-            first[name], learned[name] = trace.sets, logits
+            first[name] = trace.sets
         runs.append(
             {
                 "seed": seed,
@@ -77,25 +77,8 @@ for name in LOSSES:
     }
 
 # Figures of the first seed.
-error = {name: (sets["eval"].epochs, sets["eval"].ece) for name, sets in first.items()}
-smooth = {name: (epochs, moving_average(ece)) for name, (epochs, ece) in error.items()}
-logits, rivals = (
-    {
-        title: {name: (sets[key].epochs, getattr(sets[key], values)) for name, sets in first.items()}
-        for key, title in (("eval", "validation rows"), ("training", "training rows"))
-    }
-    for values in ("row_max_logit", "row_rival_probability")
-)
-figures = {
-    "ece": small_multiples(
-        {"validation rows": smooth}, faint={"validation rows": error}, xlabel="epoch", ylabel="ECE"
-    ),
-    "max_logit": spread_by_epoch(logits, ylabel="maximum logit"),
-    "rival": spread_by_epoch(rivals, ylabel="probability of the label's rival"),
-    "learned": group_boxes(
-        learned, xlabel="maximum logit at the end, training rows", ylabel="learned at epoch"
-    ),
-}
+held_out, own = ({name: sets[key] for name, sets in first.items()} for key in ("eval", "training"))
+figures = confidence_figures(held_out, own, boundaries)
 for part, figure in figures.items():
     save_figure(figure, args.output / f"confidence_dynamics_{part}.png")
 

@@ -14,11 +14,11 @@ import time
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
 from records import in_words, kind_of_intervals, over_seeds, write_record
+from trace_figures import correspondence_figure, gaps_figure, mean_of_parts
 
-from hf_calib.plots import save_figure, small_multiples
+from hf_calib.plots import save_figure
 
 GAMMAS = (0, 3, 4, 5)
-SHOWN = (0, 7, 14)  # the paper's lower, middle and upper bin
 
 args, settings = parse_options(__doc__, seeds=[0, 1], rows=1500, epochs=10)
 start = time.perf_counter()
@@ -26,11 +26,6 @@ start = time.perf_counter()
 
 def listed(values):
     return [None if np.isnan(value) else round(float(value), 4) for value in values]
-
-
-def mean_of_parts(values, n_bins=15):
-    """(M,) means of equal-mass bins of their own."""
-    return np.array([part.mean() for part in np.array_split(np.sort(values), n_bins)])
 
 
 def correlations(ours, theirs):
@@ -53,7 +48,7 @@ for seed in args.seeds:
         if seed == args.seeds[0]:
             first["cross entropy" if gamma == 0 else f"focal {gamma}"] = held_out, own
         tracked = correlations(own.label_probability, held_out.bin_confidence)
-        independent = np.array([mean_of_parts(row) for row in own.row_label_probability])
+        independent = np.array([mean_of_parts(row, 15) for row in own.row_label_probability])
         distance = np.nanmean(np.abs(independent - held_out.bin_confidence), axis=1)
         runs.append(
             {
@@ -107,27 +102,9 @@ summary = {
 }
 
 # Figures of the first seed: the gap of each bin, and training beside validation in three bins.
-gaps_by_epoch = {
-    f"bin {m}": {name: (held_out.epochs, held_out.gaps[:, m]) for name, (held_out, _) in first.items()}
-    for m in range(gaps.shape[-1])
-}
-both_sets = {
-    f"{name}, bin {m}": {
-        "training rows": (own.epochs, own.label_probability[:, m]),
-        "training rows, bins of their own": (
-            own.epochs,
-            [mean_of_parts(row)[m] for row in own.row_label_probability],
-        ),
-        "validation rows": (held_out.epochs, held_out.bin_confidence[:, m]),
-        "accuracy on validation": (held_out.epochs, held_out.bin_accuracy[:, m]),
-    }
-    for m in SHOWN
-    for name, (held_out, own) in first.items()
-}
-figure = small_multiples(gaps_by_epoch, xlabel="epoch", ylabel="confidence - accuracy on validation", level=0)
-save_figure(figure, args.output / "validation_and_training_gaps.png")
-figure = small_multiples(both_sets, xlabel="epoch", ylabel="mean in the validation's bin")
-save_figure(figure, args.output / "validation_and_training_correspondence.png")
+held_out, own = ({name: sets[k] for name, sets in first.items()} for k in (0, 1))
+save_figure(gaps_figure(held_out), args.output / "validation_and_training_gaps.png")
+save_figure(correspondence_figure(held_out, own), args.output / "validation_and_training_correspondence.png")
 
 record = {
     "settings": settings,

@@ -12,7 +12,8 @@ from contourpy import contour_generator
 from datasets import Dataset
 from PIL import Image
 
-from hf_calib.analysis import confidence_regions, mean_interval, two_moons_posteriors
+from hf_calib.analysis import Trace, confidence_regions, mean_interval, two_moons_posteriors
+from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
 
 
@@ -203,6 +204,33 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
         assert len(row["nll_by_epoch"]) == 3
     cell = {"gamma": 3, "lambda": 2, "ece": {"value": record["results"][3]["ece"], "low": None, "high": None}}
     assert {key: record["summary"][3][key] for key in cell} == cell
+
+
+def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5, "training_trace": True}
+    folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}
+    for loss, folder in folders.items():
+        of_table = {"loss_kwargs": {"n_bins": 5}} if loss == "adafocal" else {}
+        tiny_trainer(folder, loss=loss, **of_table, **each_epoch).train()
+    record = study("traced_trainings", tmp_path / "figures", *map(str, folders.values()))
+    for found, folder in zip(record["trainings"], folders.values(), strict=True):
+        trace = Trace.load(folder)
+        assert found["ece"] == pytest.approx(trace.sets["eval"].ece, rel=1e-3)
+        groups = found["training_rows"]["max_logit_quartiles_by_learned_epoch"]
+        assert list(groups) == ["to 1", "1 to 2", "after 2", "never"]
+        assert sum(group["rows"] for group in groups.values()) == len(trace.sets["training"].rows)
+    assert record["trainings"][1]["gammas_at_the_end"] == pytest.approx(trace.gammas_after[-1], rel=1e-3)
+    names = {path.stem.removeprefix("traced_trainings_") for path in (tmp_path / "figures").glob("*.png")}
+    assert names == {"ece", "max_logit", "rival", "learned", "gaps", "correspondence", "gammas_adafocal"}
+    assert "| adafocal | adafocal |" in capsys.readouterr().out
+    for arguments, said in (
+        ([tmp_path], "training_trace.json to be a file of TrainingTrace, got no such file"),
+        ([folders["focal"], "--set", "eval_other"], "expected one of the evaluation sets of"),
+        ([folders["focal"], folders["focal"]], "expected folders of different names, got focal focal"),
+    ):
+        with pytest.raises(SystemExit):
+            run("studies/traced_trainings.py", *map(str, arguments), "--output", str(tmp_path / "none"))
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# ResNet-20 on 3,000 images of CIFAR-10 with three losses, traced, and its figures: 5 minutes of 2 cores.
+#   bash recipes/studies/traced_resnet.sh OUTPUT [ARGUMENTS OF THE RECIPE ...]
+# such as --dataset FOLDER --image_column image. The trainings themselves stay in OUTPUT/trainings.
+set -euo pipefail
+output=$1
+here=$(cd "$(dirname "$0")" && pwd)
+
+for loss in cross_entropy dual_focal adafocal; do
+  python "$here/../image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml --loss "$loss" \
+    --training_trace true --output_dir "$output/trainings/$loss" --max_train_samples 3000 --calibration_size 1000 \
+    --max_test_samples 1000 --num_train_epochs 10 --lr_milestones 5 8 --bf16 false --dataloader_num_workers 0 \
+    --disable_tqdm true --save_strategy no --seed 0 "${@:2}"
+done
+python "$here/traced_trainings.py" "$output"/trainings/{cross_entropy,dual_focal,adafocal} --output "$output"

@@ -1,0 +1,137 @@
+"""The figures of your own trainings: what `training_trace: true` has recorded of one or of several.
+
+    python recipes/studies/traced_trainings.py outputs/cross_entropy outputs/adafocal --output figures
+
+Each folder is a training's `output_dir`, whose name is the name in the figures. As in AdaFocal (Ghosh et al. 2022,
+figures 1, 2, 5, 34) and in dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch, the gap of each bin, training
+rows beside validation rows in common bins, maximum logits, the rival's probability, rows by when they were learned, and
+the gammas of a loss that has a table of them. Takes seconds; `traced_resnet.sh` trains a ResNet-20 to look at.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from options import output_folder
+from records import write_record
+from trace_figures import confidence_figures, correspondence_figure, gaps_figure, learned_logits
+
+from hf_calib.analysis import Trace
+from hf_calib.plots import gamma_dynamics, save_figure
+
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+)
+parser.add_argument("trainings", type=Path, nargs="+", help="Folders with training_trace.json.")
+parser.add_argument("--output", type=output_folder, default="outputs/studies")
+parser.add_argument("--set", help="The evaluation set, where there are several, such as eval_matched.")
+args = parser.parse_args()
+start = time.perf_counter()
+names = [folder.resolve().name for folder in args.trainings]
+if len(set(names)) < len(names):
+    parser.error(f"argument trainings: expected folders of different names, got {' '.join(names)}")
+
+
+def read(folder):
+    """The trace, and the evaluation set to look at."""
+    try:
+        trace = Trace.load(folder)
+    except ValueError as error:
+        parser.error(str(error))
+    sets = [name for name in trace.sets if name != "training"]
+    chosen = args.set or (sets[0] if len(sets) == 1 else None)
+    if chosen not in sets:
+        parser.error(f"argument --set: expected one of the evaluation sets of {folder} ({' '.join(sets)})")
+    return trace, trace.sets[chosen]
+
+
+read_all = {name: read(folder) for name, folder in zip(names, args.trainings, strict=True)}
+traces = {name: trace for name, (trace, _) in read_all.items()}
+held_out = {name: traced for name, (_, traced) in read_all.items()}
+own = {name: trace.sets["training"] for name, trace in traces.items() if "training" in trace.sets}
+if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
+    parser.error("argument trainings: expected trainings with the same number of bins")
+
+# Thirds of the training, by which rows are grouped.
+last = max(traced.epochs[-1] for traced in held_out.values())
+boundaries = sorted({float(f"{last * part / 3:.3g}") for part in (1, 2)})
+figures = confidence_figures(held_out, own, boundaries) | {"gaps": gaps_figure(held_out)}
+if own:
+    figures["correspondence"] = correspondence_figure(held_out, own)
+
+
+def updates(trace, traced):
+    """The gammas after each evaluation, with the bins from which they came, as `log_history` has them."""
+    for t, step in enumerate(trace.steps):
+        at = int(np.flatnonzero(traced.steps == step)[0])
+        columns = {
+            "gamma": trace.gammas_after[t],
+            "calibration_gap": traced.gaps[at],
+            "edge": traced.edges[at],
+            "count": traced.counts[at],
+        }
+        yield {"step": step} | {f"{k}_{m:02d}": v for k, row in columns.items() for m, v in enumerate(row)}
+
+
+for name, trace in traces.items():
+    if trace.gammas_after.size:
+        figures[f"gammas_{name}"] = gamma_dynamics(updates(trace, held_out[name]), title=name)
+for part, figure in figures.items():
+    save_figure(figure, args.output / f"traced_trainings_{part}.png")
+
+
+def listed(values):
+    return [None if np.isnan(value) else float(f"{value:.4g}") for value in values]
+
+
+def quartiles(values):
+    return listed(np.quantile(values, [0.25, 0.5, 0.75])) if len(values) else None
+
+
+record = {
+    "settings": {"boundaries": boundaries},
+    "seeds": [],
+    "trainings": [
+        {
+            "name": name,
+            "loss": traces[name].loss,
+            "epochs": listed(traced.epochs),
+            "accuracy": listed(traced.accuracy),
+            "ece": listed(traced.ece),
+            "adaptive_ece": listed(traced.adaptive_ece),
+            "gaps_at_the_end": listed(traced.gaps[-1]),
+            "max_logit_quartiles": quartiles(traced.row_max_logit[-1]),
+            "rival_quartiles": quartiles(traced.row_rival_probability[-1]),
+            "gammas_at_the_end": listed(traces[name].gammas_after[-1])
+            if traces[name].gammas_after.size
+            else None,
+            "training_rows": {
+                "n": int(own[name].n[-1]),
+                "accuracy": listed(own[name].accuracy),
+                "ece": listed(own[name].ece),
+                "max_logit_quartiles_by_learned_epoch": {
+                    group: {"rows": len(logits), "quartiles": quartiles(logits)}
+                    for group, logits in learned_logits(own[name], boundaries).items()
+                },
+            }
+            if name in own
+            else None,
+        }
+        for name, traced in held_out.items()
+    ],
+    "seconds": round(time.perf_counter() - start, 1),
+}
+write_record(args.output / "traced_trainings.json", record)
+
+print(
+    "| training | loss | accuracy | ECE | least ECE, at epoch | ECE of training rows |\n|---|---|---|---|---|---|"
+)
+for row in record["trainings"]:
+    best = int(np.argmin(row["ece"]))
+    trained = f"{row['training_rows']['ece'][-1]:.3f}" if row["training_rows"] else ""
+    print(
+        f"| {row['name']} | {row['loss']} | {row['accuracy'][-1]:.3f} | {row['ece'][-1]:.3f} "
+        f"| {row['ece'][best]:.3f}, {row['epochs'][best]:g} | {trained} |"
+    )
+print(f"Written to {args.output}/traced_trainings*")
