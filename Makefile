@@ -46,8 +46,8 @@ bench: .venv-bench/installed
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
 	touch $@
 
-# The papers' studies in turn, with the time of each: `make studies NEWSGROUPS=folder MNIST=folder`; what is not named
-# comes from the Hub. Another STUDIES leaves the results that are here as they are.
+# The papers' studies in turn, with the time of each: `make studies NEWSGROUPS=folder MNIST=folder CIFAR10=folder`; what is
+# not named comes from the Hub. Another STUDIES leaves the results that are here as they are.
 STUDIES ?= recipes/results/studies
 WITHOUT_DATA := gradient_factors five_gaussians decision_boundary
 ON_NEWSGROUPS := smooth_calibration last_layer_gradients post_processing_gap \
@@ -63,6 +63,8 @@ studies: setup
 	$(foreach name,$(WITHOUT_DATA),$(call study,$(name)))
 	$(call study,norms_and_entropies,$(if $(MNIST),--data "$(MNIST)"))
 	$(foreach name,$(ON_NEWSGROUPS),$(call study,$(name),$(if $(NEWSGROUPS),--data "$(NEWSGROUPS)")))
+	@began=$$(date +%s) && PATH="$(BIN):$$PATH" bash recipes/studies/traced_resnet.sh "$(STUDIES)" \
+	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-bench demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache

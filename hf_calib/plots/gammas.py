@@ -164,6 +164,7 @@ def _draw_bin(panels: list[Axes], history: _History, m: int) -> None:
             fontsize=6,
             ha="right",
             va="bottom" if inside < 0.5 else "top",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
 
 
