@@ -503,6 +503,7 @@ def shifted(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTargetData:
+    @pytest.mark.slow
     def test_the_correction_is_folded_with_the_map(
         self, workplace: Path, shifted: Path, tmp_path: Path
     ) -> None:

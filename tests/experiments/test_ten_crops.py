@@ -76,10 +76,8 @@ def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(report, "to_html", lambda self: "<!DOCTYPE html>")
 
 
-@pytest.mark.parametrize(
-    "multi_label",
-    [pytest.param(False, id="one label"), pytest.param(True, id="several labels", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # two trainings
+@pytest.mark.parametrize("multi_label", [False, True], ids=["one label", "several labels"])
 @pytest.mark.usefixtures("quick_report")
 def test_the_report_is_on_the_mean_and_what_is_saved_on_one_view(multi_label: bool, tmp_path: Path) -> None:
     model = network(multi_label=multi_label)

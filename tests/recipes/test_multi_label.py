@@ -83,6 +83,7 @@ def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MultiLabelReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
+@pytest.mark.slow  # the multi-label paths of the trainer and of the report have fast tests of their own
 def test_go_emotions_is_trained_reported_and_served(
     trained: tuple[Path, str], go_emotions: list[str]
 ) -> None:

@@ -296,6 +296,7 @@ def test_images_from_elsewhere(
     assert all(0 <= section["after"]["energy"]["auroc"]["value"] <= 1 for section in found)
 
 
+@pytest.mark.slow
 def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_data: Path) -> None:
     folder = shared_data / "cifar10"
     args = DataArguments(
