@@ -2,8 +2,8 @@
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, and the errors against
-annotators: the .npz file has the array probs, a row of their shares for each test row, in the order of the data.
+That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of each of several
+labels, and the errors against annotators: the .npz file has the array probs, a row of their shares for each test row, in the order of the data.
 """
 
 import argparse
@@ -76,6 +76,26 @@ def entities(run):
     }
 
 
+def several_labels(folder):
+    path = folder / "report" / "report.json"
+    report = json.loads(path.read_text()) if path.is_file() else {}
+    if report.get("kind") != "multi_label":
+        return {}
+    columns = {
+        title: with_interval(report["before"]["metrics"][key])
+        for key, title in (
+            ("macro_auroc", "AUROC, macro"),
+            ("macro_average_precision", "average precision, macro"),
+            ("micro_average_precision", "average precision, micro"),
+        )
+    }
+    return columns | {
+        f"ECE, macro{words}": with_interval(report[when]["metrics"]["macro_ece"])
+        for when, words in (("before", ""), ("after", ", after T"))
+        if report[when]
+    }
+
+
 def print_table(title, rows):
     """With the columns of the first row; nothing where there are none."""
     if not rows[0]:
@@ -89,6 +109,7 @@ def print_table(title, rows):
 print_table("Over the classes:", [classwise(run) for run in runs])
 print_table("AUROC, told from elsewhere:", [detection(run) for run in runs])
 print_table("Entities:", [entities(run) for run in runs])
+print_table("Labels:", [several_labels(folder) for folder in folders])
 if args.soft_labels is not None:
     shares = np.load(args.soft_labels)["probs"]
     print_table("Against annotators:", [against_annotators(folder, shares) for folder in folders])
