@@ -2,8 +2,9 @@
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of each of several
-labels, and the errors against annotators: the .npz file has the array probs, a row of their shares for each test row, in the order of the data.
+That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of several labels,
+and the errors against annotators: the .npz file has the array probs, a row of their shares for each test row, in the
+order of the data.
 """
 
 import argparse

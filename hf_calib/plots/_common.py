@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ def check_panel(name: str, confidences: ArrayLike, correct: ArrayLike) -> tuple[
 def write_name(axes: Axes, name: str, *, points_above: float = 17, width: int = 30) -> None:
     """Write a panel's name above it, as text and not as a formula, in as many lines as it needs."""
     axes.annotate(
-        textwrap.fill(name, width),
+        "\n".join(name_lines(name, width)),
         xy=(0, 1),
         xycoords="axes fraction",
         xytext=(0, points_above),
@@ -121,6 +122,17 @@ def draw_diagonal(axes: Axes) -> None:
     outline = [withStroke(linewidth=2, foreground="white")]
     axes.plot([0, 1], [0, 1], ":", color="#333333", linewidth=1.1, path_effects=outline, label="calibrated")
     axes.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def name_lines(name: str, width: int) -> list[str]:
+    """Lines of at most `width` letters, broken at spaces and after the underscores, hyphens and slashes of names.
+
+    >>> name_lines("focal_calibration_cifar10", 24)
+    ['focal_calibration_', 'cifar10']
+    """
+    wrapper = textwrap.TextWrapper(width)
+    wrapper.wordsep_re = re.compile(r"(\s+|[^\s_/-]*[_/-]+)")
+    return wrapper.wrap(name)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from hf_calib.plots._common import (
     VERMILION,
     check_panel,
     draw_diagonal,
+    name_lines,
     no_panel,
     plain_axes,
     unit_ticks,
@@ -209,7 +209,7 @@ def _label_panel(upper: Axes, lower: Axes, *, first: bool, last_row: bool) -> No
 
 def _write_row(axes: Axes, name: str) -> None:
     axes.annotate(
-        textwrap.fill(name, 26),
+        "\n".join(name_lines(name, 26)),
         xy=(0, 0.3),
         xycoords="axes fraction",
         xytext=(-44, 0),

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import as_floats
 from hf_calib.metrics.binning import FloatArray
-from hf_calib.plots._common import GREY, line_looks, plain_axes
+from hf_calib.plots._common import GREY, line_looks, name_lines, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,7 +206,7 @@ def _grid(
     yield figure, cells, looks
     handles: dict[str, Any] = {}
     for k, (name, axes) in enumerate(cells.items()):
-        axes.set_title(textwrap.fill(name, 30), fontsize=8, parse_math=False)
+        axes.set_title("\n".join(name_lines(name, 30)), fontsize=8, parse_math=False)
         plain_axes(axes)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         if k + columns >= len(panels):

@@ -20,6 +20,7 @@ from hf_calib.plots._common import (
     Panel,
     check_panels,
     draw_diagonal,
+    name_lines,
     no_panel,
     plain_axes,
     unit_ticks,
@@ -163,7 +164,7 @@ def difference_diagram(
             _draw_intervals(axes, [(i, values[:3]) for i, values in found], look, filled)
             axes.set_xlabel(f"difference in {metric}", fontsize=8, parse_math=False)
     for axes, name in zip(grid[0], names, strict=True):
-        axes.set_title(textwrap.fill(name, _LETTERS), fontsize=9, fontweight="bold", parse_math=False)
+        axes.set_title("\n".join(name_lines(name, _LETTERS)), fontsize=9, fontweight="bold", parse_math=False)
     against = textwrap.fill(f"distinguishable from {baseline}", 60)
     marker: dict[str, Any] = {"color": "#333333", "marker": "o", "markersize": 4.5, "linestyle": ""}
     filled_one = Line2D([], [], label=against, **marker)
@@ -212,7 +213,7 @@ def reliability_panels(
     names = list(dict.fromkeys(name for states in checked.values() for name in states))
     columns = min(_COLUMNS, len(models))
     rows = -(-len(models) // columns)
-    lines = max(len(textwrap.wrap(model, _LETTERS)) for model in models)
+    lines = max(len(name_lines(model, _LETTERS)) for model in models)
     size = (max(3.4, 0.5 + 1.85 * columns), 0.6 + (2 + 0.16 * lines) * rows)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -258,12 +259,12 @@ def _best_first(losses: Mapping[str, Mapping[str, Interval]]) -> list[str]:
 
 def _height(names: Sequence[str], inches: float) -> float:
     """The inches of rows with these names, which may need more than one line."""
-    return len(names) * max(inches, 0.14 * max(len(textwrap.wrap(name, _LETTERS)) for name in names) + 0.06)
+    return len(names) * max(inches, 0.14 * max(len(name_lines(name, _LETTERS)) for name in names) + 0.06)
 
 
 def _draw_rows(axes: Axes, names: Sequence[str]) -> None:
     """A row for each name from the top down, every other one shaded."""
-    axes.set_yticks(range(len(names)), [textwrap.fill(name, _LETTERS) for name in names])
+    axes.set_yticks(range(len(names)), ["\n".join(name_lines(name, _LETTERS)) for name in names])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     for row in range(0, len(names), 2):
