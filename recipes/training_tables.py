@@ -2,7 +2,7 @@
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of several labels,
+That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of many labels,
 and the errors against annotators: the .npz file has the array probs, a row of their shares for each test row, in the
 order of the data.
 """
