@@ -50,6 +50,11 @@ read_all = {name: read(folder) for name, folder in zip(names, args.trainings, st
 traces = {name: trace for name, (trace, _) in read_all.items()}
 held_out = {name: traced for name, (_, traced) in read_all.items()}
 own = {name: trace.sets["training"] for name, trace in traces.items() if "training" in trace.sets}
+for name, traced in (*held_out.items(), *own.items()):
+    if not traced.rows.size or np.isnan(traced.row_confidence).any():
+        parser.error(
+            f"argument trainings: expected the same rows to be followed in all of {name}'s evaluations"
+        )
 if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
     parser.error("argument trainings: expected trainings with the same number of bins")
 

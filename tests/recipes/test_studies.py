@@ -12,6 +12,7 @@ from contourpy import contour_generator
 from datasets import Dataset
 from PIL import Image
 
+from hf_calib import TrainingTrace
 from hf_calib.analysis import Trace, confidence_regions, mean_interval, two_moons_posteriors
 from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
@@ -209,6 +210,9 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
 def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5, "training_trace": True}
     folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}
+    without = tiny_trainer(tmp_path / "without", **{**each_epoch, "training_trace": False})
+    without.add_callback(TrainingTrace(n_kept_rows=0))
+    without.train()
     for loss, folder in folders.items():
         of_table = {"loss_kwargs": {"n_bins": 5}} if loss == "adafocal" else {}
         tiny_trainer(folder, loss=loss, **of_table, **each_epoch).train()
@@ -227,6 +231,7 @@ def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFix
         ([tmp_path], "training_trace.json to be a file of TrainingTrace, got no such file"),
         ([folders["focal"], "--set", "eval_other"], "expected one of the evaluation sets of"),
         ([folders["focal"], folders["focal"]], "expected folders of different names, got focal focal"),
+        ([tmp_path / "without"], "expected the same rows to be followed in all of without's evaluations"),
     ):
         with pytest.raises(SystemExit):
             run("studies/traced_trainings.py", *map(str, arguments), "--output", str(tmp_path / "none"))
