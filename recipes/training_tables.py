@@ -102,8 +102,11 @@ def print_table(title, rows):
     if not rows[0]:
         return
     print(f"{title}\n\n| {' | '.join(['loss', 'seed', *rows[0]])} |\n|{'---|' * (len(rows[0]) + 2)}")
-    for run, row in zip(runs, rows, strict=True):
-        print(f"| {' | '.join([run['loss'], str(run['seed']), *row.values()])} |")
+    for folder, run, row in zip(folders, runs, rows, strict=True):
+        loss = folder.name.partition("-seed")[
+            0
+        ]  # as in the comparison: adafocal_every_10_steps is no other loss
+        print(f"| {' | '.join([loss, str(run['seed']), *row.values()])} |")
     print()
 
 

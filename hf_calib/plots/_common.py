@@ -125,13 +125,13 @@ def draw_diagonal(axes: Axes) -> None:
 
 
 def name_lines(name: str, width: int) -> list[str]:
-    """Lines of at most `width` letters, broken at spaces and after the underscores, hyphens and slashes of names.
+    """Lines of at most `width` letters, broken at spaces and after underscores, slashes and hyphens within words.
 
-    >>> name_lines("focal_calibration_cifar10", 24)
-    ['focal_calibration_', 'cifar10']
+    >>> name_lines("focal_calibration_cifar10", 24), name_lines("focal, gamma -3.59", 15)
+    (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
     """
     wrapper = textwrap.TextWrapper(width)
-    wrapper.wordsep_re = re.compile(r"(\s+|[^\s_/-]*[_/-]+)")
+    wrapper.wordsep_re = re.compile(r"(\s+)|(?<=[_/])(?=[^\s_/])|(?<=[a-zA-Z]-)(?=[a-zA-Z])")
     return wrapper.wrap(name)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._inputs import as_floats
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.plots._common import GREY, line_looks, name_lines, plain_axes
@@ -35,6 +35,7 @@ def small_multiples(
     faint: Mapping[str, Lines] | None = None,
     level: float | None = None,
     logarithmic: bool = False,
+    columns: int | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw lines in small panels with the same axes: a panel for each bin, or for each setting.
@@ -49,6 +50,7 @@ def small_multiples(
             values before smoothing.
         level: y of a dotted line in each panel, such as the 0 of a calibrated bin.
         logarithmic: a y axis that is linear up to 1 and logarithmic beyond.
+        columns: panels side by side; by default 4, or 5 where they are full.
         title: a line above the figure.
 
     Returns:
@@ -69,7 +71,7 @@ def small_multiples(
         if not set(lines) <= set(panels.get(name, {})):
             got, way_out = f"{list(lines)} in {name!r}", "name panels and lines as in panels"
             raise InputValueError(expected("faint", "have lines of the panels", got, way_out))
-    with _grid(panels, xlabel, ylabel, title) as (figure, cells, looks):
+    with _grid(panels, xlabel, ylabel, title, columns) as (figure, cells, looks):
         for name, axes in cells.items():
             if level is not None:
                 axes.axhline(level, color=GREY, linestyle=":", linewidth=1)
@@ -181,7 +183,11 @@ def group_boxes(
 
 @contextmanager
 def _grid(
-    panels: Mapping[str, Mapping[str, Any]], xlabel: str, ylabel: str, title: str | None
+    panels: Mapping[str, Mapping[str, Any]],
+    xlabel: str,
+    ylabel: str,
+    title: str | None,
+    columns: int | None = None,
 ) -> Iterator[tuple[Figure, dict[str, Axes], dict[str, dict[str, Any]]]]:
     """Panels with the same axes, and the look of each line; what is drawn in them is named in a legend in the end."""
     from matplotlib.figure import Figure
@@ -195,7 +201,7 @@ def _grid(
         name: {**look, "marker": marker, "markersize": 3, "linewidth": 1.2}
         for name, look, marker in zip(names, line_looks(), cycle(_MARKERS), strict=False)
     }
-    columns = 5 if len(panels) % 5 == 0 else min(_COLUMNS, len(panels))
+    columns = columns or (5 if len(panels) % 5 == 0 else min(_COLUMNS, len(panels)))
     rows = -(-len(panels) // columns)
     size = (max(4.2, 0.7 + 8.4 / max(columns, 4) * columns), 0.9 + 1.5 * rows)
     figure = Figure(figsize=size, layout="constrained")
@@ -236,7 +242,10 @@ def _grid(
 def _checked(
     name: str, x: ArrayLike, y: ArrayLike, *, of_rows: bool = False
 ) -> tuple[FloatArray, FloatArray]:
-    at, values = as_floats(f"x of {name!r}", x), as_floats(f"y of {name!r}", y)
+    try:  # None, as JSON has it, is NaN
+        at, values = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(expected(f"line {name!r}", "hold numbers", str(error), "pass floats")) from error
     if at.ndim != 1 or values.ndim != 1 + of_rows or len(at) != len(values) or not values.size:
         shapes = "(T,) and (T, R)" if of_rows else "(T,) twice"
         way_out = "pass at least one entry per evaluation"

@@ -160,11 +160,12 @@ class AdaFocalCallback(_CalibrationCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Several evaluation sets make one evaluation; evaluations after the training change nothing.
         trainer = self._attached()
+        present = trainer.present_evaluation
         due = self._updating and self._interval(state) is None and state.global_step != self._last_step
-        if due and not trainer.is_evaluated_by_callback:
+        if due and present is not None:
             self._last_step = state.global_step
-            at_hand = trainer.evaluated_dataset is trainer.calibration_split
-            trainer.update_adaptive_loss(trainer.last_evaluation if at_hand else None)
+            at_hand = present.dataset is trainer.calibration_split
+            trainer.update_adaptive_loss(present.done if at_hand else None)
 
     def before_train_end(self, state: Any) -> None:
         self._updating = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,19 @@ class EvaluationPass:
         padded = self.accelerator.gather(self.accelerator.pad_across_processes(rows, dim=0))
         parts = padded.split(int(sizes.max()))
         return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+
+
+@dataclass
+class Evaluation:
+    """One call of `evaluate`.
+
+    Attributes:
+        dataset: what is evaluated.
+        done: its pass, once that is over; never for several sets, which are evaluations of their own.
+    """
+
+    dataset: Any
+    done: EvaluationPass | None = None
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ from hf_calib.trainer.checkpoint import (
     load_weights,
     save_loss_state,
 )
-from hf_calib.trainer.evaluation_pass import EvaluationPass
+from hf_calib.trainer.evaluation_pass import Evaluation, EvaluationPass
 from hf_calib.trainer.labels import (
     aligned_labels,
     balanced_class_weights,
@@ -178,7 +178,7 @@ class CalibrationTrainer(Trainer):
         self._about_map: dict[str, Any] = {}
         self.last_evaluation: EvaluationPass | None = None
         self.evaluated_dataset: Any = None
-        self._passed: list[bool] = []  # of nested evaluations under way, whether the pass is over
+        self._under_way: list[Evaluation] = []  # an evaluation, and those that callbacks begin within it
         self._pass: EvaluationPass | None = None
         self._keep_logits = False
         self._is_last_evaluation = False
@@ -760,26 +760,28 @@ class CalibrationTrainer(Trainer):
         fits = self.is_in_train and self.calibration_split is not None and not self.is_searching
         if callback is not None and fits:
             callback.before_evaluate(self.state.global_step)
-        known, outer_set, outer_pass = self.eval_dataset, self.evaluated_dataset, self.last_evaluation
+        known = self.eval_dataset
         if eval_dataset is None:
             self.evaluated_dataset = known
         else:  # by its name, where there are several
             named = isinstance(known, dict) and isinstance(eval_dataset, str)
             self.evaluated_dataset = known[eval_dataset] if named else eval_dataset  # type: ignore[index]
         self._keep_logits, outer = keep_logits or self._keep_logits, self._keep_logits
-        self._passed.append(False)
+        present = Evaluation(self.evaluated_dataset)
+        self._under_way.append(present)
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
-            if self.is_evaluated_by_callback:  # the callbacks after that one are about the outer evaluation
-                self.evaluated_dataset, self.last_evaluation = outer_set, outer_pass
-            self._passed.pop()
+            self._under_way.pop()
+            if present.done is not None:  # what a callback has evaluated meanwhile is not the last
+                self.evaluated_dataset, self.last_evaluation = present.dataset, present.done
             self._keep_logits = outer
 
     @property
-    def is_evaluated_by_callback(self) -> bool:
-        """Whether a callback began the present evaluation within another one, which is over but for callbacks."""
-        return any(self._passed[:-1])
+    def present_evaluation(self) -> Evaluation | None:
+        """In an `on_evaluate`, what it is about; None if a callback began it within another evaluation."""
+        nested = any(outer.done is not None for outer in self._under_way[:-1])
+        return self._under_way[-1] if self._under_way and not nested else None
 
     def evaluate_at_end(self) -> None:
         """The evaluation with the map, at the end of a training: the one that the model card shows."""
@@ -822,8 +824,8 @@ class CalibrationTrainer(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
-            if self._passed:
-                self._passed[-1] = True
+            if self._under_way:
+                self._under_way[-1].done = current
         metrics = current.metrics()
         if searched is not None and metrics:
             rows = current.logits_and_labels()
@@ -1148,7 +1150,7 @@ class CalibrationTrainer(Trainer):
                 about=self._about_map | measured(self),
             )
 
-        self._all_or_none(save, here=self.args.should_save)
+        self.all_or_none(save, here=self.args.should_save)
 
     def push_to_hub(
         self,
@@ -1221,9 +1223,9 @@ class CalibrationTrainer(Trainer):
                 run_as_future=not blocking,
             )
 
-        return self._all_or_none(push, here=self.is_world_process_zero())
+        return self.all_or_none(push, here=self.is_world_process_zero())
 
-    def _all_or_none(self, work: Callable[[], Any], *, here: bool) -> Any:
+    def all_or_none(self, work: Callable[[], Any], *, here: bool) -> Any:
         """Do some work on this process or on others; where it fails, all of them raise, and none waits for it."""
         done, failed = None, None
         if here:
@@ -1236,7 +1238,7 @@ class CalibrationTrainer(Trainer):
             raise failed
         for reason in reasons:
             if reason is not None:
-                raise RuntimeError(f"Saving or pushing failed on another process: {reason}")
+                raise RuntimeError(f"Another process failed: {reason}")
         return done
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

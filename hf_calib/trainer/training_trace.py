@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
     The evaluation set costs no forward pass of its own. The training rows cost one over `n_training_rows` rows at
     each evaluation; random transforms of the training set are applied to them. Weights, random streams and logs are
     as without it, bit for bit. The history is in every checkpoint, and a resumed training continues it. The file is
-    rewritten whole at each evaluation, by the main process. Left out are an evaluation whose logits are not finite,
-    and those that other callbacks begin within an evaluation.
+    rewritten whole at each evaluation, by the main process. Left out are evaluations of
+    other sets than the trainer's own, those that other callbacks begin within an evaluation, and those whose logits
+    are not finite.
 
     Args:
         n_training_rows: how many training rows the sample has; 0 for none.
@@ -63,7 +65,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
     Raises:
         TypeError: if a number is not an integer.
         ValueError: if it is below 0. When the training begins: if there are no evaluations, labels are several a row,
-            the training set has no length, or a resumed training has other settings.
+            the training set has no length, a resumed training has another seed or other bins, or a folder is in the
+            file's place.
         OSError: when the training begins, if the file cannot be written.
 
     Notes:
@@ -81,7 +84,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         self.n_training_rows = check_integer("n_training_rows", n_training_rows, 0, "0 is for none")
         self.n_kept_rows = check_integer("n_kept_rows", n_kept_rows, 0, "0 is for none")
         self.is_recording = False
-        self.n_bins: int | None = None  # of the trainer's arguments
+        self.settings: dict[str, Any] = {}  # of the trainer; the same in all of a trace
         self.entries: list[dict[str, Any]] = []
         self.rows: dict[str, list[int]] = {}
         self._gammas: list[float] | None = None
@@ -93,7 +96,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         """What checkpoints keep; see `transformers.trainer_callback.ExportableState`."""
         return {
             "args": {"n_training_rows": self.n_training_rows, "n_kept_rows": self.n_kept_rows},
-            "attributes": {"n_bins": self.n_bins, "entries": self.entries, "rows": self.rows},
+            "attributes": {"settings": self.settings, "entries": self.entries, "rows": self.rows},
         }
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -102,7 +105,12 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if not self.is_recording:
             return
         self._check(args, state, trainer)
-        self.n_bins = args.n_bins
+        table = self._table()
+        self.settings = {
+            "seed": args.seed,
+            "n_bins": args.n_bins,
+            "n_gammas": None if table is None else len(table),
+        }
         # An evaluation before the first step of a resumed training is none of the uninterrupted one's.
         self._resumed_at = state.global_step or -1
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
@@ -119,11 +127,14 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._attached()
-        before_the_first = state.global_step == self._resumed_at
-        if not self.is_recording or before_the_first or trainer.is_evaluated_by_callback:
+        present, known = trainer.present_evaluation, trainer.eval_dataset
+        own = list(known.values()) if isinstance(known, dict) else [known]
+        if not self.is_recording or present is None or state.global_step == self._resumed_at:
             return
-        name, scores = trainer.last_evaluation.prefix, _numbers(trainer.last_evaluation)
-        if scores is None or name == TRAINING:
+        if not any(present.dataset is each for each in own):
+            return
+        name, scores = present.done.prefix, _numbers(present.done)
+        if scores is None:
             return
         table = trainer.calibration_loss if isinstance(trainer.calibration_loss, GammaTableLoss) else None
         edges = quantile_edges(scores[:, 0], args.n_bins) if table is None else table.edges.numpy()
@@ -154,18 +165,16 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if self.n_training_rows and not hasattr(trainer.train_dataset, "__len__"):
             got, way_out = "a training set without a length", "set n_training_rows=0"
             raise InputValueError(expected("TrainingTrace", "draw training rows", got, way_out))
-        if state.is_world_process_zero:
-            check_output(Path(str(args.output_dir)))
-            if (file := Path(str(args.output_dir)) / TRACE).is_dir():
-                way_out = "remove it, or choose another output_dir"
-                raise InputValueError(expected(str(file), "be a file", "a folder", way_out))
+        trainer.all_or_none(
+            partial(_check_place, Path(str(args.output_dir))), here=state.is_world_process_zero
+        )
 
     def _check_is_the_same(self, saved: dict[str, Any] | None) -> None:
         """A trace follows the same rows and has the same bins at each evaluation."""
         if saved is None:
             return
         settings = (
-            state["args"] | {"n_bins": state["attributes"]["n_bins"]} for state in (saved, self.state())
+            state["args"] | state["attributes"].get("settings", {}) for state in (saved, self.state())
         )
         before, now = (
             ", ".join(f"{name}={value}" for name, value in sorted(each.items())) for each in settings
@@ -199,7 +208,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
             rows = dict(zip(SCORES, map(_rounded, scores[kept].T), strict=True))
         else:
             rows = {score: [None] * len(followed) for score in SCORES}
-        return {"n": len(scores), **_calibration(scores, edges, self.n_bins), "rows": rows}
+        return {"n": len(scores), **_calibration(scores, edges, self.settings["n_bins"]), "rows": rows}
 
     def _table(self) -> list[float] | None:
         loss = self._attached().calibration_loss
@@ -209,6 +218,13 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         trace = {"version": 1, "loss": loss, "rows": self.rows, "entries": self.entries}
         with whole_file(folder / TRACE) as unfinished:
             unfinished.write_text(json.dumps(trace, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _check_place(folder: Path) -> None:
+    check_output(folder)
+    if (folder / TRACE).is_dir():
+        way_out = "remove it, or choose another output_dir"
+        raise InputValueError(expected(str(folder / TRACE), "be a file", "a folder", way_out))
 
 
 def _drawn(n: int, at_most: int, seed: int) -> IntArray:

@@ -10,9 +10,8 @@ About 3 minutes.
 
 import time
 
-import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
-from records import in_words, kind_of_intervals, over_seeds, write_record
+from records import in_words, kind_of_intervals, over_seeds, quartiles, write_record
 from trace_figures import confidence_figures, learned_logits
 
 from hf_calib.analysis import moving_average
@@ -28,10 +27,6 @@ LOSSES = {
 args, settings = parse_options(__doc__, seeds=[0, 1], rows=2000, epochs=12)
 start = time.perf_counter()
 boundaries = sorted({settings["epochs"] // 4, settings["epochs"] // 3, settings["epochs"] // 2})
-
-
-def quartiles(values):
-    return [round(float(value), 4) for value in np.quantile(values, [0.25, 0.5, 0.75])]
 
 
 runs, first = [], {}
@@ -53,7 +48,7 @@ for seed in args.seeds:
                 "max_logit_quartiles": quartiles(held_out.row_max_logit[-1]),
                 "rival_quartiles": quartiles(held_out.row_rival_probability[-1]),
                 "groups": {
-                    group: {"rows": len(values), "quartiles": quartiles(values) if len(values) else None}
+                    group: {"rows": len(values), "quartiles": quartiles(values)}
                     for group, values in logits.items()
                 },
             }

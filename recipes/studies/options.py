@@ -1,6 +1,7 @@
 """What the studies' options accept, so that a wrong one is said before anything is trained."""
 
 import argparse
+import tempfile
 from pathlib import Path
 
 
@@ -12,14 +13,21 @@ def count(text):
     return number
 
 
+def at_least_0(text):
+    """A number, at least 0."""
+    number = float(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number, at least 0, got {text}")
+    return number
+
+
 def output_folder(text):
-    """A folder, made where there is none."""
+    """A folder that can be written, or made."""
     folder = Path(text)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".unfinished"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=there):
+            pass
     except OSError as error:
         raise argparse.ArgumentTypeError(
             f"expected a folder that can be written, got {text} ({error.strerror})"
@@ -29,6 +37,8 @@ def output_folder(text):
 
 def check_seeds(parser, seeds, *, at_least=1):
     """At least two, where every number has an interval over them."""
-    if len(seeds) < at_least or len(set(seeds)) < len(seeds):
+    if len(seeds) < at_least or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         got = " ".join(map(str, seeds))
-        parser.error(f"argument --seeds: expected at least {at_least}, all different, got {got}")
+        parser.error(
+            f"argument --seeds: expected at least {at_least}, all different, none below 0, got {got}"
+        )

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from newsgroups_tensors import load_posts, outputs, train_by_epoch
-from options import check_seeds, count, output_folder
+from options import at_least_0, check_seeds, count, output_folder
 from records import kind_of_intervals, over_seeds, write_record
 from scipy.special import softmax
 from scipy.stats import spearmanr
@@ -41,15 +41,17 @@ parser = argparse.ArgumentParser(
 parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-parser.add_argument("--gammas", type=float, nargs="+", default=[0, 1, 3, 5])
-parser.add_argument("--lambdas", type=float, nargs="+", default=[0, 0.5, 1.5, 4.5])
+parser.add_argument("--gammas", type=at_least_0, nargs="+", default=[0, 1, 3, 5])
+parser.add_argument("--lambdas", type=at_least_0, nargs="+", default=[0, 0.5, 1.5, 4.5])
 parser.add_argument("--epochs", type=count, default=14)
 parser.add_argument("--rows", type=count, default=2000)
 parser.add_argument("--full", action="store_true", help="A grid of 6 x 7, 3 seeds, 6,000 posts: 2 hours.")
 args = parser.parse_args()
 check_seeds(parser, args.seeds)
-if len(set(args.lambdas)) < 2:
-    parser.error("argument --lambdas: expected at least two, whose order is looked at")
+for name, values, at_least in (("gammas", args.gammas, 1), ("lambdas", args.lambdas, 2)):
+    if len(values) < at_least or len(set(values)) < len(values):
+        got = " ".join(f"{value:g}" for value in values)
+        parser.error(f"argument --{name}: expected at least {at_least}, all different, got {got}")
 if args.full:
     args.gammas, args.lambdas = [0, 1, 2, 3, 4, 5], [0, 0.25, 0.5, 1, 1.5, 3, 4.5]
     args.seeds, args.rows = [0, 1, 2], 6000
@@ -88,20 +90,18 @@ for seed, gamma, weight in product(args.seeds, args.gammas, args.lambdas):
     )
 
 
+# Over the seeds.
+measured = ("accuracy", "mean_confidence", *MEASURES, "smooth_calibration_error_dual")
+cells, nll_by_epoch = {}, {}
+for cell in product(args.gammas, args.lambdas):
+    rows = [r for r in results if (r["gamma"], r["lambda"]) == cell]
+    cells[cell] = {measure: over_seeds([r[measure] for r in rows]) for measure in measured}
+    nll_by_epoch[cell] = np.mean([r["nll_by_epoch"] for r in rows], axis=0)
+
+
 def mean(measure, gamma, weight):
-    """Over the seeds."""
-    rows = [r for r in results if r["gamma"] == gamma and r["lambda"] == weight]
-    return np.mean([r[measure] for r in rows], axis=0)
+    return cells[gamma, weight][measure]["value"]
 
-
-summary = [
-    {"gamma": gamma, "lambda": weight}
-    | {
-        measure: over_seeds([r[measure] for r in results if (r["gamma"], r["lambda"]) == (gamma, weight)])
-        for measure in ("accuracy", "mean_confidence", *MEASURES, "smooth_calibration_error_dual")
-    }
-    for gamma, weight in product(args.gammas, args.lambdas)
-]
 
 # Heat maps: lighter is larger, in colour and in grey.
 figure = Figure(figsize=(3 * len(MEASURES), 3.1), layout="constrained")
@@ -127,9 +127,12 @@ colours = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E
 dashes = (":", "-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 for panel, gamma in zip(panels, args.gammas, strict=True):
     for weight, colour, dash in zip(args.lambdas, colours, dashes, strict=False):
-        values = mean("nll_by_epoch", gamma, weight)
         panel.plot(
-            range(1, args.epochs + 1), values, color=colour, linestyle=dash, label=f"lambda {weight:g}"
+            range(1, args.epochs + 1),
+            nll_by_epoch[gamma, weight],
+            color=colour,
+            linestyle=dash,
+            label=f"lambda {weight:g}",
         )
     panel.set_title(f"gamma {gamma:g}", fontsize=9)
     panel.set_xlabel("epoch", fontsize=8)
@@ -166,7 +169,7 @@ record = {
     "intervals": kind_of_intervals(args.seeds),
     "seconds": round(time.perf_counter() - started),
     "order": order,
-    "summary": summary,
+    "summary": [{"gamma": gamma, "lambda": weight} | cell for (gamma, weight), cell in cells.items()],
     "results": results,
 }
 path = args.output / "post_processing_gap.json"
@@ -174,7 +177,7 @@ write_record(path, record)
 
 print(f"{'gamma':>5} {'lambda':>6} {'accuracy':>8} {'ECE %':>6} {'gap: updates':>12} {'maps':>7} {'smCE':>7}")
 for gamma, weight in product(args.gammas, args.lambdas):
-    cells = (mean(key, gamma, weight) for key in ("accuracy", *MEASURES, "smooth_calibration_error_dual"))
-    right, ece, updates, maps, smooth = cells
+    keys = ("accuracy", *MEASURES, "smooth_calibration_error_dual")
+    right, ece, updates, maps, smooth = (mean(key, gamma, weight) for key in keys)
     print(f"{gamma:5g} {weight:6g} {right:8.3f} {100 * ece:6.2f} {updates:12.5f} {maps:7.5f} {smooth:7.4f}")
 print(f"Intervals over the seeds: {record['intervals']}. {record['seconds']} s. Wrote {path}")

@@ -16,6 +16,15 @@ def write_record(path, record):
     os.replace(unfinished, path)
 
 
+def listed(values):
+    """Numbers to four digits, None for NaN."""
+    return [None if np.isnan(value) else float(f"{value:.4g}") for value in values]
+
+
+def quartiles(values):
+    return listed(np.quantile(values, [0.25, 0.5, 0.75])) if len(values) else None
+
+
 def over_seeds(values):
     """{value, low, high}: the mean and its interval; of one seed the value alone; None where there is no number."""
     if not np.isfinite(values).all():

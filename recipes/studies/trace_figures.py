@@ -8,7 +8,8 @@ from hf_calib.plots import group_boxes, small_multiples, spread_by_epoch
 
 def mean_of_parts(values, n_bins):
     """(n_bins,) means of equal-mass bins of the values' own."""
-    return np.array([part.mean() for part in np.array_split(np.sort(values), n_bins)])
+    parts = np.array_split(np.sort(values), n_bins)
+    return np.array([part.mean() if len(part) else np.nan for part in parts])
 
 
 def learned_logits(own, boundaries):
@@ -77,4 +78,6 @@ def correspondence_figure(held_out, own):
         for m in sorted({0, n_bins // 2, n_bins - 1})
         for name, trained in own.items()
     }
-    return small_multiples(panels, xlabel="epoch", ylabel="mean in the validation's bin")
+    return small_multiples(
+        panels, xlabel="epoch", ylabel="mean in the validation's bin", columns=min(len(own), 5)
+    )

@@ -3,9 +3,10 @@
 #   bash recipes/studies/traced_resnet.sh OUTPUT [ARGUMENTS OF THE RECIPE ...]
 # such as --dataset FOLDER --image_column image. The trainings themselves go to outputs/traced_resnet.
 set -euo pipefail
-output=$1 trainings=outputs/traced_resnet
+output=${1:?name a folder for the figures} trainings=outputs/traced_resnet
 here=$(cd "$(dirname "$0")" && pwd)
 configs=$here/../configs
+mkdir -p "$output"
 
 for loss in cross_entropy dual_focal adafocal; do
   python "$here/../image_classification.py" --config "$configs/cifar10_short.yaml" \

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 from options import output_folder
-from records import write_record
+from records import listed, quartiles, write_record
 from trace_figures import confidence_figures, correspondence_figure, gaps_figure, learned_logits
 
 from hf_calib.analysis import Trace
-from hf_calib.plots import gamma_dynamics, save_figure
+from hf_calib.plots import save_figure, small_multiples
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -53,45 +53,35 @@ own = {name: trace.sets["training"] for name, trace in traces.items() if "traini
 for name, traced in (*held_out.items(), *own.items()):
     if not traced.rows.size or np.isnan(traced.row_confidence).any():
         parser.error(
-            f"argument trainings: expected the same rows to be followed in all of {name}'s evaluations"
+            f"argument trainings: expected rows that {name} follows through all evaluations, got none; "
+            "train without a change of the evaluation set, with n_kept_rows above 0"
         )
 if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
     parser.error("argument trainings: expected trainings with the same number of bins")
 
-# Thirds of the training, by which rows are grouped.
-last = max(traced.epochs[-1] for traced in held_out.values())
+
+def of_three_bins(trace):
+    """The gamma of the lowest, the middle and the highest bin after each evaluation."""
+    last = trace.gammas_after.shape[1] - 1
+    places = {"lowest bin": 0, "middle bin": (last + 1) // 2, "highest bin": last}
+    return {name: (trace.steps, trace.gammas_after[:, m]) for name, m in places.items()}
+
+
+# Thirds of the shortest training, by which rows are grouped.
+last = min(traced.epochs[-1] for traced in held_out.values())
 boundaries = sorted({float(f"{last * part / 3:.3g}") for part in (1, 2)})
 figures = confidence_figures(held_out, own, boundaries) | {"gaps": gaps_figure(held_out)}
 if own:
     figures["correspondence"] = correspondence_figure(held_out, own)
 
 
-def updates(trace, traced):
-    """The gammas after each evaluation, with the bins from which they came, as `log_history` has them."""
-    for t, step in enumerate(trace.steps):
-        at = int(np.flatnonzero(traced.steps == step)[0])
-        columns = {
-            "gamma": trace.gammas_after[t],
-            "calibration_gap": traced.gaps[at],
-            "edge": traced.edges[at],
-            "count": traced.counts[at],
-        }
-        yield {"step": step} | {f"{k}_{m:02d}": v for k, row in columns.items() for m, v in enumerate(row)}
-
-
-for name, trace in traces.items():
-    if trace.gammas_after.size:
-        figures[f"gammas_{name}"] = gamma_dynamics(updates(trace, held_out[name]), title=name)
+tables = {name: trace for name, trace in traces.items() if trace.gammas_after.size}
+if tables:
+    figures["gammas"] = small_multiples(
+        {name: of_three_bins(trace) for name, trace in tables.items()}, xlabel="step", ylabel="gamma", level=0
+    )
 for part, figure in figures.items():
     save_figure(figure, args.output / f"traced_trainings_{part}.png")
-
-
-def listed(values):
-    return [None if np.isnan(value) else float(f"{value:.4g}") for value in values]
-
-
-def quartiles(values):
-    return listed(np.quantile(values, [0.25, 0.5, 0.75])) if len(values) else None
 
 
 record = {

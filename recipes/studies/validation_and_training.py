@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
-from records import in_words, kind_of_intervals, over_seeds, write_record
+from records import in_words, kind_of_intervals, listed, over_seeds, write_record
 from trace_figures import correspondence_figure, gaps_figure, mean_of_parts
 
 from hf_calib.plots import save_figure
@@ -22,10 +22,6 @@ GAMMAS = (0, 3, 4, 5)
 
 args, settings = parse_options(__doc__, seeds=[0, 1], rows=1500, epochs=10)
 start = time.perf_counter()
-
-
-def listed(values):
-    return [None if np.isnan(value) else round(float(value), 4) for value in values]
 
 
 def correlations(ours, theirs):

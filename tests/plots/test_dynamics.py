@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_said() -> None:
         spread_by_epoch({"p": {"a": (EPOCHS, EPOCHS)}}, ylabel="y")
     with pytest.raises(ValueError, match=r"to be \(T,\) and \(T, R\), got \(2,\) and \(2, 0\)"):
         spread_by_epoch({"p": {"a": ([1, 2], [[], []])}}, ylabel="y")
-    with pytest.raises(TypeError, match="y of 'a' to hold real numbers"):
+    with pytest.raises(TypeError, match="line 'a' to hold numbers, got could not convert"):
         small_multiples({"p": {"a": ([1], ["one"])}}, xlabel="x", ylabel="y")
     lines = {"p": {"a": ([1, 2], [1, 2])}}
     for faint in ({"p": {"b": ([1], [1])}}, {"q": {"a": ([1], [1])}}):

@@ -225,13 +225,13 @@ def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFix
         assert sum(group["rows"] for group in groups.values()) == len(trace.sets["training"].rows)
     assert record["trainings"][1]["gammas_at_the_end"] == pytest.approx(trace.gammas_after[-1], rel=1e-3)
     names = {path.stem.removeprefix("traced_trainings_") for path in (tmp_path / "figures").glob("*.png")}
-    assert names == {"ece", "max_logit", "rival", "learned", "gaps", "correspondence", "gammas_adafocal"}
+    assert names == {"ece", "max_logit", "rival", "learned", "gaps", "correspondence", "gammas"}
     assert "| adafocal | adafocal |" in capsys.readouterr().out
     for arguments, said in (
         ([tmp_path], "training_trace.json to be a file of TrainingTrace, got no such file"),
         ([folders["focal"], "--set", "eval_other"], "expected one of the evaluation sets of"),
         ([folders["focal"], folders["focal"]], "expected folders of different names, got focal focal"),
-        ([tmp_path / "without"], "expected the same rows to be followed in all of without's evaluations"),
+        ([tmp_path / "without"], "expected rows that without follows through all evaluations, got none"),
     ):
         with pytest.raises(SystemExit):
             run("studies/traced_trainings.py", *map(str, arguments), "--output", str(tmp_path / "none"))
@@ -241,9 +241,28 @@ def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("five_gaussians", ("--seeds", "3"), "argument --seeds: expected at least 2, all different, got 3"),
-        ("overhead", ("--seeds", "1", "1"), "argument --seeds: expected at least 1, all different, got 1 1"),
+        (
+            "five_gaussians",
+            ("--seeds", "3"),
+            "--seeds: expected at least 2, all different, none below 0, got 3",
+        ),
+        (
+            "overhead",
+            ("--seeds", "1", "1"),
+            "--seeds: expected at least 1, all different, none below 0, got 1 1",
+        ),
         ("overhead", ("--epochs", "0"), "argument --epochs: expected a whole number of at least 1, got 0"),
+        ("overhead", ("--seeds", "0", "-1"), "all different, none below 0, got 0 -1"),
+        (
+            "post_processing_gap",
+            ("--gammas", "0", "-1"),
+            "argument --gammas: expected a number, at least 0, got -1",
+        ),
+        (
+            "post_processing_gap",
+            ("--lambdas", "1", "1"),
+            "--lambdas: expected at least 2, all different, got 1 1",
+        ),
         ("smooth_calibration", ("--largest", "50"), "argument --largest: expected at least 100 rows, got 50"),
     ],
 )

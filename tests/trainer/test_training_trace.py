@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +265,33 @@ def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
     first.train()
     second.add_callback(TrainingTrace(n_kept_rows=6))
     with pytest.raises(
-        ValueError, match=r"be that of the checkpoint \(n_bins=15, n_kept_rows=5, n_training_rows=1000\)"
+        ValueError,
+        match=r"be that of the checkpoint \(n_bins=15, n_gammas=None, n_kept_rows=5, .*, seed=42\)",
     ):
         second.train(resume_from_checkpoint=True)
-    other_bins = tiny_trainer(tmp_path, max_steps=4, n_bins=10, **settings)
-    other_bins.add_callback(TrainingTrace(n_kept_rows=5))
-    with pytest.raises(ValueError, match="got n_bins=10, n_kept_rows=5, n_training_rows=1000; resume with"):
-        other_bins.train(resume_from_checkpoint=True)
+    for other, got in (
+        (
+            {"n_bins": 10},
+            "got n_bins=10, n_gammas=None, n_kept_rows=5, n_training_rows=1000, seed=42; resume with",
+        ),
+        ({"seed": 7}, r"got n_bins=15, .*, seed=7; resume with the same, or train anew"),
+    ):
+        trainer = tiny_trainer(tmp_path, max_steps=4, **other, **settings)
+        trainer.add_callback(TrainingTrace(n_kept_rows=5))
+        with pytest.raises(ValueError, match=got):
+            trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_trace_has_the_gammas_of_one_table(tmp_path: Path) -> None:
+    saved = {**EACH_STEP, "save_strategy": "steps", "save_steps": 1, "training_trace": True}
+    saved["calibration_method"] = "none"
+    tiny_trainer(tmp_path, max_steps=2, **saved, **GAMMAS).train()
+    with pytest.raises(
+        ValueError, match=r"that of the checkpoint \(n_bins=5, n_gammas=5.*got n_bins=5, n_gammas=None"
+    ):
+        tiny_trainer(tmp_path, max_steps=4, loss="focal", n_bins=5, **saved).train(
+            resume_from_checkpoint=True
+        )
 
 
 def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
@@ -297,9 +318,9 @@ def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path
             if not self.inside and state.global_step:
                 self.inside = True
                 for prefix in ("eval", "training", "probe"):
-                    self.trainer.evaluate(
-                        self.trainer.train_dataset.select(range(3)), metric_key_prefix=prefix
-                    )
+                    rows = self.trainer.train_dataset.select(range(3))
+                    self.trainer.evaluate(rows, metric_key_prefix=prefix, keep_logits=True)
+                    assert len(self.trainer.last_evaluation.logits_and_labels()[1]) == 3
                 self.inside = False
 
     def without_times(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -320,6 +341,26 @@ def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path
         assert len(trainer.last_evaluation.labelled().confidences) == len(trainer.eval_dataset)
         assert trainer.evaluated_dataset is trainer.eval_dataset
     assert ends[0] == ends[1]
+
+
+def test_an_evaluation_of_another_set_is_left_out(tmp_path: Path) -> None:
+    """As by the callback that many have, which evaluates the training set at the end of each epoch."""
+
+    class OnTrainingRows(TrainerCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            kept = deepcopy(control)
+            trainer.evaluate(trainer.train_dataset, metric_key_prefix="train")
+            trainer.evaluate(trainer.train_dataset)
+            return kept
+
+    texts = []
+    for watched in (False, True):
+        trainer = traced(tmp_path / str(watched), TrainingTrace(n_kept_rows=5), eval_strategy="epoch")
+        if watched:
+            trainer.add_callback(OnTrainingRows())
+        trainer.train()
+        texts.append((tmp_path / str(watched) / "training_trace.json").read_text())
+    assert texts[0] == texts[1]
 
 
 def test_a_file_that_cannot_be_written_is_said_before_the_training(tmp_path: Path) -> None:

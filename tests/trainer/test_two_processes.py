@@ -178,7 +178,7 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
     assert first[1].startswith("InputValueError: expected output to be a folder, got the file")
     for ours, theirs in zip(first, second, strict=True):
         reason = ours.split(": ", 1)[1]
-        assert theirs == f"RuntimeError: Saving or pushing failed on another process: {reason}"
+        assert theirs == f"RuntimeError: Another process failed: {reason}"
 
 
 @pytest.mark.slow
