@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ResNet-20 on 3,000 images of CIFAR-10 with three losses, traced, and its figures: about 5 minutes of 2 cores.
+# ResNet-20 on 3,000 images of CIFAR-10 with three losses, traced, and its figures: 7 minutes of one core.
 #   bash recipes/studies/traced_resnet.sh OUTPUT [ARGUMENTS OF THE RECIPE ...]
 # such as --dataset FOLDER --image_column image. The trainings themselves go to outputs/traced_resnet.
 set -euo pipefail
