@@ -84,6 +84,11 @@ for part, figure in figures.items():
     save_figure(figure, args.output / f"traced_trainings_{part}.png")
 
 
+def over_confidence(traced):
+    """(T,) of all rows."""
+    return np.nansum(traced.gaps * traced.counts, axis=1) / traced.n
+
+
 record = {
     "settings": {"boundaries": boundaries},
     "seeds": [],
@@ -95,16 +100,18 @@ record = {
             "accuracy": listed(traced.accuracy),
             "ece": listed(traced.ece),
             "adaptive_ece": listed(traced.adaptive_ece),
+            "confidence_minus_accuracy": listed(over_confidence(traced)),
             "gaps_at_the_end": listed(traced.gaps[-1]),
             "max_logit_quartiles": quartiles(traced.row_max_logit[-1]),
             "rival_quartiles": quartiles(traced.row_rival_probability[-1]),
-            "gammas_at_the_end": listed(traces[name].gammas_after[-1])
-            if traces[name].gammas_after.size
+            "gammas": {bin_: listed(gammas) for bin_, (_, gammas) in of_three_bins(tables[name]).items()}
+            if name in tables
             else None,
             "training_rows": {
                 "n": int(own[name].n[-1]),
                 "accuracy": listed(own[name].accuracy),
                 "ece": listed(own[name].ece),
+                "confidence_minus_accuracy": listed(over_confidence(own[name])),
                 "max_logit_quartiles_by_learned_epoch": {
                     group: {"rows": len(logits), "quartiles": quartiles(logits)}
                     for group, logits in learned_logits(own[name], boundaries).items()
