@@ -53,9 +53,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
     The evaluation set costs no forward pass of its own. The training rows cost one over `n_training_rows` rows at
     each evaluation; random transforms of the training set are applied to them. Weights, random streams and logs are
     as without it, bit for bit. The history is in every checkpoint, and a resumed training continues it. The file is
-    rewritten whole at each evaluation, by the main process. Left out are evaluations of
-    other sets than the trainer's own, those that other callbacks begin within an evaluation, and those whose logits
-    are not finite.
+    rewritten whole at each evaluation, by the main process. Left out are evaluations of other sets than the trainer's
+    own, those that other callbacks begin within an evaluation, and those whose logits are not finite.
 
     Args:
         n_training_rows: how many training rows the sample has; 0 for none.
