@@ -104,12 +104,9 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if not self.is_recording:
             return
         self._check(args, state, trainer)
-        table = self._table()
-        self.settings = {
-            "seed": args.seed,
-            "n_bins": args.n_bins,
-            "n_gammas": None if table is None else len(table),
-        }
+        self._gammas = self._table()
+        n_gammas = None if self._gammas is None else len(self._gammas)
+        self.settings = {"seed": args.seed, "n_bins": args.n_bins, "n_gammas": n_gammas}
         # An evaluation before the first step of a resumed training is none of the uninterrupted one's.
         self._resumed_at = state.global_step or -1
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
@@ -118,7 +115,6 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         kept = {} if saved is None else saved["attributes"]
         self._check_is_the_same(saved)
         self.entries, self.rows = list(kept.get("entries", [])), dict(kept.get("rows", {}))
-        self._gammas = self._table()
         self._draw_training_rows()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -179,10 +175,8 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
             ", ".join(f"{name}={value}" for name, value in sorted(each.items())) for each in settings
         )
         if before != now:
-            requirement, way_out = (
-                f"be that of the checkpoint ({before})",
-                "resume with the same, or train anew",
-            )
+            requirement = f"be that of the checkpoint ({before})"
+            way_out = "resume with the same, or train anew"
             raise InputValueError(expected("TrainingTrace", requirement, now, way_out))
 
     def _draw_training_rows(self) -> None:
@@ -197,7 +191,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
             self._loader = trainer.get_test_dataloader(sample)
 
     def _summary(self, name: str, scores: FloatArray, edges: NDArray[Any]) -> dict[str, Any]:
-        kept = _drawn(len(scores), self.n_kept_rows, self._attached().args.seed)
+        kept = _drawn(len(scores), self.n_kept_rows, self.settings["seed"])
         # Of tokens, and where some rows have no label, those that have one are counted.
         by_row = name == TRAINING and len(scores) == len(self._training_rows)
         numbers = (self._training_rows[kept] if by_row else kept).tolist()

@@ -13,6 +13,7 @@ import time
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
 from records import in_words, kind_of_intervals, over_seeds, write_record
+from trace_figures import of_three_bins
 
 from hf_calib.analysis import moving_average
 from hf_calib.plots import gamma_dynamics, save_figure, small_multiples
@@ -105,18 +106,18 @@ for name in first:
     }
 
 
-def of_three_bins(updates):
-    """The gamma of the lowest, the middle and the highest bin at each update."""
+def gammas_of(updates):
+    """(T, M) of the log of T updates."""
     n_bins = sum(key.startswith("gamma_") for key in updates[0])
-    steps = np.array([entry["step"] for entry in updates])
-    places = {"lowest bin": 0, "middle bin": n_bins // 2, "highest bin": n_bins - 1}
-    return {
-        name: (steps, np.array([entry[f"gamma_{m:02d}"] for entry in updates])) for name, m in places.items()
-    }
+    return np.array([[entry[f"gamma_{m:02d}"] for m in range(n_bins)] for entry in updates])
 
 
 # Figures of the first seed.
-three_bins = {name: of_three_bins(updates) for name, (_, updates) in first.items() if updates}
+three_bins = {
+    name: of_three_bins([entry["step"] for entry in updates], gammas_of(updates))
+    for name, (_, updates) in first.items()
+    if updates
+}
 errors = {
     group: {name: (first[name][0].epochs, first[name][0].ece) for name in members}
     for group, members in groups.items()

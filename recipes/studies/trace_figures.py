@@ -18,6 +18,13 @@ def learned_logits(own, boundaries):
     return {group: own.row_max_logit[-1][mask] for group, mask in groups.items()}
 
 
+def of_three_bins(steps, gammas):
+    """The gammas (T, M) of the lowest, the middle and the highest bin by step (T,), as lines of a figure."""
+    last = gammas.shape[1] - 1
+    places = {"lowest bin": 0, "middle bin": (last + 1) // 2, "highest bin": last}
+    return {name: (steps, gammas[:, m]) for name, m in places.items()}
+
+
 def confidence_figures(held_out, own, boundaries):
     """Dual focal loss's figure 4 and AdaFocal's figure 34: ECE, maximum logits and rivals by epoch, learned rows.
 

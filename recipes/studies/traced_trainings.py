@@ -15,7 +15,13 @@ from pathlib import Path
 import numpy as np
 from options import output_folder
 from records import listed, quartiles, write_record
-from trace_figures import confidence_figures, correspondence_figure, gaps_figure, learned_logits
+from trace_figures import (
+    confidence_figures,
+    correspondence_figure,
+    gaps_figure,
+    learned_logits,
+    of_three_bins,
+)
 
 from hf_calib.analysis import Trace
 from hf_calib.plots import save_figure, small_multiples
@@ -60,26 +66,19 @@ if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
     parser.error("argument trainings: expected trainings with the same number of bins")
 
 
-def of_three_bins(trace):
-    """The gamma of the lowest, the middle and the highest bin after each evaluation."""
-    last = trace.gammas_after.shape[1] - 1
-    places = {"lowest bin": 0, "middle bin": (last + 1) // 2, "highest bin": last}
-    return {name: (trace.steps, trace.gammas_after[:, m]) for name, m in places.items()}
-
-
 # Thirds of the shortest training, by which rows are grouped.
 last = min(traced.epochs[-1] for traced in held_out.values())
 boundaries = sorted({float(f"{last * part / 3:.3g}") for part in (1, 2)})
 figures = confidence_figures(held_out, own, boundaries) | {"gaps": gaps_figure(held_out)}
 if own:
     figures["correspondence"] = correspondence_figure(held_out, own)
-
-
-tables = {name: trace for name, trace in traces.items() if trace.gammas_after.size}
-if tables:
-    figures["gammas"] = small_multiples(
-        {name: of_three_bins(trace) for name, trace in tables.items()}, xlabel="step", ylabel="gamma", level=0
-    )
+gammas = {
+    name: of_three_bins(trace.steps, trace.gammas_after)
+    for name, trace in traces.items()
+    if trace.gammas_after.size
+}
+if gammas:
+    figures["gammas"] = small_multiples(gammas, xlabel="step", ylabel="gamma", level=0)
 for part, figure in figures.items():
     save_figure(figure, args.output / f"traced_trainings_{part}.png")
 
@@ -104,8 +103,8 @@ record = {
             "gaps_at_the_end": listed(traced.gaps[-1]),
             "max_logit_quartiles": quartiles(traced.row_max_logit[-1]),
             "rival_quartiles": quartiles(traced.row_rival_probability[-1]),
-            "gammas": {bin_: listed(gammas) for bin_, (_, gammas) in of_three_bins(tables[name]).items()}
-            if name in tables
+            "gammas": {place: listed(values) for place, (_, values) in gammas[name].items()}
+            if name in gammas
             else None,
             "training_rows": {
                 "n": int(own[name].n[-1]),
