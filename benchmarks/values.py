@@ -1,0 +1,206 @@
+"""Values of losses, metrics, maps, decisions and reports on fixed inputs, one hash each: did a refactoring change any?
+
+    python benchmarks/values.py > before.json     # in a checkout of the old code
+    python benchmarks/values.py > after.json
+    python benchmarks/values.py before.json after.json
+
+The hashes are of the very bits, so both runs need one machine and the same packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, softmax
+
+from hf_calib import decisions, metrics
+from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
+from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.report import calibration_report
+from hf_calib.scaling import SCALERS, estimate_prior
+
+SIZES = {"binary": (300, 2), "ten": (700, 10), "fifty": (1_200, 50)}
+Rows = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def rows(name: str) -> Rows:
+    """Over-confident logits (N, C), float64, with the labels that a third of their size would give."""
+    n_rows, n_classes = SIZES[name]
+    rng = np.random.default_rng(sum(map(ord, name)))
+    logits = 3 * rng.normal(size=(n_rows, n_classes))
+    cumulated = softmax(logits / 3, axis=1).cumsum(axis=1)
+    return logits, (cumulated < rng.random((n_rows, 1))).sum(axis=1).clip(max=n_classes - 1)
+
+
+def labels_per_row() -> Rows:
+    """Logits (400, 6) of several labels a row, some of which are not known."""
+    rng = np.random.default_rng(6)
+    logits = 2 * rng.normal(size=(400, 6)) - 1
+    labels = (rng.random((400, 6)) < expit(logits / 2)).astype(np.int64)
+    labels[rng.random((400, 6)) < 0.05] = -100
+    return logits, labels
+
+
+def of_losses() -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name in LOSSES:
+        for data in SIZES:
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                yield f"loss {name} {data} {dtype}", lambda n=name, d=data, t=dtype: loss(n, d, t)
+
+
+def loss(name: str, data: str, dtype: torch.dtype) -> list[Any]:
+    """The loss and its gradient; of an adaptive one after an update, too."""
+    logits, labels = rows(data)
+    made = make_loss(name)
+    found: list[Any] = []
+    for _ in range(2):
+        leaf = torch.from_numpy(logits).to(dtype).requires_grad_()
+        value = made(leaf, torch.from_numpy(labels))
+        value.backward()
+        found += [value.detach().double().numpy(), leaf.grad.double().numpy()]
+        if not isinstance(made, AdaptiveLoss):
+            break
+        probs = softmax(logits, axis=1)
+        correct = (probs.argmax(axis=1) == labels).astype(np.float64)
+        gaps = np.abs(probs.mean(axis=0) - np.bincount(labels, minlength=probs.shape[1]) / len(labels))
+        made.update(probs.max(axis=1), correct, class_gaps=gaps, progress=0.5)
+        found.append({key: value.numpy() for key, value in made.state_dict().items()})
+    return found
+
+
+def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
+    for data in SIZES:
+        logits, labels = rows(data)
+        probs = softmax(logits, axis=1)
+        for name, entry in METRICS.items():
+            yield f"metric {name} {data}", lambda e=entry, p=probs, y=labels: e.function(p, y)
+            if entry.resampling == "counts":
+                yield (
+                    f"interval {name} {data}",
+                    lambda n=name, p=probs, y=labels: metrics.bootstrap_interval(n, p, y, n_resamples=200),
+                )
+        for options in ({"binning": "quantile"}, {"binning": "equal_mass", "debias": True}, {"norm": "l2"}):
+            yield (
+                f"ece {options} {data}",
+                lambda p=probs, y=labels, o=options: metrics.expected_calibration_error(p, y, **o),
+            )
+        yield f"consistency {data}", lambda p=probs, y=labels: metrics.consistency_test(p, y, n_resamples=200)
+        yield f"ood {data}", lambda z=logits: tuple(metrics.ood_detection(z, z / 2, n_resamples=100).items())
+        yield f"streaming {data}", lambda z=logits, y=labels: streamed(z, y)
+        yield (
+            f"report {data}",
+            lambda p=probs, z=logits, y=labels: calibration_report(
+                p, y, calibrated=softmax(z / 2, axis=1), n_resamples=200
+            ).to_dict(),
+        )
+    yield "streaming several labels", lambda: streamed(*labels_per_row(), multi_label=True)
+
+
+def streamed(logits: Any, labels: Any, *, multi_label: bool = False) -> dict[str, float]:
+    state = StreamingCalibration(n_bins=15, multi_label=multi_label)
+    targets = torch.from_numpy(labels)
+    state.update(torch.from_numpy(logits), targets.double() if multi_label else targets)
+    return state.compute()
+
+
+def of_maps() -> Iterator[tuple[str, Callable[[], Any]]]:
+    for method, entry in SCALERS.items():
+        for data in SIZES:
+            if entry.needs == "labels" and not (data == "fifty" and method == "auto"):
+                yield f"map {method} {data}", lambda e=entry, d=data: mapped(e.load()(), *rows(d))
+    for criterion in ("ece", "adaptive_ece"):
+        scaler = SCALERS["temperature"].load()(criterion)
+        yield f"map temperature {criterion}", lambda s=scaler: mapped(s, *rows("ten"))
+    for method in ("temperature", "auto", "per_label_temperature"):
+        scaler = SCALERS[method].load()()
+        if method != "per_label_temperature":
+            scaler.set_params(multi_label=True)
+        yield f"map {method} several labels", lambda s=scaler: mapped(s, *labels_per_row())
+    yield "prior estimate", lambda: prior()
+
+
+def mapped(scaler: Any, logits: Any, labels: Any) -> list[Any]:
+    scaler.fit(logits, labels)
+    return [scaler.predict_proba(logits), scaler.predict_proba(logits[:50] * 1.5)]
+
+
+def prior() -> list[Any]:
+    logits, labels = rows("ten")
+    scaler = SCALERS["temperature"].load()().fit(logits, labels)
+    target = logits[labels < 6]
+    found = estimate_prior(scaler.predict_proba(target), source_probs=scaler.predict_proba(logits), seed=0)
+    return [found.to_dict(), found.correction(scaler).predict_proba(target)]
+
+
+def of_decisions() -> Iterator[tuple[str, Callable[[], Any]]]:
+    costs = 1.0 - np.eye(10)
+    rules = {
+        "abstain": lambda: decisions.AbstainRule(accuracy=0.7),
+        "abstain by class": lambda: decisions.AbstainRule(accuracy=0.5, by_class=True),
+        "costs": lambda: decisions.CostRule(np.column_stack([costs, np.full(10, 0.4)])),
+        "sets lac": lambda: decisions.PredictionSets(alpha=0.1),
+        "sets aps": lambda: decisions.PredictionSets(alpha=0.1, method="aps"),
+    }
+    for name, make in rules.items():
+        yield f"decisions {name}", lambda m=make: decided(m())
+
+
+def decided(rule: Any) -> list[Any]:
+    logits, labels = rows("ten")
+    probs = softmax(logits / 3, axis=1)
+    rule.fit(probs[:350], labels[:350])
+    return [rule.options(), rule.measure(probs[350:], labels[350:])]
+
+
+def digest(value: Any) -> str:
+    """A hash of arrays, numbers and words, however they are nested."""
+    found = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, dict):
+            for key, item in part.items():
+                add(key)
+                add(item)
+        elif isinstance(part, np.ndarray):
+            found.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
+        elif isinstance(part, list | tuple):
+            for item in part:
+                add(item)
+        elif hasattr(part, "__dataclass_fields__"):
+            add(vars(part))
+        else:
+            found.update(f"{part!r};".encode())
+
+    add(value)
+    return found.hexdigest()[:16]
+
+
+def main(given: list[str]) -> None:
+    if given:
+        before, after = (json.loads(Path(path).read_text()) for path in given)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        print("\n".join(changed) or f"all {len(after)} are the same to the last bit")
+        raise SystemExit(bool(changed))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = {}
+    for part in (of_losses, of_metrics, of_maps, of_decisions):
+        for name, compute in part():
+            try:
+                found[name] = digest(compute())
+            except ValueError as error:  # of a metric that these rows do not have
+                found[name] = f"ValueError: {error}"
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
