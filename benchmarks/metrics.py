@@ -173,7 +173,6 @@ def bootstrap_job() -> tuple[str, dict[str, Run], int]:
     runs: dict[str, Run] = {
         OURS: interval(),
         "hf_calib, equal-mass bins": interval(binning="equal_mass"),
-        "hf_calib, bca": interval(method="bca"),
         "hf_calib, consistency_test": lambda: consistency_test(probs, labels).p_value,
         "scipy.stats.bootstrap of our ECE": theirs,
     }

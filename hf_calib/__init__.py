@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import hf_calib._moved  # noqa: F401  (the old paths of moved modules)
-
 if TYPE_CHECKING:
     from hf_calib._errors import InputError
     from hf_calib.export import fold, fold_temperature, unfold
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
         TrainingTrace,
-        cross_calibrate,
     )
 
 __version__ = "0.2.0"
@@ -36,7 +33,6 @@ __all__ = [
     "TemperatureScalingCallback",
     "TrainingTrace",
     "compare",
-    "cross_calibrate",
     "fold",
     "fold_temperature",
     "pipeline",
@@ -52,7 +48,6 @@ _HOMES = {
     "TemperatureScalingCallback": "hf_calib.trainer",
     "TrainingTrace": "hf_calib.trainer",
     "compare": "hf_calib.study",
-    "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",

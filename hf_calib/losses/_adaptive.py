@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -50,12 +49,6 @@ class AdaptiveLoss(CalibrationLoss):
             ValueError: for an empty set, lengths that differ, NaN, values outside their range, or what the
                 loss needs and was not given. The table is then as it was.
         """
-
-    def observe(self, confidences: Any, correct: Any, *, class_gaps: Any, progress: float) -> None:
-        """Former name of `update`, until 0.4."""
-        message = "AdaptiveLoss.observe is now AdaptiveLoss.update and will be gone in 0.4. Call update."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        self.update(confidences, correct, class_gaps=class_gaps, progress=progress)
 
     @abstractmethod
     def log_values(self) -> dict[str, float]:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics._inputs import row_chunks
 from hf_calib.metrics.binning import Binning, BinSums, FloatArray, IntArray, uniform_bins, uniform_edges
 from hf_calib.metrics.calibration import Norm, binned_error
 
@@ -23,9 +22,6 @@ class Resampled(Protocol):
 
     def evaluate(self, counts: IntArray) -> FloatArray:
         """The metric (R,) of R samples that hold each of N rows counts (R, N) times; their sizes may differ from N."""
-
-    def leave_one_out(self) -> FloatArray:
-        """The metric (N,) of all rows but one, for each one in turn; N is at least 2."""
 
 
 class Mean:
@@ -37,9 +33,6 @@ class Mean:
 
     def evaluate(self, counts: IntArray) -> FloatArray:
         return self._finish(counts.astype(np.float64) @ self._values / counts.sum(axis=1))
-
-    def leave_one_out(self) -> FloatArray:
-        return self._finish((self._values.sum() - self._values) / (len(self._values) - 1))
 
 
 class TopLabel:
@@ -71,18 +64,6 @@ class TopLabel:
     def evaluate(self, counts: IntArray) -> FloatArray:
         return np.array([self._error(self._bin_sums(row[self._order]), int(row.sum())) for row in counts])
 
-    def leave_one_out(self) -> FloatArray:
-        n_examples = len(self._confidences)
-        before = np.pad(self._columns[:, :-1].cumsum(axis=1), ((0, 0), (1, 0)))
-        errors = np.empty(n_examples)
-        for part in row_chunks(n_examples, self._n_bins + 1):
-            left_out = np.arange(part.start, part.stop)[:, np.newaxis]
-            cuts = self._cuts_without(left_out)
-            sums = before[:, cuts] - self._columns[:, left_out] * (left_out < cuts)
-            bins = np.diff(sums, axis=2).swapaxes(0, 1)
-            errors[self._order[part]] = [self._error(BinSums(*each), n_examples - 1) for each in bins]
-        return errors
-
     def _error(self, sums: BinSums, n_examples: int) -> float:
         return binned_error(sums, n_examples=n_examples, norm=self._norm, debias=self._debias)
 
@@ -111,19 +92,6 @@ class TopLabel:
         positions = _equal_mass_positions(n_examples, self._n_bins)
         cuts = np.searchsorted(up_to, positions, side="right")
         return cuts, positions - np.append(0, up_to)[cuts]
-
-    def _cuts_without(self, left_out: IntArray) -> IntArray:
-        """The cuts (B, M + 1), as row numbers, when one of the rows left_out (B, 1) is missing."""
-        n_others = len(self._confidences) - 1
-        if self._binning == "uniform":
-            return np.broadcast_to(self._fixed, (len(left_out), self._n_bins + 1))
-        if self._binning == "quantile":
-            edges = _quantile_edges(
-                lambda ranks: self._confidences[ranks + (ranks >= left_out)], n_others, self._n_bins
-            )
-            return self._cuts_at(edges)
-        positions = _equal_mass_positions(n_others, self._n_bins)
-        return positions + (positions > left_out)
 
     def _cuts_at(self, edges: FloatArray) -> IntArray:
         """The cuts at edges (..., M + 1); all rows are one bin where all confidences are equal."""
@@ -160,20 +128,6 @@ class Classwise:
         totals = weights @ self._gaps
         return np.array([self._error(*pair) for pair in zip(weights, totals, strict=True)])
 
-    def leave_one_out(self) -> FloatArray:
-        n_examples, n_classes = self._probs.shape
-        first_slot = np.arange(n_classes) * self._n_bins
-        blocks = list(row_chunks(n_examples, n_classes))
-        sums = np.zeros(n_classes * self._n_bins)
-        for block in blocks:
-            slots = uniform_bins(self._probs[block], self._n_bins) + first_slot
-            sums += np.bincount(slots.ravel(), self._gaps[block].ravel(), minlength=len(sums))
-        errors = np.empty(n_examples)
-        for block in blocks:
-            own = sums[uniform_bins(self._probs[block], self._n_bins) + first_slot]
-            errors[block] = (np.abs(own - self._gaps[block]) - np.abs(own)).sum(axis=1)
-        return (np.abs(sums).sum() + errors) / ((n_examples - 1) * n_classes)
-
     def _error(self, weights: FloatArray, totals: FloatArray) -> float:
         upper = np.empty(0)
         if len(self._starts):
@@ -192,10 +146,6 @@ class AnyMetric:
     def evaluate(self, counts: IntArray) -> FloatArray:
         rows = np.arange(len(self._arrays[0]))
         return np.array([self._of(np.repeat(rows, each)) for each in counts])
-
-    def leave_one_out(self) -> FloatArray:
-        rows = np.arange(len(self._arrays[0]))
-        return np.array([self._of(np.delete(rows, row)) for row in rows])
 
     def _of(self, rows: IntArray) -> float:
         return float(self._metric(*(array[rows] for array in self._arrays)))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import (
-    check_choice,
     check_confidence_level,
     check_n_resamples,
     check_probs_and_any_labels,
@@ -23,10 +21,6 @@ from hf_calib.metrics._resampled import AnyMetric, Resampled
 from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.by_name import Metric, MetricFunction, find_metric
 
-Method = Literal["percentile", "bca"]
-METHODS: tuple[Method, ...] = ("percentile", "bca")
-
-MOST_METRIC_CALLS = 10_000  # that BCa may ask for, one per example
 _SAME = 1e-12  # a resample this near to the value differs from it by rounding only
 _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
 
@@ -46,21 +40,13 @@ def bootstrap_interval(
     *,
     n_resamples: int = 1000,
     confidence_level: float = 0.95,
-    method: Method = "percentile",
     seed: int = 0,
     **options: Any,
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
     To say how certain a reported number is. It does not test calibration: for "could this error be chance
-    alone?" take `consistency_test`. "percentile" takes quantiles of the resampled metric $\theta^*$; "bca"
-    moves their levels to correct for median bias and for a spread that changes with the value:
-
-    $$\alpha \mapsto \Phi\Big(z_0 + \frac{z_0 + z_\alpha}{1 - a (z_0 + z_\alpha)}\Big), \quad
-    z_0 = \Phi^{-1}\big(P(\theta^* < \hat\theta)\big), \quad
-    a = \frac{\sum_i (\bar\theta - \theta_{-i})^3}{6 (\sum_i (\bar\theta - \theta_{-i})^2)^{3/2}}$$
-
-    with $\theta_{-i}$ the metric without example i.
+    alone?" take `consistency_test`. The ends are quantiles of the metric on resamples (a percentile interval).
 
     Args:
         metric: the name of a metric of `hf_calib.metrics` that takes probs and labels, or a function
@@ -69,7 +55,6 @@ def bootstrap_interval(
         labels: (N,) int in [0, C), or soft labels (N, C) float where the metric takes them.
         n_resamples: how many resamples of N rows to draw, at least 1.
         confidence_level: in (0, 1).
-        method: "percentile" or "bca".
         seed: of the random draws; the same seed gives the same interval.
         options: go to the metric, such as ``n_bins=10``. One that has the name of an argument here, as the
             ``metric`` of `post_processing_gap`, goes in with the function: ``functools.partial``.
@@ -80,9 +65,8 @@ def bootstrap_interval(
     Raises:
         TypeError: if a dtype is wrong, or metric is neither a name nor a function.
         ValueError: if probs are no probabilities, labels do not fit, an option is out of range, the metric
-            is not finite, the metric is `kde_calibration_error` (it counts the copies of an example as its
-            neighbours), or BCa is undefined or would take a call of the metric per example for more than
-            10,000 examples.
+            is not finite, or the metric is `kde_calibration_error` (it counts the copies of an example as its
+            neighbours).
 
     Notes:
         Every path draws rows with replacement, exactly. For the expected and maximum calibration error, the
@@ -100,19 +84,18 @@ def bootstrap_interval(
         ============================  ========  ========  =====
         gap                               0.05      0.02      0
         ============================  ========  ========  =====
-        percentile                         93%       51%     0%
-        bca                                88%       82%     0%
-        percentile, ``debias=True``        95%       90%     2%
+        plain                              93%       51%     0%
+        ``debias=True``                    95%       90%     2%
         ============================  ========  ========  =====
 
-        So take ``debias=True`` with "percentile" for the ECE, and near calibration, where the truth lies at
+        So take ``debias=True`` for the ECE, and near calibration, where the truth lies at
         the end of the range and no bootstrap interval can be relied on, `consistency_test`. Proper scores
         and accuracy have no such bias.
 
         Where all resamples are equal (one example, or all alike) the interval is the value.
 
     References:
-        Efron and Tibshirani 1993, sections 13.3 and 14.3 (equations 14.10, 14.14 and 14.15).
+        Efron and Tibshirani 1993, section 13.3.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
@@ -120,21 +103,15 @@ def bootstrap_interval(
     """
     n_resamples = check_n_resamples(n_resamples)
     check_confidence_level(confidence_level)
-    check_choice("method", method, METHODS)
     rng = np.random.default_rng(check_seed(seed))
     rows, targets = check_probs_and_any_labels(probs, labels)
     found = find_metric(metric)
     if found.resampling == "none":
         raise InputValueError(_copies_as_neighbours())
     value = finite_value(found.function, rows, targets, options)
-    if method == "bca" and found.resampling != "counts":
-        _refuse_many_calls(len(rows))
     resampled = _resampled(found, rows, targets, options)
     (draws,) = _draw([resampled], len(rows), n_resamples, rng)
-    levels = two_sided(confidence_level)
-    if method == "bca" and not _all_same(draws, value):
-        levels = _bca_levels(levels, value, draws, resampled)
-    return interval_of(value, draws, levels)
+    return interval_of(value, draws, two_sided(confidence_level))
 
 
 def percentile_intervals(
@@ -198,13 +175,9 @@ def two_sided(confidence_level: float) -> FloatArray:
     return np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
 
 
-def _all_same(draws: FloatArray, value: float) -> bool:
-    return bool(np.abs(draws - value).max() <= _SAME)
-
-
 def interval_of(value: float, draws: FloatArray, levels: FloatArray) -> Interval:
     """The quantiles of resampled values (B,) at two levels; all equal, they are the value."""
-    if _all_same(draws, value):
+    if np.abs(draws - value).max() <= _SAME:
         return Interval(value, value, value)
     low, high = np.quantile(draws, levels)
     return Interval(value, float(low), float(high))
@@ -240,13 +213,6 @@ def _copies_as_neighbours() -> str:
     return expected("metric", requirement, "kde_calibration_error", way_out)
 
 
-def _refuse_many_calls(n_examples: int) -> None:
-    if n_examples > MOST_METRIC_CALLS:
-        requirement = f"be 'percentile' for more than {MOST_METRIC_CALLS} examples"
-        way_out = "BCa calls this metric once per example; use method='percentile'"
-        raise InputValueError(expected("method", requirement, f"'bca' with {n_examples} examples", way_out))
-
-
 def _draw(
     resampled: Sequence[Resampled], n_examples: int, n_resamples: int, rng: np.random.Generator
 ) -> list[FloatArray]:
@@ -263,22 +229,3 @@ def draw_counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> 
     for part in row_chunks(n_resamples, n_examples, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n_examples, (part.stop - part.start, n_examples))
         yield np.stack([np.bincount(rows, minlength=n_examples) for rows in drawn])
-
-
-def _bca_levels(levels: FloatArray, value: float, draws: FloatArray, resampled: Resampled) -> FloatArray:
-    """The levels that correct for median bias (z_0) and acceleration (a)."""
-    # Half of the ties, as counted by the normal approximation to a discrete metric.
-    below = (np.mean(draws < value - _SAME) + np.mean(draws <= value + _SAME)) / 2
-    if below in (0, 1):
-        got = f"all {len(draws)} on one side of {value:.6g}"
-        way_out = "use method='percentile'; for a calibrated model consistency_test says more"
-        raise InputValueError(
-            expected("the resamples", "lie on both sides of the value for BCa", got, way_out)
-        )
-    bias = ndtri(below)
-    others = resampled.leave_one_out()
-    distance = others.mean() - others
-    spread = np.sum(distance**2)
-    acceleration = np.sum(distance**3) / (6 * spread**1.5) if spread > 0 else 0.0
-    shifted = bias + ndtri(levels)
-    return ndtr(bias + shifted / (1 - acceleration * shifted))

@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.data.sources import load_rows as load_rows  # where it was first
 from hf_calib.predictions.files import Predictions
 from hf_calib.predictions.labels import column_values, label_ids
 from hf_calib.predictions.loading import check_problem, load_trained, refusals

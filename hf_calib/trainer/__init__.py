@@ -2,7 +2,6 @@
 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
-from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.trainer import CalibrationTrainer
 from hf_calib.trainer.training_trace import TrainingTrace
 
@@ -11,8 +10,6 @@ __all__ = [
     "CalibrationMapCallback",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
-    "CrossCalibration",
     "TemperatureScalingCallback",
     "TrainingTrace",
-    "cross_calibrate",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -148,10 +147,6 @@ class CalibrationTrainingArguments(TrainingArguments):
             "help": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too."
         },
     )
-    # Behind the new name, which it sets.
-    temperature_strategy: str | None = field(
-        default=None, metadata={"help": "The old name of calibration_strategy, until 0.4."}
-    )
     gather_batch: bool = field(
         default=False,
         metadata={
@@ -257,11 +252,6 @@ class CalibrationTrainingArguments(TrainingArguments):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "temperature_strategy" and value is not None:
-            message = "temperature_strategy has a new name. Use calibration_strategy."
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
-            self.calibration_strategy = value
-            return
         if name == "gamma_update_schedule":
             value = _from_json(value) if isinstance(value, str) else value
             value = None if value is None else read_schedule(value, name)

@@ -113,14 +113,6 @@ class TestState:
         loss.load_state_dict(before)
         assert_close(dict(loss.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
 
-    def test_the_former_name_of_update(self, name: str) -> None:
-        loss, same = make_loss(name), make_loss(name)
-        held_out = {"class_gaps": [0.1] * 5, "progress": 0.5}
-        loss.update([0.3, 0.6, 0.9], [0, 1, 0], **held_out)
-        with pytest.warns(DeprecationWarning, match="Call update"):
-            same.observe([0.3, 0.6, 0.9], [0, 1, 0], **held_out)
-        assert_close(dict(same.state_dict()), dict(loss.state_dict()), rtol=0, atol=0, equal_nan=True)
-
     def test_a_missing_entry_is_refused(self, name: str) -> None:
         state = updated(name).state_dict()
         del state[min(TABLES[name])]

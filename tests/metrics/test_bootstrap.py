@@ -12,7 +12,7 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
-from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
+from hf_calib.metrics._resampled import AnyMetric, Classwise, Resampled, TopLabel
 from hf_calib.metrics.binning import BINNINGS
 from hf_calib.metrics.bootstrap import percentile_intervals
 from hf_calib.metrics.by_name import METRICS
@@ -36,7 +36,7 @@ def predictions(n_examples: int, n_classes: int = 4, seed: int = 0) -> tuple[np.
 
 
 def scipy_interval(
-    function: Callable[..., float], probs: np.ndarray, labels: np.ndarray, n_resamples: int, method: str
+    function: Callable[..., float], probs: np.ndarray, labels: np.ndarray, n_resamples: int
 ) -> tuple[float, float]:
     """The same draws, evaluated by calling the metric on the drawn rows, in the order of the data."""
 
@@ -49,7 +49,7 @@ def scipy_interval(
         metric,
         vectorized=False,
         n_resamples=n_resamples,
-        method=method,
+        method="percentile",
         random_state=np.random.default_rng(0),
     )
     return tuple(result.confidence_interval)
@@ -58,42 +58,39 @@ def scipy_interval(
 # Against scipy: the same draws, so the same interval
 
 
-@pytest.mark.parametrize("method", ["percentile", "bca"])
 @pytest.mark.parametrize("binning", BINNINGS)
 @pytest.mark.parametrize(("norm", "debias"), ERRORS)
-def test_binned_errors_equal_scipys_bootstrap(method: str, binning: str, norm: str, debias: bool) -> None:
+def test_binned_errors_equal_scipys_bootstrap(binning: str, norm: str, debias: bool) -> None:
     probs, labels = predictions(150)
     # Few bins for "max": in small ones the largest gap is often the same, and ties are for rounding to break.
     n_bins = 2 if norm == "max" else 6
     options = {"binning": binning, "norm": norm, "debias": debias, "n_bins": n_bins}
-    ours = bootstrap_interval(ECE, probs, labels, n_resamples=100, method=method, **options)
+    ours = bootstrap_interval(ECE, probs, labels, n_resamples=100, **options)
     function = partial(metrics.expected_calibration_error, **options)
-    theirs = scipy_interval(function, probs, labels, 100, method)
+    theirs = scipy_interval(function, probs, labels, 100)
     assert ours[1:] == pytest.approx(theirs, **EXACT)
     assert ours.value == function(probs, labels)
 
 
-@pytest.mark.parametrize("method", ["percentile", "bca"])
 @pytest.mark.parametrize("name", [*MEANS, "maximum_calibration_error", "classwise_calibration_error"])
-def test_other_fast_metrics_equal_scipys_bootstrap(name: str, method: str) -> None:
+def test_other_fast_metrics_equal_scipys_bootstrap(name: str) -> None:
     probs, labels = predictions(150)
     options = {"n_bins": 2} if name == "maximum_calibration_error" else {}
     function = partial(getattr(metrics, name), **options)
-    ours = bootstrap_interval(name, probs, labels, n_resamples=100, method=method, **options)
-    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100, method), **EXACT)
+    ours = bootstrap_interval(name, probs, labels, n_resamples=100, **options)
+    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100), **EXACT)
     assert ours.value == function(probs, labels)
 
 
-@pytest.mark.parametrize("method", ["percentile", "bca"])
-def test_any_function_equals_scipys_bootstrap(method: str) -> None:
+def test_any_function_equals_scipys_bootstrap() -> None:
     probs, labels = predictions(80)
 
     def spread_of_confidence(probs: np.ndarray, labels: np.ndarray, power: int) -> float:
         return np.std(probs.max(axis=1) ** power) + np.mean(labels == 0)
 
-    ours = bootstrap_interval(spread_of_confidence, probs, labels, n_resamples=100, method=method, power=2)
+    ours = bootstrap_interval(spread_of_confidence, probs, labels, n_resamples=100, power=2)
     function = partial(spread_of_confidence, power=2)
-    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100, method), **EXACT)
+    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100), **EXACT)
 
 
 def test_draws_are_distributed_as_scipys_with_another_seed() -> None:
@@ -189,16 +186,11 @@ def test_means_equal_the_metric_on_hard_and_soft_labels(name: str, soft: bool) -
     probs[0] = [1, 0, 0]
     if soft:
         labels = softmax(np.random.default_rng(0).standard_normal(probs.shape), axis=1)
-    options = {"n_resamples": 50, "method": "bca"}
+    options = {"n_resamples": 50}
     fast = bootstrap_interval(name, probs, labels, **options)
     assert fast == pytest.approx(
         bootstrap_interval(getattr(metrics, name), probs, labels, **options), **EXACT
     )
-
-
-def test_mean_leaves_one_out() -> None:
-    np.testing.assert_allclose(Mean(np.array([1.0, 2.0, 6.0])).leave_one_out(), [4, 3.5, 1.5])
-    np.testing.assert_allclose(Mean(np.array([1.0, 9.0]), root=True).leave_one_out(), [3, 1])
 
 
 @pytest.mark.parametrize("metric", [name for name in METRICS if name != "kde_calibration_error"])
@@ -222,20 +214,6 @@ def test_accuracy_interval_is_the_binomials() -> None:
     for end, level in ((interval.low, 0.05), (interval.high, 0.95)):
         # The level that the end has really, within five standard errors of 4,000 draws.
         assert exact.cdf(end * 500 - 1) - 0.018 < level < exact.cdf(end * 500) + 0.018
-
-
-def test_bca_shifts_as_the_skewness_of_a_mean_says() -> None:
-    probs, labels = predictions(300)
-    values = -np.log(probs[np.arange(300), labels])
-    acceleration = stats.skew(values) / (6 * np.sqrt(300))
-    options = {"n_resamples": 20_000, "confidence_level": 0.9}
-    percentile = bootstrap_interval("negative_log_likelihood", probs, labels, **options)
-    corrected = bootstrap_interval("negative_log_likelihood", probs, labels, method="bca", **options)
-    # To first order in a, the level z moves to z + 2 z_0 + a z^2, and for a mean z_0 is a.
-    z = stats.norm.ppf(0.95)
-    error = values.std() / np.sqrt(300)
-    for ours, plain in zip(corrected[1:], percentile[1:], strict=True):
-        assert ours - plain == pytest.approx(acceleration * (z**2 + 2) * error, rel=0.35)
 
 
 def test_intervals_of_a_proper_score_hold_the_truth_as_often_as_they_say() -> None:
@@ -262,18 +240,6 @@ def test_debiasing_brings_percentile_intervals_of_the_ece_back_to_the_truth() ->
     assert held[True] > 48
 
 
-def test_noise_pushes_percentile_intervals_of_the_ece_up_and_bca_less() -> None:
-    rng = np.random.default_rng(0)
-    top = rng.uniform(0.5, 1, 1000)
-    probs = np.stack([top, 1 - top], axis=1)
-    labels = np.where(rng.random(1000) < top - 0.01, 0, 1)
-    percentile = bootstrap_interval(ECE, probs, labels)
-    corrected = bootstrap_interval(ECE, probs, labels, method="bca")
-    assert percentile.low > 0.01  # the truth
-    assert corrected.low < percentile.low
-    assert corrected.high < percentile.high
-
-
 # Options
 
 
@@ -289,12 +255,10 @@ def test_confidence_level_widens_and_seed_repeats() -> None:
 @pytest.mark.parametrize("metric", [ECE, "accuracy", "classwise_calibration_error", metrics.brier_score])
 def test_blocks_change_nothing(metric: object, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = predictions(90)
-    whole = bootstrap_interval(metric, probs, labels, n_resamples=25, method="bca")
+    whole = bootstrap_interval(metric, probs, labels, n_resamples=25)
     monkeypatch.setattr("hf_calib.metrics.bootstrap._BLOCK_ELEMENTS", 300)
     monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 64)
-    assert bootstrap_interval(metric, probs, labels, n_resamples=25, method="bca") == pytest.approx(
-        whole, **EXACT
-    )
+    assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(whole, **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -313,70 +277,17 @@ def test_narrow_floats_and_inputs_left_alone(metric: str, dtype: type) -> None:
 # Where there is nothing to spread
 
 
-@pytest.mark.parametrize("method", ["percentile", "bca"])
 @pytest.mark.parametrize("metric", [ECE, "classwise_calibration_error", "accuracy", metrics.brier_score])
 @pytest.mark.parametrize("n_examples", [1, 30])
-def test_equal_examples_give_the_value_alone(method: str, metric: object, n_examples: int) -> None:
+def test_equal_examples_give_the_value_alone(metric: object, n_examples: int) -> None:
     probs, labels = np.tile([0.3, 0.7], (n_examples, 1)), np.zeros(n_examples, dtype=int)
-    interval = bootstrap_interval(metric, probs, labels, n_resamples=50, method=method)
+    interval = bootstrap_interval(metric, probs, labels, n_resamples=50)
     assert interval == Interval(interval.value, interval.value, interval.value)
     function = getattr(metrics, metric) if isinstance(metric, str) else metric
     assert interval.value == function(probs, labels)
 
 
-def test_bca_without_acceleration() -> None:
-    probs = np.array([[0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
-
-    def distinct(probs: np.ndarray, labels: np.ndarray) -> float:
-        return len(np.unique(probs[:, 0])) / len(probs)
-
-    interval = bootstrap_interval(distinct, probs, np.zeros(3, dtype=int), method="bca")
-    # Without any one row it is 1 again. The value is the median of no resample: levels move up, to the top.
-    assert interval.value == interval.high == 1
-    assert interval.low in (1 / 3, 2 / 3)
-
-
-def test_bca_refuses_when_every_resample_is_worse() -> None:
-    probs, labels = predictions(100)
-    mean = probs.max(axis=1).mean()
-    message = r"lie on both sides of the value for BCa, got all 30 on one side of 0; .* consistency_test"
-    with pytest.raises(ValueError, match=message):
-        bootstrap_interval(
-            lambda p, y: abs(p.max(axis=1).mean() - mean), probs, labels, method="bca", n_resamples=30
-        )
-
-
 # What users get wrong
-
-
-def test_bca_of_a_slow_metric_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.metrics.bootstrap.MOST_METRIC_CALLS", 10)
-    probs, labels = predictions(11)
-    calls = []
-
-    def counted(probs: np.ndarray, labels: np.ndarray) -> float:
-        calls.append(len(probs))
-        return float(np.mean(labels))
-
-    with pytest.raises(ValueError, match=r"'percentile' for more than 10 .* with 11 examples; BCa calls"):
-        bootstrap_interval(counted, probs, labels, method="bca")
-    assert calls == [11]
-    assert bootstrap_interval(ECE, probs, labels, method="bca", n_bins=2).low >= 0
-
-
-def test_bca_calls_a_metric_for_ten_thousand_examples_and_no_more() -> None:
-    probs, labels = np.tile([[0.25, 0.75], [0.5, 0.5]], (5_000, 1)), np.arange(10_000) % 3 % 2
-
-    def mean_label(probs: np.ndarray, labels: np.ndarray) -> float:
-        return float(np.mean(labels))
-
-    options = {"n_resamples": 20, "method": "bca"}
-    interval = bootstrap_interval(mean_label, probs, labels, **options)
-    as_accuracy = bootstrap_interval("accuracy", np.tile([[0.0, 1.0]], (10_000, 1)), labels, **options)
-    assert interval == pytest.approx(as_accuracy, rel=1e-9)
-    one_more = np.append(probs, [[0.5, 0.5]], axis=0), np.append(labels, 0)
-    with pytest.raises(ValueError, match="for more than 10000 examples, got 'bca' with 10001 examples"):
-        bootstrap_interval(mean_label, *one_more, **options)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +307,6 @@ def test_bca_calls_a_metric_for_ten_thousand_examples_and_no_more() -> None:
             r"confidence_level to lie in \(0, 1\), got 95; use 0\.95",
         ),
         (ECE, {"confidence_level": float("nan")}, ValueError, "confidence_level"),
-        (ECE, {"method": "BCa"}, ValueError, "method to be one of 'percentile', 'bca', got 'BCa'"),
         (ECE, {"binning": "equal"}, ValueError, "expected binning to be one of"),
         (ECE, {"n_bins": 0}, ValueError, "n_bins to be at least 1"),
         (ECE, {"bins": 10}, TypeError, "bins"),

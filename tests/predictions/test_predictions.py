@@ -17,8 +17,9 @@ from datasets import ClassLabel, Dataset, Features, Value
 from scipy.special import softmax
 
 from hf_calib._errors import InputValueError
+from hf_calib.data.sources import load_rows
 from hf_calib.predictions.files import Predictions, load_predictions, load_unlabelled, save_predictions
-from hf_calib.predictions.texts import load_classifier, load_rows, predict
+from hf_calib.predictions.texts import load_classifier, predict
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "NA", "sport")  # a name that some readers take for a missing value

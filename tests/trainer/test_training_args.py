@@ -310,21 +310,6 @@ def test_a_best_model_by_metrics_after_a_temperature_needs_one_at_each_evaluatio
     assert arguments(tmp_path, **metric, calibration_strategy="evaluate").greater_is_better is False
 
 
-def test_the_old_name_of_the_strategy_works_and_says_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        DeprecationWarning, match="temperature_strategy has a new name. Use calibration_strategy"
-    ):
-        args = arguments(tmp_path, temperature_strategy="evaluate")
-    assert (args.calibration_strategy, args.temperature_strategy) == ("evaluate", None)
-    assert (
-        arguments(tmp_path, **{"calibration_strategy": args.calibration_strategy}).to_dict() == args.to_dict()
-    )
-    args.calibration_strategy = "end"
-    with pytest.warns(DeprecationWarning, match="Use calibration_strategy"):
-        args.temperature_strategy = "evaluate"
-    assert args.calibration_strategy == "evaluate"
-
-
 def test_hyperparameters_of_the_loss_have_flat_names(tmp_path: Path) -> None:
     args = arguments(tmp_path, loss="focal_calibration", loss_kwargs={"gamma": 2.0})
     assert (args.loss_gamma, args.loss_brier_weight) == (2.0, 0.5)
