@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_calib.models import GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification
+from hf_calib.papers import GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification
 
 
 def padded(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -33,10 +33,15 @@ from hf_calib.data import (
     load_data,
     load_elsewhere,
     multi_hot,
-    ten_crops,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
-from hf_calib.models import IMAGE_NETWORKS, network_config
+from hf_calib.papers import (
+    IMAGE_NETWORKS,
+    gaussian_noise,
+    network_config,
+    ten_crops,
+    write_ten_crop_report,
+)
 
 
 @dataclass
@@ -87,6 +92,12 @@ class ModelArguments:
             "crops of 224. The saved model sees one image."
         },
     )
+    ood_noise: bool = field(
+        default=False,
+        metadata={
+            "help": "Tell the test images under the noise of CIFAR-10-C from the test set, as --ood_data does."
+        },
+    )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
 
@@ -99,7 +110,10 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
-    elsewhere = load_elsewhere(data_args, dataset["test"], images=True)
+    elsewhere = load_elsewhere(data_args, images=True)
+    if model_args.ood_noise:
+        unlabelled = dataset["test"].remove_columns("label")
+        elsewhere["gaussian noise"] = gaussian_noise(unlabelled, seed=data_args.split_seed)
 labels = label_maps(dataset)
 dataset = multi_hot(dataset)  # several labels a row become floats
 
@@ -154,5 +168,7 @@ trainer = CalibrationTrainer(
     processing_class=processor,
     data_collator=collate_images,
 )
-train_and_report(trainer, test, elsewhere=elsewhere, ten_crops=crops, resume=model_args.resume)
+train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
+if crops:
+    write_ten_crop_report(trainer, crops, f"{training_args.output_dir}/report_ten_crops")
 trainer.accelerator.end_training()

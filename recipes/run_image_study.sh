@@ -13,6 +13,6 @@ for seed in ${seeds:-1 42}; do # of the papers' 1, 42 and 71
   hf-calib compare "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml \
     --losses "$losses" --seeds "$seed" --output "$output/cifar10_resnet20" ${COMPARE:---jobs 2} --no-keep-models -- \
     --train_file "$data/cifar10/train.parquet" --test_file "$data/cifar10/test.parquet" --image_column image \
-    --ood_data "$data/mnist/test.parquet" gaussian_noise --max_train_samples 10000 --calibration_size 2000 \
+    --ood_data "$data/mnist/test.parquet" --ood_noise --max_train_samples 10000 --calibration_size 2000 \
     --num_train_epochs 30 --lr_milestones 13 21 --bf16 false --dataloader_num_workers 0 --disable_tqdm true
 done

@@ -77,7 +77,7 @@ def config_of(source: str, trust_remote_code: bool) -> PreTrainedConfig | None:
     """A model's configuration; None for one that cannot be read, which is left to the loading."""
     from transformers import AutoConfig
 
-    import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
+    import hf_calib.papers.networks  # noqa: F401  # the papers' networks, for the Auto classes
     from hf_calib.predictions.loading import refusals
 
     try:

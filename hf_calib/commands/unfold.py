@@ -97,7 +97,7 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
     import transformers
     from huggingface_hub import snapshot_download
 
-    import hf_calib.models  # noqa: F401  (they are known to transformers then)
+    import hf_calib.papers.networks  # noqa: F401  (they are known to transformers then)
 
     way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
     try:

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_elsewhere
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
-from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
 from hf_calib.data.multi_label import multi_hot
 from hf_calib.data.newsgroups import newsgroups_dataset
-from hf_calib.data.pixels import PixelTransform, decode_images, ten_crops
+from hf_calib.data.pixels import PixelTransform, decode_images
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import (
     add_label_noise,
@@ -49,7 +48,6 @@ __all__ = [
     "decode_images",
     "docstring_dataset",
     "draw_test",
-    "gaussian_noise",
     "label_maps",
     "limit_samples",
     "load_data",
@@ -61,7 +59,6 @@ __all__ = [
     "split_calibration",
     "strip_headers",
     "tag_maps",
-    "ten_crops",
     "tokenize_words",
     "warn_shared_texts",
 ]

@@ -11,7 +11,6 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from hf_calib._errors import InputValueError, expected
 from hf_calib._names import short_names
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
-from hf_calib.data.corruptions import gaussian_noise
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note
 from hf_calib.data.newsgroups import newsgroups_dataset
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
 NEWSGROUPS = "sklearn/20newsgroups"
-NOISE = "gaussian_noise"
 
 
 @dataclass
@@ -123,7 +121,7 @@ class DataArguments:
         default=None,
         metadata={
             "help": "Inputs of none of the classes, which the report tells from the test set: files, folders or "
-            f"datasets on the Hub, also several; for images {NOISE!r}, the test set's with the noise of CIFAR-10-C."
+            "datasets on the Hub, also several."
         },
     )
     ood_split: str = field(default="test", metadata={"help": "Of these, where they are no files."})
@@ -200,14 +198,13 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     )
 
 
-def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) -> dict[str, Dataset]:
+def load_elsewhere(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
     """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
     A file or folder is named by the last two parts of its path, or by more where two would have one name.
 
     Args:
         args: with the columns' names.
-        test: the split to add noise to.
         images: whether the inputs are images.
 
     Raises:
@@ -216,10 +213,6 @@ def load_elsewhere(args: DataArguments, test: Dataset, *, images: bool = False) 
     found = {}
     sources = args.ood_data or []
     for source, name in zip(sources, short_names(sources), strict=True):
-        if images and source == NOISE:
-            columns = [column for column in test.column_names if column != "label"]
-            found["gaussian noise"] = gaussian_noise(test.select_columns(columns), seed=args.split_seed)
-            continue
         rows = load_rows(source, split=args.ood_split, argument="ood_data")
         column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
         inputs = choose_inputs(rows, name=source, **column)

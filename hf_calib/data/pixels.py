@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, Value
 from torch import Tensor
-from transformers import BaseImageProcessor, ViTImageProcessorPil
+from transformers import BaseImageProcessor
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.data.images import border, decode_at
@@ -116,83 +116,16 @@ class PixelTransform:
             raise InputValueError(expected("crop", f"be one of {_CROPS}", repr(self.crop), way_out))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        images = _stacked(batch)
+        images = stacked_pixels(batch)
         if self.crop == "pad":
             images = _shifted(images, self.padding)
         if self.flip:
             flipped = torch.rand(len(images)) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(2), images)
-        return _inputs(images, self.processor, batch)
+        return model_inputs(images, self.processor, batch)
 
 
-def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> list[Dataset]:
-    """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
-
-    The mean of the model's probabilities over them is the usual protocol of CheXNet. Images are decoded and resized
-    once, to a square, and kept as `decode_images` keeps them.
-
-    Args:
-        dataset: with the column `image`, as `choose_columns` returns it.
-        processor: an image processor on the PIL backend; a crop has the size that it gives a whole image, and its
-            mean and standard deviation normalise.
-        size: height and width of the square; usually 256 for crops of 224.
-
-    Returns:
-        Ten datasets of the same rows, each with one view: top left, top right, bottom left, bottom right, centre, and
-        the same five of the mirror image. They have `pixel_values` (3, height, width) and, where the dataset has
-        labels, `labels`.
-
-    Raises:
-        ValueError: if the square is smaller than a crop, or an image cannot be read; the message names its row.
-
-    Notes:
-        The places are those of torchvision's `TenCrop`.
-
-    >>> from PIL import Image
-    >>> from transformers import ViTImageProcessorPil
-    >>> images = Dataset.from_dict({"image": [Image.new("RGB", (40, 30))]})
-    >>> crops = ten_crops(images, ViTImageProcessorPil(size={"height": 28, "width": 28}), 32)
-    >>> len(crops), crops[0][0]["pixel_values"].shape
-    (10, torch.Size([3, 28, 28]))
-    """
-    options: Any = processor  # of which the base class declares nothing
-    first = dataset[0]
-    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))["pixel_values"][0]
-    height, width = np.asarray(whole).shape[1:]
-    if size < max(height, width):
-        requirement, way_out = f"be at least the side of a crop, {max(height, width)}", "256 is usual for 224"
-        raise InputValueError(expected("the size of the images for ten crops", requirement, size, way_out))
-    square = ViTImageProcessorPil(size={"height": size, "width": size}, resample=options.resample)
-    decoded = decode_images(dataset, square)
-    bottom, right = size - height, size - width
-    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (round(bottom / 2), round(right / 2))]
-    return [
-        decoded.with_transform(_FixedCrop(processor, top, left, height, width, mirrored))
-        for mirrored in (False, True)
-        for top, left in places
-    ]
-
-
-@dataclass(frozen=True)
-class _FixedCrop:
-    """One part of each decoded image, of its mirror image where `mirrored`."""
-
-    processor: BaseImageProcessor
-    top: int
-    left: int
-    height: int
-    width: int
-    mirrored: bool
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        images = _stacked(batch)
-        if self.mirrored:
-            images = images.flip(2)
-        images = images[:, self.top : self.top + self.height, self.left : self.left + self.width]
-        return _inputs(images, self.processor, batch)
-
-
-def _stacked(batch: Mapping[str, Any]) -> Tensor:
+def stacked_pixels(batch: Mapping[str, Any]) -> Tensor:
     """(N, height, width, 3) uint8."""
     if "pixels" not in batch:
         got, way_out = ", ".join(batch) or "no column", "call decode_images first"
@@ -201,7 +134,7 @@ def _stacked(batch: Mapping[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(shape)
 
 
-def _inputs(images: Tensor, processor: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def model_inputs(images: Tensor, processor: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     """What the model reads: the images normalised, and the labels of the batch."""
     values = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
     if processor.do_rescale:

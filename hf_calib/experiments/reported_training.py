@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.experiments.ten_crops import predict_views, ten_crop_report
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
 from hf_calib.report import CalibrationReport, MultiLabelReport
@@ -35,7 +34,6 @@ def train_and_report(
     test_dataset: Any,
     *,
     elsewhere: Mapping[str, Any] | None = None,
-    ten_crops: Mapping[str, Sequence[Any]] | None = None,
     resume: bool | str | None = None,
 ) -> dict[str, float]:
     """Train, report the test set before and after the calibration map, and save the calibrated model.
@@ -50,9 +48,6 @@ def train_and_report(
         test_dataset: what is reported.
         elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
             model's uncertainty tells them from the test set, before and after the map. Not for multi-label models.
-        ten_crops: of images, what `hf_calib.data.ten_crops` makes of the splits "calibration" and "test". The mean
-            probability over the ten has a report of its own, `report_ten_crops/`, with a map of its own. All else is
-            on one view an image, as the saved model is served.
         resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
             `args.resume_from_checkpoint` says.
 
@@ -61,7 +56,7 @@ def train_and_report(
 
     Raises:
         TypeError: if the model cannot be saved as this would at the end; before the training.
-        ValueError: if predictions of elsewhere or ten_crops would have no logits; before the training.
+        ValueError: if predictions of elsewhere would have no logits; before the training.
     """
     if not hasattr(trainer._unwrapped, "save_pretrained"):
         got = type(trainer._unwrapped).__name__
@@ -69,8 +64,8 @@ def train_and_report(
             "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
         )
         raise InputTypeError(expected("the model", "have save_pretrained", got, way_out))
-    if trainer.args.prediction_loss_only and (elsewhere or ten_crops):
-        requirement, way_out = "be off with elsewhere or ten_crops, whose logits are read", "leave it out"
+    if trainer.args.prediction_loss_only and elsewhere:
+        requirement, way_out = "be off with elsewhere, whose logits are read", "leave it out"
         raise InputValueError(expected("prediction_loss_only", requirement, True, way_out))
     first_step = _FirstStep()
     trainer.add_callback(first_step)
@@ -87,7 +82,6 @@ def train_and_report(
     calibration = _calibration_rows(trainer)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
-    views = {split: predict_views(trainer, crops) for split, crops in (ten_crops or {}).items()}
     if trainer.is_world_process_zero():
         (folder / "results.json").unlink(missing_ok=True)  # of an earlier training
         report = _write_report(trainer, outside, folder)
@@ -103,8 +97,6 @@ def train_and_report(
             further["out_of_distribution"] = [section.to_dict() for section in report.out_of_distribution]
             if report.entities is not None:
                 further["entities"] = report.entities.to_dict()
-        if views:
-            further["ten_crops"] = _write_ten_crops(trainer, views, folder / "report_ten_crops")
         _write_results(trainer, metrics, further, folder)
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
@@ -165,24 +157,6 @@ def _write_report(
         "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"
     )
     return report
-
-
-def _write_ten_crops(trainer: CalibrationTrainer, views: Mapping[str, Any], folder: Path) -> Any:
-    """The report on them, on the screen, in its folder and, without the tables, for results.json."""
-    report, scaler = ten_crop_report(trainer, views)
-    if report is None:
-        warnings.warn(
-            "Some of the model's logits are NaN or infinite on the ten crops, or several labels a row are soft. There "
-            "is no report on them. Train with a smaller learning rate, or in higher precision.",
-            stacklevel=3,
-        )
-        return None
-    write_to(folder, report)
-    print("Mean of ten crops an image; what is saved sees one image, as above:")
-    print(results_table(report, None if scaler is None else in_words(scaler)))
-    record = report.to_dict()
-    states = {state: record[state] and record[state]["metrics"] for state in ("before", "after")}
-    return {"calibration_map": None if scaler is None else title_of(scaler), **states}
 
 
 def results_table(report: CalibrationReport | MultiLabelReport, calibration_map: str | None) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-import hf_calib.models  # noqa: F401  # the papers' networks, for the Auto classes
+import hf_calib.papers.networks  # noqa: F401  # the papers' networks, for the Auto classes
 from hf_calib.data.columns import choose_inputs
 from hf_calib.data.images import (
     ImageTransform,

@@ -122,7 +122,7 @@ class CalibrationTrainingArguments(TrainingArguments):
     training_trace: bool = field(
         default=False,
         metadata={
-            "help": "Record at each evaluation what the figures of hf_calib.analysis need, in training_trace.json. "
+            "help": "Record at each evaluation what the figures of hf_calib.papers need, in training_trace.json. "
             "Costs a forward pass over 1,000 training rows each; see hf_calib.TrainingTrace."
         },
     )

@@ -30,9 +30,9 @@ _DIGITS = 6  # of the recorded numbers
 class TrainingTrace(_CalibrationCallback, ExportableState):
     """Records at each evaluation how calibrated the model is on the evaluation set and on training rows, bin by bin.
 
-    For the figures of `hf_calib.analysis` and of `hf_calib.plots.dynamics`: pass it to
+    For the figures of `hf_calib.papers` and of `hf_calib.papers.plots.dynamics`: pass it to
     `CalibrationTrainer(..., callbacks=[TrainingTrace()])`, or set `training_trace=True` in its arguments, and
-    read `training_trace.json` in `output_dir` with `hf_calib.analysis.Trace.load`. The updates of an adaptive
+    read `training_trace.json` in `output_dir` with `hf_calib.papers.Trace.load`. The updates of an adaptive
     loss between evaluations are in `trainer.state.log_history`; see `AdaFocalCallback`.
 
     Recorded are, of the evaluation set ("eval"; several by their names) and of a fixed random sample of the training

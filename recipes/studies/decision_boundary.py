@@ -21,7 +21,6 @@ from records import in_words, write_record
 from sklearn.datasets import make_moons
 from torch import nn
 
-from hf_calib.analysis import mean_interval, two_moons_posteriors
 from hf_calib.losses import make_loss
 from hf_calib.metrics import (
     accuracy,
@@ -29,6 +28,7 @@ from hf_calib.metrics import (
     negative_log_likelihood,
     true_calibration_error,
 )
+from hf_calib.papers import mean_interval, two_moons_posteriors
 from hf_calib.plots import save_figure
 
 NOISE, SIDE = 0.2, 161

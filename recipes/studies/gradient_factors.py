@@ -24,15 +24,16 @@ from options import output_folder
 from records import write_record
 from scipy.special import lambertw
 
-from hf_calib.analysis import (
+from hf_calib.losses import make_loss
+from hf_calib.papers import (
     confidence_regions,
     gradient_factors,
     reversed_range,
     simplex_grid,
     uncertainty_weights,
 )
-from hf_calib.losses import make_loss
-from hf_calib.plots import confidence_region_diagram, gradient_factor_diagram, save_figure, simplex_surfaces
+from hf_calib.papers.plots import confidence_region_diagram, gradient_factor_diagram, simplex_surfaces
+from hf_calib.plots import save_figure
 from hf_calib.scaling import InverseLink
 
 GAMMA, RIVAL = 1.0, 0.3  # of the regions, as the paper draws them; RIVAL is its q_j

@@ -22,9 +22,9 @@ from scipy.special import softmax
 from scipy.stats import gaussian_kde, spearmanr
 from sklearn.isotonic import IsotonicRegression
 
-from hf_calib.analysis import last_layer_gradient_norms
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, expected_calibration_error
+from hf_calib.papers import last_layer_gradient_norms
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(

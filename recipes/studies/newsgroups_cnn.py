@@ -8,7 +8,6 @@ from options import check_seeds, count, output_folder
 from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments, TrainingTrace
-from hf_calib.analysis import Trace
 from hf_calib.data import (
     choose_columns,
     draw_test,
@@ -17,9 +16,10 @@ from hf_calib.data import (
     newsgroups_dataset,
     strip_headers,
 )
-from hf_calib.models import (
+from hf_calib.papers import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
+    Trace,
     train_word_tokenizer,
 )
 

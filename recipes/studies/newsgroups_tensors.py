@@ -8,7 +8,7 @@ import torch
 from transformers import set_seed
 
 from hf_calib.data import DataArguments, load_data
-from hf_calib.models import (
+from hf_calib.papers import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
     train_word_tokenizer,

@@ -22,10 +22,10 @@ from records import in_words, write_record
 from scipy.special import entr, softmax
 from torch import nn
 
-from hf_calib.analysis import mean_interval
 from hf_calib.data import choose_columns, load_splits
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from hf_calib.papers import mean_interval
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from hf_calib.analysis import mean_interval
+from hf_calib.papers import mean_interval
 
 
 def write_record(path, record):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hf_calib.analysis import learned_epoch, learned_groups, moving_average
-from hf_calib.plots import group_boxes, small_multiples, spread_by_epoch
+from hf_calib.papers import learned_epoch, learned_groups, moving_average
+from hf_calib.papers.plots import group_boxes, small_multiples, spread_by_epoch
 
 
 def mean_of_parts(values, n_bins):

@@ -23,8 +23,9 @@ from trace_figures import (
     of_three_bins,
 )
 
-from hf_calib.analysis import Trace
-from hf_calib.plots import save_figure, small_multiples
+from hf_calib.papers import Trace
+from hf_calib.papers.plots import small_multiples
+from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

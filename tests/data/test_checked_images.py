@@ -22,13 +22,12 @@ from hf_calib.data import (
     check_reads_rgb,
     collate_images,
     decode_images,
-    gaussian_noise,
     load_data,
     load_elsewhere,
-    ten_crops,
 )
 from hf_calib.data.images import conversion_note, decode
 from hf_calib.data.sources import load_rows
+from hf_calib.papers import gaussian_noise, ten_crops
 from tests.helpers.images import PROCESSOR, real_rows
 
 
@@ -182,7 +181,7 @@ class TestLoading:
         transformed = held.with_transform(ImageTransform(PROCESSOR))
         with pytest.raises(ValueError, match=message):
             list(DataLoader(transformed, batch_size=8, collate_fn=collate_images))
-        (others,) = load_elsewhere(args, held, images=True).values()
+        (others,) = load_elsewhere(args, images=True).values()
         with pytest.raises(ValueError, match=r"row 17 of .*/test\.parquet: expected image to be readable"):
             decode_images(others, PROCESSOR)
 
@@ -190,18 +189,17 @@ class TestLoading:
         rows = real_rows(shared_data, "mnist", "test", 0, 5)[["image"]]
         rows.to_parquet(tmp_path / "mnist.parquet")
         args = DataArguments(ood_data=[str(tmp_path / "mnist.parquet")])
-        none = Dataset.from_dict({"image": []})
         with pytest.warns(
             UserWarning, match=r"All 5 images of .*mnist\.parquet are converted to RGB \(5 L\)"
         ):
-            load_elsewhere(args, none, images=True)
+            load_elsewhere(args, images=True)
         rows["image"][3]["bytes"] = rows["image"][3]["bytes"][:100]
         rows.to_parquet(tmp_path / "mnist.parquet")
         with pytest.raises(ValueError, match=r"row 3 of .*mnist\.parquet: expected image to be readable"):
-            load_elsewhere(args, none, images=True)
+            load_elsewhere(args, images=True)
         rows.iloc[:0].to_parquet(tmp_path / "mnist.parquet")
         with pytest.raises(ValueError, match=r"mnist\.parquet"):
-            load_elsewhere(args, none, images=True)
+            load_elsewhere(args, images=True)
 
     def test_a_missing_column_and_a_label_that_train_lacks(self, tmp_path: Path, shared_data: Path) -> None:
         args = self.split(tmp_path, shared_data)

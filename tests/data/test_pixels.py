@@ -21,8 +21,8 @@ from hf_calib.data import (
     choose_columns,
     collate_images,
     decode_images,
-    ten_crops,
 )
+from hf_calib.papers import ten_crops
 
 RAW = ViTImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False)
 SMALL = ViTImageProcessorPil(size={"height": 16, "width": 16})

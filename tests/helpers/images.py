@@ -14,7 +14,7 @@ from pyarrow import parquet
 from transformers import ViTImageProcessorPil
 
 from hf_calib.data import ImageTransform
-from hf_calib.models import CifarResNetConfig, CifarResNetForImageClassification
+from hf_calib.papers import CifarResNetConfig, CifarResNetForImageClassification
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 32, "width": 32})
 N_STEPS, BATCH = 20, 32

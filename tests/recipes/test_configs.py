@@ -14,7 +14,7 @@ from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
-from hf_calib.models import IMAGE_NETWORKS, network_config
+from hf_calib.papers import IMAGE_NETWORKS, network_config
 from tests.helpers.marks import others_slow
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tiny_bert
@@ -74,6 +74,7 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
         "padding",
         "flip",
         "decode_once",
+        "ood_noise",
         "ten_crop",
         "from_scratch",
         "model_kwargs",

@@ -27,7 +27,7 @@ from hf_calib.cards import write_card
 from hf_calib.cli import app
 from hf_calib.commands import multi_label
 from hf_calib.commands.demo import train_tokenizer
-from hf_calib.models.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
+from hf_calib.papers.networks.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
 from hf_calib.predictions.of_training import TrainingPredictions
 from hf_calib.report import MultiLabelReport, multi_label_report
 from hf_calib.report.saved import read_report
@@ -194,7 +194,6 @@ def test_the_layout_of_the_chest_x_rays_is_trained(chest_x_rays: Path, tmp_path:
     assert [label["name"] for label in record["after"]["labels"]] == names
     ten_crops = read_report(tmp_path / "out" / "report_ten_crops" / "report.json")
     assert [label["name"] for label in ten_crops["after"]["labels"]] == names
-    assert results(tmp_path / "out")["ten_crops"]["calibration_map"] == "per label temperature scaling"
     saved = TrainingPredictions.load(tmp_path / "out" / "predictions.safetensors").test
     for i, label in enumerate(record["before"]["labels"]):
         truth, scores = saved.labels[:, i], saved.logits[:, i]

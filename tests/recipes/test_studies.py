@@ -13,7 +13,7 @@ from datasets import Dataset
 from PIL import Image
 
 from hf_calib import TrainingTrace
-from hf_calib.analysis import Trace, confidence_regions, mean_interval, two_moons_posteriors
+from hf_calib.papers import Trace, confidence_regions, mean_interval, two_moons_posteriors
 from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
 

@@ -13,9 +13,9 @@ import torch
 from transformers import TrainerCallback
 
 from hf_calib import CalibrationTrainer, TrainingTrace
-from hf_calib.analysis import Trace
 from hf_calib.metrics import expected_calibration_error
 from hf_calib.metrics.binning import quantile_edges
+from hf_calib.papers import Trace
 from hf_calib.trainer.evaluation_pass import row_scores
 from tests.helpers.tiny import arguments, assert_same, sequences, tagged, tiny_bert, tiny_trainer, weights
 

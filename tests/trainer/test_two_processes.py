@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_calib.analysis import Trace, TracedSet
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.papers import Trace, TracedSet
 from tests.helpers.gloo_pair import launch, torchrun
 from tests.helpers.runs import (
     BATCH_CASES,

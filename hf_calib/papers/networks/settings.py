@@ -21,7 +21,7 @@ def network_config(config_class: type[PreTrainedConfig], settings: str, **labels
     Raises:
         ValueError: if the settings are none of the class's, or no JSON object.
 
-    >>> from hf_calib.models import CifarResNetConfig
+    >>> from hf_calib.papers.networks import CifarResNetConfig
     >>> network_config(CifarResNetConfig, '{"depth": 110}', num_labels=10).depth
     110
     """

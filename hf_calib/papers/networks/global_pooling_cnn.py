@@ -8,14 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.papers.networks.config import PaperNetworkConfig
 
 
-class GlobalPoolingCNNConfig(PreTrainedConfig):
+class GlobalPoolingCNNConfig(PaperNetworkConfig):
     """Sizes of a `GlobalPoolingCNNForSequenceClassification`; the defaults are those of the papers' code.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_calib.plots import group_boxes, small_multiples, spread_by_epoch
+from hf_calib.papers.plots import group_boxes, small_multiples, spread_by_epoch
 from tests.helpers.pictures import overlapping, written
 
 EPOCHS = np.arange(1.0, 31.0)

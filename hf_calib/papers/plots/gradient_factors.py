@@ -31,7 +31,7 @@ def gradient_factor_diagram(
 
     Args:
         p: (N,) the probabilities of the label, rising, in [0, 1].
-        panels: title -> {name: (N,) factors}, as of `hf_calib.analysis.gradient_factors`; NaN is left out.
+        panels: title -> {name: (N,) factors}, as of `hf_calib.papers.gradient_factors`; NaN is left out.
         title: a line above the whole figure.
 
     Returns:
@@ -91,9 +91,9 @@ def confidence_region_diagram(
 
     Args:
         p: (N,) the probabilities of the top class, rising, in [0, 1].
-        phi: name -> (N,) values, as `hf_calib.analysis.gradient_factors` of `dual_focal` with a constant rival.
+        phi: name -> (N,) values, as `hf_calib.papers.gradient_factors` of `dual_focal` with a constant rival.
         regions: the same names -> (end of the over-confident, start of the under-confident region), as of
-            `hf_calib.analysis.confidence_regions`.
+            `hf_calib.papers.confidence_regions`.
         title: a line above the whole figure.
 
     Returns:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from hf_calib.export import fold_temperature
-from hf_calib.models import (
+from hf_calib.papers import (
     IMAGE_NETWORKS,
     CifarResNetConfig,
     DenseNetConfig,
@@ -31,7 +31,7 @@ from hf_calib.models import (
     WideResNetConfig,
     network_config,
 )
-from hf_calib.models.image_classifier import ImageClassifier
+from hf_calib.papers.networks.image_classifier import ImageClassifier
 from tests.helpers.places import GOLDEN
 
 AUTHORS = json.loads((GOLDEN / "image_networks.json").read_text())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from hf_calib.analysis import confidence_regions, gradient_factors, simplex_grid, uncertainty_weights
 from hf_calib.losses import make_loss
-from hf_calib.plots import confidence_region_diagram, gradient_factor_diagram, simplex_surfaces
+from hf_calib.papers import confidence_regions, gradient_factors, simplex_grid, uncertainty_weights
+from hf_calib.papers.plots import confidence_region_diagram, gradient_factor_diagram, simplex_surfaces
 from tests.helpers.pictures import overlapping, written
 
 P = np.linspace(0.01, 0.99, 99)

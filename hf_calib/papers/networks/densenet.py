@@ -8,17 +8,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.models.image_classifier import ImageClassifier
+from hf_calib.papers.networks.config import PaperNetworkConfig
+from hf_calib.papers.networks.image_classifier import ImageClassifier
 
 # Layers of the four blocks, and how many channels each layer adds.
 _BLOCKS = {121: (6, 12, 24, 16), 161: (6, 12, 36, 24), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
 _GROWTH = {121: 32, 161: 48, 169: 32, 201: 32}
 
 
-class DenseNetConfig(PreTrainedConfig):
+class DenseNetConfig(PaperNetworkConfig):
     """Depth and stem of a `DenseNetForImageClassification`.
 
     Args:

@@ -57,7 +57,7 @@ def grad_cam(
 
     >>> from PIL import Image
     >>> from transformers import AutoModelForImageClassification, ViTImageProcessorPil
-    >>> from hf_calib.models import CifarResNetConfig
+    >>> from hf_calib.papers.networks import CifarResNetConfig
     >>> model = AutoModelForImageClassification.from_config(CifarResNetConfig(depth=8)).eval()
     >>> processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
     >>> figure = grad_cam(model, Image.new("RGB", (40, 40)), 0, processor=processor)

@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
-from hf_calib.models import CifarResNetConfig, DenseNetConfig, VGGConfig
-from hf_calib.plots import grad_cam
-from hf_calib.plots.grad_cam import class_activation_map
+from hf_calib.papers import CifarResNetConfig, DenseNetConfig, VGGConfig
+from hf_calib.papers.plots import grad_cam
+from hf_calib.papers.plots.grad_cam import class_activation_map
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.mosaics import mosaics
 from tests.helpers.pictures import overlapping, written

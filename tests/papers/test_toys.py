@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from sklearn.datasets import make_moons
 
-from hf_calib.analysis import gaussian_posteriors, mean_interval, two_moons_posteriors
 from hf_calib.metrics import expected_calibration_error
+from hf_calib.papers import gaussian_posteriors, mean_interval, two_moons_posteriors
 
 
 def test_gaussian_posteriors_are_the_ratio_of_densities() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.special import softmax
 
-import hf_calib.analysis
-from hf_calib.analysis import last_layer_gradient_norms
+import hf_calib.papers
 from hf_calib.losses import LOSSES, make_loss
+from hf_calib.papers import last_layer_gradient_norms
 
 PER_EXAMPLE = [name for name in LOSSES if not make_loss(name).couples_batch]
 
@@ -92,9 +92,9 @@ def test_a_loss_of_the_batch_is_refused() -> None:
 
 
 def test_the_public_names() -> None:
-    assert hf_calib.analysis.__all__ == sorted(hf_calib.analysis.__all__)
-    for name in hf_calib.analysis.__all__:
-        assert getattr(hf_calib.analysis, name).__name__ == name
-        assert name in dir(hf_calib.analysis)
+    assert hf_calib.papers.__all__ == sorted(hf_calib.papers.__all__)
+    for name in hf_calib.papers.__all__:
+        assert getattr(hf_calib.papers, name).__name__ == name
+        assert name in dir(hf_calib.papers)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        hf_calib.analysis.nothing  # noqa: B018
+        hf_calib.papers.nothing  # noqa: B018

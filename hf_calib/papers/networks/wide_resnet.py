@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.models.image_classifier import ImageClassifier
-from hf_calib.models.residual_blocks import basic_block, convolution
+from hf_calib.papers.networks.config import PaperNetworkConfig
+from hf_calib.papers.networks.image_classifier import ImageClassifier
+from hf_calib.papers.networks.residual_blocks import basic_block, convolution
 
 
-class WideResNetConfig(PreTrainedConfig):
+class WideResNetConfig(PaperNetworkConfig):
     """Depth and width of a `WideResNetForImageClassification`.
 
     Args:

@@ -18,7 +18,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_calib.models import (
+from hf_calib.papers import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
     load_glove,

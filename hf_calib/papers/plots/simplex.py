@@ -33,12 +33,12 @@ def simplex_surfaces(
 ) -> Figure:
     """Draw numbers that depend on the probabilities of three classes, a triangle for each.
 
-    For what a loss makes of a prediction as a whole, such as `hf_calib.analysis.uncertainty_weights` with the first
+    For what a loss makes of a prediction as a whole, such as `hf_calib.papers.uncertainty_weights` with the first
     class as the label: a corner is a certain prediction, the middle an even one. Light is large, with a scale of
     its own for each triangle; where a surface changes its sign, the line of 0 is thick, and hatched below 0.
 
     Args:
-        probs: (N, 3) float, rows that sum to 1, not all on a line; `hf_calib.analysis.simplex_grid` makes them.
+        probs: (N, 3) float, rows that sum to 1, not all on a line; `hf_calib.papers.simplex_grid` makes them.
         surfaces: name -> (N,) finite numbers.
         class_names: of the three corners: top, left, right. Their numbers by default.
         title: a line above the whole figure.
@@ -79,7 +79,7 @@ def simplex_surfaces(
 def _check(probs: ArrayLike, surfaces: Mapping[str, ArrayLike]) -> tuple[FloatArray, dict[str, FloatArray]]:
     points = check_probs(probs).astype(np.float64)
     if points.shape[1] != 3 or np.linalg.matrix_rank(points - points.mean(axis=0), tol=1e-9) < 2:
-        way_out = "pass hf_calib.analysis.simplex_grid()"
+        way_out = "pass hf_calib.papers.simplex_grid()"
         got = f"shape {points.shape}" if points.shape[1] != 3 else "points on a line"
         raise InputValueError(expected("probs", "be a grid (N, 3) over three classes", got, way_out))
     if not surfaces:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.models.image_classifier import ImageClassifier
+from hf_calib.papers.networks.config import PaperNetworkConfig
+from hf_calib.papers.networks.image_classifier import ImageClassifier
 
 # Convolutions of the five stages, each followed by a pooling; and their channels.
 _STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 _CHANNELS = (64, 128, 256, 512, 512)
 
 
-class VGGConfig(PreTrainedConfig):
+class VGGConfig(PaperNetworkConfig):
     """Depth of a `VGGForImageClassification`.
 
     Args:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
-from hf_calib.models.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
-from hf_calib.models.densenet import DenseNetConfig, DenseNetForImageClassification
-from hf_calib.models.global_pooling_cnn import (
+from hf_calib.papers.networks.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
+from hf_calib.papers.networks.densenet import DenseNetConfig, DenseNetForImageClassification
+from hf_calib.papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
-from hf_calib.models.settings import network_config
-from hf_calib.models.vgg import VGGConfig, VGGForImageClassification
-from hf_calib.models.wide_resnet import WideResNetConfig, WideResNetForImageClassification
-from hf_calib.models.words import load_glove, train_word_tokenizer
+from hf_calib.papers.networks.settings import network_config
+from hf_calib.papers.networks.vgg import VGGConfig, VGGForImageClassification
+from hf_calib.papers.networks.wide_resnet import WideResNetConfig, WideResNetForImageClassification
+from hf_calib.papers.networks.words import load_glove, train_word_tokenizer
 
 __all__ = [
     "IMAGE_NETWORKS",

@@ -10,15 +10,15 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import lambertw, softmax
 
-from hf_calib.analysis import (
+from hf_calib.losses import CalibrationLoss, make_loss
+from hf_calib.losses.gammas import MAX_INVERSE_GAMMA
+from hf_calib.papers import (
     confidence_regions,
     gradient_factors,
     reversed_range,
     simplex_grid,
     uncertainty_weights,
 )
-from hf_calib.losses import CalibrationLoss, make_loss
-from hf_calib.losses.gammas import MAX_INVERSE_GAMMA
 from hf_calib.scaling import InverseLink
 
 P = np.linspace(0.005, 0.995, 199)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hf_calib.analysis
-from hf_calib.analysis import Trace, learned_epoch, learned_groups, moving_average
+import hf_calib.papers
+from hf_calib.papers import Trace, learned_epoch, learned_groups, moving_average
 
 
 def test_the_public_names() -> None:
-    assert hf_calib.analysis.__all__ == sorted(hf_calib.analysis.__all__)
-    for name in hf_calib.analysis.__all__:
-        assert getattr(hf_calib.analysis, name).__name__ == name
+    assert hf_calib.papers.__all__ == sorted(hf_calib.papers.__all__)
+    for name in hf_calib.papers.__all__:
+        assert getattr(hf_calib.papers, name).__name__ == name
 
 
 def test_the_moving_average_is_a_geometric_sum() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedConfig
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.models.image_classifier import ImageClassifier
-from hf_calib.models.residual_blocks import ResidualBlock, basic_block, bottleneck_block, convolution
+from hf_calib.papers.networks.config import PaperNetworkConfig
+from hf_calib.papers.networks.image_classifier import ImageClassifier
+from hf_calib.papers.networks.residual_blocks import ResidualBlock, basic_block, bottleneck_block, convolution
 
 _BASIC, _BOTTLENECK = "basic", "bottleneck"
 # Blocks of the four stages. 110 is that of the papers' code; He et al. 2016 have none of bottlenecks at that depth.
@@ -27,7 +27,7 @@ _FOUR_STAGES = {
 }
 
 
-class CifarResNetConfig(PreTrainedConfig):
+class CifarResNetConfig(PaperNetworkConfig):
     """Depth and blocks of a `CifarResNetForImageClassification`.
 
     Args:
