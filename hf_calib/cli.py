@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from enum import Enum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from hf_calib.commands import console
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
-    from hf_calib.data.multi_label import LabelLayout
-    from hf_calib.report import CalibrationReport, MultiLabelReport
+    from hf_calib.commands.opening import Running
+    from hf_calib.predictions.reading import Reading, RowSet
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 _FOLDED = ", ".join(method for method, entry in SINGLE_LABEL_SCALERS.items() if entry.foldable)
 # Of compare, which tells them from what was typed.
 _LOSSES, _SEEDS = "cross_entropy,focal,dual_focal,adafocal,bsce_gra", "0,1,2"
-_METHODS = (*SINGLE_LABEL_SCALERS, "per_label_temperature")  # the last for several labels a text
+_METHODS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps)))
 Method = Enum("Method", {method: method for method in _METHODS}, type=str)  # type: ignore[misc]
 
 
@@ -54,64 +60,156 @@ Source = Annotated[
         "file of logits or probabilities with labels.",
     ),
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Labelled texts, tagged sentences or images, for a model: a csv, tsv, json or parquet file, a folder, "
-        "also of images, or a dataset on the Hub."
-    ),
-]
-ConfigName = Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")]
-TextColumn = Annotated[str, typer.Option(help="Column of texts, or of lists of tokens.")]
-ImageColumn = Annotated[str, typer.Option(help="Column of images, for a model that reads them.")]
-LabelColumn = Annotated[
-    str, typer.Option(help="Column of labels, or of lists of tags: class names, or the model's class ids.")
-]
-ClassNames = Annotated[
-    str | None,
-    typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
-]
-LabelSeparator = Annotated[
-    str | None,
-    typer.Option(help="For a model with several labels a row: what stands between them, such as '|'."),
-]
-LabelColumns = Annotated[
-    str | None, typer.Option(help="For such a model: columns of 0 and 1, a,b,c, one for each label.")
-]
-NoLabel = Annotated[str | None, typer.Option(help="For such a model: what stands in rows without a label.")]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=2**20,
-        help="Tokens per text, by default as many as the model reads; longer texts are truncated.",
-    ),
-]
-BatchSize = Annotated[int, typer.Option(min=1, max=2**20, help="Batch size.")]
 Bins = Annotated[
     int, typer.Option(min=1, max=10_000, help="Number of bins of the binned calibration errors.")
 ]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing halves of the data.")]
+TestSplit = Annotated[str, typer.Option(help="Split of the test data.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
+LabelColumn = Annotated[
+    str, typer.Option(help="Column of labels, or of lists of tags: class names, or the model's class ids.")
+]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Rows that a model is run over: the options that every command which runs one shares."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Labelled texts, tagged sentences or images, for a model: a csv, tsv, json or parquet file, a "
+            "folder, also of images, or a dataset on the Hub."
+        ),
+    ] = None
+    config_name: Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")] = None
+    text_column: Annotated[str, typer.Option(help="Column of texts, or of lists of tokens.")] = "text"
+    label_column: LabelColumn = "label"
+    class_names: Annotated[
+        str | None,
+        typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**20,
+            help="Tokens per text, by default as many as the model reads; longer texts are truncated.",
+        ),
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=1, max=2**20, help="Batch size.")] = 32
+    trust_remote_code: Remote = False
+
+    def reading(self) -> Reading:
+        """How columns are read."""
+        from hf_calib.predictions.reading import Reading
+
+        given = {each.name: getattr(self, each.name) for each in fields(Reading) if hasattr(self, each.name)}
+        return Reading(**given | {name: _names(given[name]) for name in given.keys() & _LISTS})
+
+    def rows(self, data: str | None, split: str, *, config_name: bool = True) -> RowSet | None:
+        """One set of rows; None where there are none."""
+        from hf_calib.predictions.reading import RowSet
+
+        return None if data is None else RowSet(data, self.config_name if config_name else None, split)
+
+
+@dataclass(frozen=True)
+class ImageOptions(TextOptions):
+    """The same for models that may read images."""
+
+    image_column: Annotated[str, typer.Option(help="Column of images, for a model that reads them.")] = (
+        "image"
+    )
+
+
+@dataclass(frozen=True)
+class RowOptions(ImageOptions):
+    """The same for models that may have several labels a row."""
+
+    label_separator: Annotated[
+        str | None,
+        typer.Option(help="For a model with several labels a row: what stands between them, such as '|'."),
+    ] = None
+    label_columns: Annotated[
+        str | None, typer.Option(help="For such a model: columns of 0 and 1, a,b,c, one for each label.")
+    ] = None
+    no_label: Annotated[
+        str | None, typer.Option(help="For such a model: what stands in rows without a label.")
+    ] = None
+
+
+_LISTS = {"class_names", "label_columns"}  # of names, separated by commas
+
+
+def _names(given: str | None) -> list[str] | None:
+    return given.split(",") if given else None
+
+
+def with_rows(options: type[TextOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the fields of a class of options as its own, in place of its parameter `rows`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = {each.name for each in fields(options)}
+        hints = get_type_hints(command, include_extras=True) | get_type_hints(options, include_extras=True)
+        given = list(signature(command).parameters.values())
+        place = next(i for i, each in enumerate(given) if each.name == "rows")
+        taken = [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default) for each in fields(options)
+        ]
+        parameters = [*given[:place], *taken, *given[place + 1 :]]
+
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            chosen = {name: arguments.pop(name) for name in own}
+            command(rows=options(**chosen), **arguments)
+
+        keyword = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
+        annotated = [each.replace(annotation=hints[each.name]) for each in keyword]
+        run.__signature__ = Signature(annotated)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in annotated}
+        return run
+
+    return decorate
+
+
+@contextmanager
+def running(rows: TextOptions) -> Iterator[Running]:
+    """How a model is run: with a bar on stderr, and the names of slow stages."""
+    from hf_calib.commands.opening import Running
+
+    with console.exit_codes(), console.stages() as stages:
+        if rows.data is None:
+            yield Running(rows.trust_remote_code, None, stages)
+            return
+        with console.progress() as progress:
+            yield Running(rows.trust_remote_code, progress, stages)
 
 
 @app.callback()
-def main() -> None:
+def main(
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a Python module first, such as hf_calib.papers, whose networks transformers then knows.",
+        ),
+    ] = None,
+) -> None:
     """Classifiers whose probabilities mean what they say."""
+    with console.exit_codes():
+        for module in imports or ():
+            console.import_first(module)
 
 
 @app.command()
+@with_rows(RowOptions)
 def evaluate(
     source: Source,
-    data: Data = None,
-    config_name: ConfigName = None,
+    rows: RowOptions,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset or folder.")] = "test",
-    text_column: TextColumn = "text",
-    image_column: ImageColumn = "image",
-    label_column: LabelColumn = "label",
-    class_names: ClassNames = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
     n_bins: Bins = 15,
     output: Annotated[
         Path | None, typer.Option(help="Folder for report.md, .html, .json and the figures.")
@@ -120,7 +218,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="Inputs from elsewhere, of none of the classes: rows like --data, whose labels are not read, or a "
-            "file of predictions beside one; also several. Reports how well the model's uncertainty tells them."
+            "file of predictions beside one; also several. Reports how well the model's uncertainty separates them."
         ),
     ] = None,
     ood_split: Annotated[
@@ -136,79 +234,39 @@ def evaluate(
             "for each row. Reports the calibration against these, too."
         ),
     ] = None,
-    label_separator: LabelSeparator = None,
-    label_columns: LabelColumns = None,
-    no_label: NoLabel = None,
-    trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
-    with console.exit_codes(), console.stages() as stages:
+    with running(rows) as how:
         from hf_calib.commands import evaluate as command
-        from hf_calib.commands import multi_label
-        from hf_calib.commands.inputs import labelled_rows
 
-        command.check_data(source, data)
-        sets = (label_separator, label_columns, no_label)
-        several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
-        multi_label.check_options(several, sets, {"--ood-data": ood_data, "--soft-labels": soft_labels})
-        report: CalibrationReport | MultiLabelReport
-        if data is None:
-            report = command.evaluate_predictions(
-                source,
-                label_column=label_column,
-                n_bins=n_bins,
-                output=output,
-                ood=ood_data or (),
-                soft_labels=soft_labels,
-                stages=stages,
-            )
-        else:
-            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
-            labelled = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
-            rows: Any = labelled(data, config_name, split)
-            ood = [labelled(other, None, ood_split) for other in ood_data or ()]
-            options: dict[str, Any] = {
-                "n_bins": n_bins,
-                "output": output,
-                "trust_remote_code": trust_remote_code,
-                "stages": stages,
-            }
-            with console.progress() as progress:
-                if several:
-                    layout = _layout(label_column, label_columns, label_separator, no_label)
-                    report = multi_label.evaluate_multi_label(
-                        source, rows, layout, progress=progress, **options
-                    )
-                else:
-                    report = command.evaluate_model(
-                        source, rows, ood=ood, soft_labels=soft_labels, progress=progress, **options
-                    )
-        if as_json:
-            console.print_json(report.to_dict())
-        else:
-            console.print_report(report)
-            console.print_written(output)
-
-
-def _layout(column: str, columns: str | None, separator: str | None, no_label: str | None) -> LabelLayout:
-    from hf_calib.data.multi_label import LabelLayout
-
-    return LabelLayout(column, _names(columns), separator, no_label)
-
-
-def _names(given: str | None) -> list[str] | None:
-    return given.split(",") if given else None
+        report = command.evaluate(
+            source,
+            rows.rows(rows.data, split),
+            rows.reading(),
+            n_bins=n_bins,
+            output=output,
+            ood=[
+                found for each in ood_data or () if (found := rows.rows(each, ood_split, config_name=False))
+            ],
+            soft_labels=soft_labels,
+            running=how,
+        )
+    if as_json:
+        console.print_json(report.to_dict())
+    else:
+        console.print_report(report)
+        console.print_written(output)
 
 
 @app.command()
+@with_rows(RowOptions)
 def calibrate(
     source: Source,
     output: Annotated[
         Path, typer.Option(help="Folder for the calibrated model, or for calibrated predictions.npz.")
     ],
-    data: Data = None,
-    config_name: ConfigName = None,
+    rows: RowOptions,
     split: Annotated[
         str, typer.Option(help="Split to fit on, of a Hub dataset or folder; not the training split.")
     ] = "validation",
@@ -219,7 +277,7 @@ def calibrate(
             "the report is on the other half."
         ),
     ] = None,
-    test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
+    test_split: TestSplit = "test",
     target_data: Annotated[
         str | None,
         typer.Option(
@@ -240,67 +298,33 @@ def calibrate(
         Criterion | None,
         typer.Option(help="The criterion that a temperature minimises.", show_default="nll"),
     ] = None,
-    text_column: TextColumn = "text",
-    image_column: ImageColumn = "image",
-    label_column: LabelColumn = "label",
-    class_names: ClassNames = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
     n_bins: Bins = 15,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing the half to fit on.")] = 0,
-    label_separator: LabelSeparator = None,
-    label_columns: LabelColumns = None,
-    no_label: NoLabel = None,
-    trust_remote_code: Remote = False,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
-    with console.exit_codes(), console.stages() as stages:
+    with running(rows) as how:
         from hf_calib.commands import calibrate as command
-        from hf_calib.commands import multi_label
-        from hf_calib.commands.evaluate import check_data
-        from hf_calib.commands.inputs import labelled_rows
 
-        check_data(source, data)
-        sets = (label_separator, label_columns, no_label)
-        several = data is not None and multi_label.is_multi_label(source, trust_remote_code=trust_remote_code)
-        others = {"--target-data": target_data, "--criterion": criterion}
-        multi_label.check_options(several, sets, others)
-        options: dict[str, Any] = {
-            "method": method.value if method else "temperature" if criterion else None,
-            "criterion": criterion.value if criterion else "nll",
-            "n_bins": n_bins,
-            "seed": seed,
-            "stages": stages,
-        }
-        if data is None:
-            done = command.calibrate_predictions(
-                source, output, test=test_data, target=target_data, label_column=label_column, **options
-            )
-        else:
-            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
-            labelled: Any = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
-            rows = labelled(data, config_name, split)
-            test = None if test_data is None else labelled(test_data, config_name, test_split)
-            target = None if target_data is None else labelled(target_data, config_name, target_split)
-            options["trust_remote_code"] = trust_remote_code
-            with console.progress() as progress:
-                if several:
-                    del options["criterion"]
-                    layout = _layout(label_column, label_columns, label_separator, no_label)
-                    done = multi_label.calibrate_multi_label(
-                        source, rows, layout, output, test=test, progress=progress, **options
-                    )
-                else:
-                    done = command.calibrate_model(
-                        source, rows, output, test=test, target=target, progress=progress, **options
-                    )
-        console.print_warnings(done.report.notes)
-        if as_json:
-            console.print_json({**done.to_dict(), "output": str(output)})
-        else:
-            console.print_calibration(done)
-            console.print_written(output)
+        done = command.calibrate(
+            source,
+            output,
+            rows.rows(rows.data, split),
+            rows.reading(),
+            test=rows.rows(test_data, test_split),
+            target=rows.rows(target_data, target_split),
+            method=method.value if method else "temperature" if criterion else None,
+            criterion=criterion.value if criterion else None,
+            n_bins=n_bins,
+            seed=seed,
+            running=how,
+        )
+    console.print_warnings(done.report.notes)
+    if as_json:
+        console.print_json({**done.to_dict(), "output": str(output)})
+    else:
+        console.print_calibration(done)
+        console.print_written(output)
 
 
 @app.command()
@@ -326,10 +350,10 @@ def unfold(
 
 
 @app.command()
+@with_rows(ImageOptions)
 def decide(
     source: Source,
-    data: Data = None,
-    config_name: ConfigName = None,
+    rows: ImageOptions,
     split: Annotated[
         str,
         typer.Option(
@@ -343,7 +367,7 @@ def decide(
             help="Other labelled rows to measure on. Without them, half of the data is held out for that."
         ),
     ] = None,
-    test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
+    test_split: TestSplit = "test",
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -375,12 +399,6 @@ def decide(
             help=f"Post-hoc scaler for the figures after calibration; for a model one of {_FOLDED}."
         ),
     ] = Method["auto"],
-    text_column: TextColumn = "text",
-    image_column: ImageColumn = "image",
-    label_column: LabelColumn = "label",
-    class_names: ClassNames = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing halves of the data.")] = 0,
     output: Annotated[
         Path | None,
@@ -388,45 +406,32 @@ def decide(
             help="Folder, of the model perhaps, for decisions.json and a report in its folder decisions."
         ),
     ] = None,
-    trust_remote_code: Remote = False,
     as_json: AsJson = False,
 ) -> None:
     """Promise an accuracy and hand over the rest, or decide by costs or in sets: what is answered, how right."""
-    with console.exit_codes(), console.stages() as stages:
+    with running(rows) as how:
         from hf_calib.commands import decide as command
-        from hf_calib.commands.evaluate import check_data
-        from hf_calib.commands.inputs import labelled_rows
 
-        check_data(source, data)
         rule = command.choose_rule(
             accuracy=accuracy, delta=delta, by_class=by_class, costs=costs, alpha=alpha, sets=sets.value
         )
-        options: dict[str, Any] = {"output": output, "method": method.value, "seed": seed, "stages": stages}
-        if data is None:
-            decided = command.decide_predictions(
-                source, rule, test=test_data, label_column=label_column, **options
-            )
-        else:
-            reading = (text_column, image_column, label_column, _names(class_names), max_length, batch_size)
-            labelled = labelled_rows(source, *reading, trust_remote_code=trust_remote_code)
-            rows = labelled(data, config_name, split)
-            test = None if test_data is None else labelled(test_data, config_name, test_split)
-            with console.progress() as progress:
-                decided = command.decide_model(
-                    source,
-                    rows,
-                    rule,
-                    test=test,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                    **options,
-                )
-        console.print_warnings(decided.notes)
-        if as_json:
-            console.print_json(decided.to_dict())
-        else:
-            console.print_decided(decided)
-            console.print_written(output)
+        decided = command.decide(
+            source,
+            rule,
+            rows.rows(rows.data, split),
+            rows.reading(),
+            output=output,
+            test=rows.rows(test_data, test_split),
+            method=method.value,
+            seed=seed,
+            running=how,
+        )
+    console.print_warnings(decided.notes)
+    if as_json:
+        console.print_json(decided.to_dict())
+    else:
+        console.print_decided(decided)
+        console.print_written(output)
 
 
 @app.command()
@@ -473,7 +478,20 @@ def push(
             console.print_pushed(pushed)
 
 
+@dataclass(frozen=True)
+class ExportOptions(TextOptions):
+    """The same, of which an export needs none."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Texts to check the export on, beside synthetic ones; to quantise, labelled ones to fit the map on."
+        ),
+    ] = None
+
+
 @app.command()
+@with_rows(ExportOptions)
 def export(
     model: Annotated[
         str,
@@ -484,6 +502,7 @@ def export(
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="A new folder, for the program and what goes with it.")
     ],
+    rows: ExportOptions,
     form: Annotated[
         Format, typer.Option("--format", help="An ONNX graph, or an ExportedProgram of torch.export.")
     ] = Format.onnx,
@@ -494,13 +513,6 @@ def export(
             help="ONNX in 8 bits (dynamic), with a map fitted on the quantised model's own logits; needs labels.",
         ),
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Texts to check the export on, beside synthetic ones; to quantise, labelled ones to fit the map on."
-        ),
-    ] = None,
-    config_name: ConfigName = None,
     split: Annotated[
         str, typer.Option(help="Split of a Hub dataset or folder; not the training split.")
     ] = "validation",
@@ -510,40 +522,32 @@ def export(
             help="To quantise: other labelled rows to compare on. Without them, half of the data is held out for that."
         ),
     ] = None,
-    test_split: Annotated[str, typer.Option(help="Split of the test data.")] = "test",
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    class_names: ClassNames = None,
-    max_length: MaxLength = None,
-    batch_size: BatchSize = 32,
+    test_split: TestSplit = "test",
     n_bins: Bins = 15,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing the half to fit on.")] = 0,
-    trust_remote_code: Remote = False,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
-    with console.exit_codes(), console.stages() as stages:
+    with running(rows) as how:
         from hf_calib.commands import export as command
-        from hf_calib.predictions.texts import LabelledTexts
 
-        reading = (text_column, label_column, _names(class_names), max_length, batch_size)
-        rows = None if data is None else LabelledTexts(data, config_name, split, *reading)
-        test = None if test_data is None else LabelledTexts(test_data, config_name, test_split, *reading)
-        command.check_options(form.value, quantize=quantize, data=data, test_data=test_data)
-        running: dict[str, Any] = {"trust_remote_code": trust_remote_code, "stages": stages}
-        with console.progress() as progress:
-            if rows is not None and quantize:
-                done = command.export_quantized(
-                    model, rows, output, test=test, n_bins=n_bins, seed=seed, progress=progress, **running
-                )
-            else:
-                done = command.export_model(model, output, form=form.value, rows=rows, **running)
-        console.print_warnings(done.notes)
-        if as_json:
-            console.print_json({**done.to_dict(), "output": str(output)})
+        command.check_options(form.value, quantize=quantize, data=rows.data, test_data=test_data)
+        texts, reading = rows.rows(rows.data, split), rows.reading()
+        if texts is not None and quantize:
+            test = rows.rows(test_data, test_split)
+            done = command.export_quantized(
+                model, texts, output, reading, test=test, n_bins=n_bins, seed=seed, running=how
+            )
         else:
-            console.print_exported(done)
-            console.print_written(output)
+            done = command.export_model(
+                model, output, form=form.value, rows=texts, reading=reading, running=how
+            )
+    console.print_warnings(done.notes)
+    if as_json:
+        console.print_json({**done.to_dict(), "output": str(output)})
+    else:
+        console.print_exported(done)
+        console.print_written(output)
 
 
 @app.command()

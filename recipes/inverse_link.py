@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, bootstrap_interval, negative_log_likelihood
-from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import InverseLink, TemperatureScaling
 
 parser = argparse.ArgumentParser()

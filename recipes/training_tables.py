@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import softmax
 
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, true_calibration_error
-from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 
 parser = argparse.ArgumentParser()

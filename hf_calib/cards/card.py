@@ -109,7 +109,7 @@ def _card(path: Path, facts: Facts, name: str) -> ModelCard:
 
 
 def _introduction(facts: Facts, name: str) -> str:
-    kind = (facts.task or "classification").replace("-", " ")
+    kind = "classification" if facts.task is None else facts.task.pipeline.replace("-", " ")
     classes = ""
     if facts.class_names:
         named = ", ".join(map(escape, facts.class_names[:_CLASSES_NAMED]))

@@ -16,23 +16,17 @@ from transformers.utils import CONFIG_NAME
 from hf_calib._errors import InputError
 from hf_calib._names import plain_name
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.predictions.reading import ROW_OPTIONS
 from hf_calib.report.measures import MEASURES
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.saved import read_report
 from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
+from hf_calib.tasks import Task, package_of, task_of
 
 REPORT_FOLDER = "calibration"
 STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
 # Metrics of the card, by their keys in reports and logs; all are in the report.
 METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
-_TASKS = {
-    "SequenceClassification": "text-classification",
-    "ImageClassification": "image-classification",
-    "TokenClassification": "token-classification",
-    "AudioClassification": "audio-classification",
-    "VideoClassification": "video-classification",
-    "CausalLM": "text-generation",
-}
 _LONGEST = 200  # characters of a text that a card shows
 _BY_COMMAND = f"with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/{REPORT_FOLDER}."
 
@@ -98,7 +92,8 @@ class Facts:
     """A folder's model.
 
     Args:
-        task: the pipeline's name; None if unknown.
+        task: its row of `TASKS`; None if unknown.
+        needs_import: the package that registers its network with transformers; None for transformers' own.
         class_names: by class number; none if unknown.
         multi_label: whether its probabilities are sigmoids.
         record: calibration.json, or what the config has of it: method, loss, split and so on; None without a map.
@@ -108,7 +103,8 @@ class Facts:
         versions: of packages, by name.
     """
 
-    task: str | None
+    task: Task | None
+    needs_import: str | None
     class_names: tuple[str, ...]
     multi_label: bool
     record: Mapping[str, Any] | None
@@ -120,7 +116,12 @@ class Facts:
     @property
     def is_read_by_commands(self) -> bool:
         """Whether `hf-calib evaluate` and `calibrate` take the model itself, not only a file of predictions."""
-        return self.task in (None, "text-classification")
+        return self.task is None or self.task.classifier is not None
+
+    @property
+    def is_read_unlabelled(self) -> bool:
+        """Whether `hf-calib calibrate` takes inputs without labels."""
+        return self.is_read_by_commands and (self.task is None or self.task.reads_unlabelled)
 
 
 def read_facts(folder: Path) -> Facts:
@@ -136,6 +137,7 @@ def read_facts(folder: Path) -> Facts:
     made_with = _mapping(record.get("versions")) or {"hf_calib": record.get("hf_calib")}
     return Facts(
         task=task_of(config),
+        needs_import=package_of(config),
         class_names=tuple(name for name in known if name is not None),
         multi_label=config.get("problem_type") == "multi_label_classification",
         record=record if record.get("method") or record.get("temperature") is not None else None,
@@ -144,17 +146,6 @@ def read_facts(folder: Path) -> Facts:
         results=_reported(folder, record) or _streamed(folder, record),
         versions={name: text(made_with, name) or "" for name in made_with},
     )
-
-
-def task_of(config: Mapping[str, Any]) -> str | None:
-    """The pipeline's task for a model with this config.json; None if it is none of ours.
-
-    >>> task_of({"architectures": ["BertForSequenceClassification"]})
-    'text-classification'
-    """
-    architectures = config.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    return next((task for end, task in _TASKS.items() if architecture.endswith(f"For{end}")), None)
 
 
 def text(record: Mapping[str, Any], key: str) -> str | None:
@@ -280,24 +271,11 @@ def _split(entry: object) -> Split:
     return Split(None if name is None else plain_name(name), text(record, "split"), count(record, "n"))
 
 
-_OPTIONS = {
-    *(
-        "--data",
-        "--config-name",
-        "--split",
-        "--text-column",
-        "--label-column",
-        "--class-names",
-        "--max-length",
-    ),
-}
-
-
 def _options(value: object) -> tuple[str, ...]:
     """Options that say which rows are read, with values that need no quotes; none where one is anything else."""
     words = value if isinstance(value, list) else []
     plain = [isinstance(word, str) and re.fullmatch(r"[\w./:=,+@-]{1,200}", word) for word in words]
-    return tuple(words) if all(plain) and set(words[::2]) <= _OPTIONS and len(words) % 2 == 0 else ()
+    return tuple(words) if all(plain) and set(words[::2]) <= ROW_OPTIONS and len(words) % 2 == 0 else ()
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ def update_metadata(
     data.library_name = "transformers"  # adapters, which were trained with peft, are merged
     data.tags = sorted({*_names(data.tags), *(TAGS if facts.record is not None else ())})
     if facts.task is not None and not data.pipeline_tag:
-        data.pipeline_tag = facts.task
+        data.pipeline_tag = facts.task.pipeline
     named = [
         name
         for name in _names(base_model or data.base_model or text(record, "base_model"))
@@ -137,7 +137,7 @@ def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None
         for key, value in results.metrics[column].items():
             found.append(
                 EvalResult(
-                    task_type=facts.task or "text-classification",
+                    task_type="text-classification" if facts.task is None else facts.task.pipeline,
                     dataset_type=name if name is not None and name in (datasets or ()) else "custom",
                     dataset_name=name or "own data",
                     dataset_split=split,

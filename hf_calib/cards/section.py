@@ -24,6 +24,7 @@ from hf_calib.cards.facts import (
 from hf_calib.losses import LOSSES
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, map_title
+from hf_calib.tasks import TASKS, Task
 
 HEADING = "## Calibration"
 _FEW = 6  # numbers of a parameter that a reader can take in
@@ -33,13 +34,6 @@ _SHORT = {
     "brier": "Brier score",
     "ece": "ECE",
     "mce": "Maximum CE",
-}
-_EXAMPLES = {
-    "text-classification": "a text",
-    "token-classification": "a text",
-    "image-classification": "an_image.png",
-    "audio-classification": "a_recording.wav",
-    "video-classification": "a_video.mp4",
 }
 
 
@@ -192,35 +186,46 @@ def _test(column: str, test: Consistency, level: float, after: str) -> str:
 
 
 def usage_lines(
-    name: str, task: str | None, *, by_hf_calib: bool = False, revision: str | None = None
+    name: str,
+    task: Task | None,
+    *,
+    by_hf_calib: bool = False,
+    revision: str | None = None,
+    needs_import: str | None = None,
 ) -> list[str]:
-    """Three lines of Python that call a model.
+    """The lines of Python that call a model.
 
     Args:
         name: of the repository or the folder.
-        task: the pipeline's; None is that of texts.
+        task: its row; None is that of texts.
         by_hf_calib: whether hf_calib's pipeline is needed, for a map that is not in the weights.
         revision: a branch.
+        needs_import: a package that registers its network.
 
-    >>> print(*usage_lines("me/x", "image-classification", revision="v2"), sep="\\n")
+    >>> print(*usage_lines("me/x", TASKS["image"], revision="v2"), sep="\\n")
     from transformers import pipeline
     classify = pipeline("image-classification", model="me/x", revision="v2", top_k=None)
     print(classify("an_image.png"))
     """
-    task = task or "text-classification"
+    task = task or TASKS["text"]
     options = "" if revision is None else f", revision={json.dumps(revision)}"
-    if task in ("text-classification", "image-classification"):
+    if task.shows_all_scores:
         options += ", top_k=None"
     return [
+        *([] if needs_import is None else [f"import {needs_import}"]),
         f"from {'hf_calib' if by_hf_calib else 'transformers'} import pipeline",
-        f"classify = pipeline({json.dumps(task)}, model={json.dumps(name)}{options})",
-        f"print(classify({json.dumps(_EXAMPLES.get(task, 'an input'))}))",
+        f"classify = pipeline({json.dumps(task.pipeline)}, model={json.dumps(name)}{options})",
+        f"print(classify({json.dumps(task.example)}))",
     ]
+
+
+def _lines_of(facts: Facts, name: str, beside: bool) -> list[str]:
+    return usage_lines(name, facts.task, by_hf_calib=beside, needs_import=facts.needs_import)
 
 
 def _usage(facts: Facts, name: str) -> list[str]:
     beside = facts.record is not None and not facts.folded
-    lines = ["```python", *usage_lines(name, facts.task, by_hf_calib=beside), "```"]
+    lines = ["```python", *_lines_of(facts, name, beside), "```"]
     if facts.record is None:
         return lines
     kind = "sigmoid" if facts.multi_label else "softmax"
@@ -266,7 +271,7 @@ def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
     lines += ["| Split | Rows | Used for |", "| --- | ---: | --- |"]
     lines += [_row_of_splits(found[role], role, use) for role, use in uses.items() if role in found]
     lines.append("")
-    if facts.task in ("token-classification", "text-generation"):
+    if facts.task is not None and not facts.task.labels.independent:
         lines += [
             "Rows of the training are texts, all others are tokens. The intervals take tokens for independent of each "
             "other, and are too narrow for that.",
@@ -336,7 +341,7 @@ def _numbers(value: object) -> np.ndarray[Any, Any] | None:
 
 def _limits(facts: Facts) -> list[str]:
     corrects = ""
-    if facts.is_read_by_commands and not facts.multi_label:
+    if facts.is_read_unlabelled and not facts.multi_label:
         corrects = ": `hf-calib calibrate --target-data` corrects for them from unlabelled inputs"
     lines = [
         "A probability of 0.8 from this model is meant to be right 8 times in 10 **on inputs drawn as the calibration "
@@ -365,27 +370,33 @@ def _again(facts: Facts, name: str) -> list[str]:
     results = facts.results
     commands = []
     said = []
+    program = "hf-calib" if facts.needs_import is None else f"hf-calib --import {facts.needs_import}"
     if facts.is_read_by_commands and results is not None and results.options:
         bins = [] if results.n_bins in (None, 15) else ["--n-bins", str(results.n_bins)]
-        commands.append(" ".join(["hf-calib evaluate", name, *results.options, *bins]))
+        commands.append(" ".join([program, "evaluate", name, *results.options, *bins]))
         served = "before" if facts.record is not None and not facts.folded else list(results.metrics)[-1]
         said.append(f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.')
     elif facts.is_read_by_commands:
-        commands.append(f"hf-calib evaluate {name} --data test.csv")
+        commands.append(f"{program} evaluate {name} --data {_file('test', facts)}")
         said.append("`evaluate` measures the model on labelled rows of yours.")
     elif not facts.multi_label:
         commands.append("hf-calib evaluate predictions.npz")
         said.append("`evaluate` measures a file with the model's `logits` and the `labels` of rows of yours.")
     if facts.is_read_by_commands:
-        commands.append(f"hf-calib calibrate {name} --data yours.csv --output recalibrated")
+        commands.append(f"{program} calibrate {name} --data {_file('yours', facts)} --output recalibrated")
         said.append("`calibrate` fits a new map on rows of yours.")
     if facts.folded:
-        commands.append(f"hf-calib unfold {name} unfolded")
+        commands.append(f"{program} unfold {name} unfolded")
         said.append("`unfold` takes the map out again.")
     if not commands:
         return []
     lines = ["### Measure again, calibrate again", "", "Where hf_calib is installed:", ""]
     return [*lines, "```bash", *commands, "```", "", " ".join(said), ""]
+
+
+def _file(name: str, facts: Facts) -> str:
+    """A file that holds what the model reads: texts go into tables of text."""
+    return f"{name}.csv" if facts.task is None or facts.task.inputs == "texts" else f"{name}.parquet"
 
 
 def _citations(facts: Facts) -> list[str]:

@@ -11,30 +11,19 @@ import numpy as np
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import Progress, Stages, in_silence
-from hf_calib.commands.fitting import (
-    FOLDED,
-    METHODS,
-    Measured,
-    fit_and_measure,
-    inputs_in_both,
-    make_scaler,
-    rows_in_both,
-)
-from hf_calib.predictions.files import (
-    Predictions,
-    check_same_classes,
-    load_predictions,
-    load_unlabelled,
-    save_predictions,
-)
-from hf_calib.report import CalibrationReport, MultiLabelReport
+from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
+from hf_calib.commands.opening import Opened, Running, check_data, check_kind, open_source, task_of_source
+from hf_calib.predictions.files import save_predictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
+from hf_calib.tasks import SINGLE_LABEL, LabelKind
 
 if TYPE_CHECKING:
-    from hf_calib.commands.inputs import Labelled
+    from hf_calib.predictions.classifier import Classifier
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
@@ -42,10 +31,10 @@ _CORRECTED = "target.npz"
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome of `calibrate_model`, `calibrate_multi_label` or `calibrate_predictions`.
+    """The outcome of `calibrate`.
 
     Args:
-        method: a key of `METHODS`.
+        method: a key of `SCALERS`.
         criterion: what a temperature minimised; None for another method.
         choice: what "auto" has chosen; None for another method.
         numbers: the fitted parameters, where these are at most a number per class.
@@ -65,7 +54,7 @@ class Calibration:
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
-    report: CalibrationReport | MultiLabelReport
+    report: CalibrationReport
     notes: tuple[str, ...]
     served_difference: float | None = None
     prior: PriorEstimate | None = None
@@ -76,195 +65,127 @@ class Calibration:
         return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict(), "prior": prior}
 
 
-def calibrate_model(
+def calibrate(
     source: str,
-    rows: Labelled,
     output: Path,
+    rows: RowSet | None = None,
+    reading: Reading = Reading(),
     *,
-    test: Labelled | None = None,
-    target: Labelled | None = None,
+    test: RowSet | None = None,
+    target: RowSet | None = None,
     method: str | None = None,
-    criterion: str = "nll",
+    criterion: str | None = None,
     n_bins: int = 15,
     seed: int = 0,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-    stages: Stages = in_silence,
+    running: Running = Running(),
 ) -> Calibration:
-    """Fit a scaler on a model's logits, fold it into the head, and save the model for a plain pipeline.
+    """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
-    A method that does not fold is saved beside the model, as it was, for `hf_calib.pipeline`.
-
-    A model that has a map in its head already is unfolded first: the new map replaces that one.
+    A method that does not fold is saved beside the model, as it was, for `hf_calib.pipeline`. A model that has a map in
+    its head already is unfolded first: the new map replaces that one.
 
     Args:
-        source: a classifier of sequences, tokens or images, on the Hub or in a folder.
-        rows: labelled texts, tagged sentences or images that it was not trained on; `labelled_rows` chooses by the
-            model.
-        output: the calibrated model's folder; the report is in its folder `calibration`.
+        source: a classifier, on the Hub or in a folder; or a file of predictions.
+        output: the calibrated model's folder, with the report in its folder `calibration`; or of a file, a folder for
+            predictions.npz and the report.
+        rows: labelled rows that the model was not trained on; None for a file.
+        reading: how their columns are read.
         test: others to report on; without them, the scaler is fitted on half of the rows, and the report is on
-            the other half.
+            the other half. Of a file, the calibrated predictions are of these rows.
         target: others from where the model is to be used, whose labels are not read. The class frequencies there
-            are estimated, and where they differ from those of the rows, the model is corrected for them.
-        method: a key of `METHODS`, with a target or of tokens of `FOLDED`; None is "auto", or a temperature where the
-            head keeps no bias.
-        criterion: for a temperature "nll", "ece" or "adaptive_ece".
+            are estimated, and where they differ from those of the rows, the model is corrected for them; of a file,
+            target.npz has the corrected predictions.
+        method: a post-hoc method that goes with the labels, with a target or of tokens one that folds; None is "auto",
+            or a temperature where the head keeps no bias.
+        criterion: for a temperature "nll", which is the default, "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
-        trust_remote_code: whether code that comes with the model may run.
-        progress: called with the number of rows just predicted and of all rows.
-        stages: called with the name of each stage as it begins.
+        running: how the model is run.
 
     Raises:
         ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
-        TypeError: if columns are of the wrong kind.
-        RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not
-            created then.
-    """
-    from hf_calib.commands.saving import Original
-    from hf_calib.export.heads import head_loses_bias
-    from hf_calib.export.saving import check_overwrites_no_original, replace_model
-
-    # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
-    known = METHODS if target is None and rows.task != "token-classification" else FOLDED
-    scaler = make_scaler(method or "auto", criterion, n_bins, known)
-    check_output(output)
-    check_overwrites_no_original(output, [source])
-
-    stages(f"reading {rows.data}")
-    data = rows.load()
-    test_data: Any = None if test is None else test.load("test_data")
-    target_data: Any = None if target is None else target.load("target_data")
-    stages(f"loading {source}")
-    original = Original.load(source, rows, trust_remote_code=trust_remote_code)
-    classifier = original.classifier
-    if method is None and head_loses_bias(classifier.model, len(classifier.class_names)):
-        scaler = make_scaler("temperature", criterion, n_bins, FOLDED)
-    stages(rows.encoding.format(len(data)))
-    encoded = rows.encode(classifier, data)
-    test_encoded = None if test is None else test.encode(classifier, test_data)
-    target_inputs = None if target is None else target.encode_inputs(classifier, target_data)
-    inputs = [encoded.inputs, None if test_encoded is None else test_encoded.inputs, target_inputs]
-    stages(
-        f"predicting {sum(len(each) for each in (data, test_data, target_data) if each is not None):,} rows"
-    )
-    running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
-    found = encoded.predict(**running)
-    tested = None if test_encoded is None else test_encoded.predict(**running)
-    target_logits = None if target is None else target.predict_logits(classifier, target_inputs, progress)
-
-    n_seen = 0
-    if test is not None and tested is not None:  # of tokens, there are some that the model does not read
-        n_seen = min(inputs_in_both(data, test_data, rows, test), len(tested))
-    measured = fit_and_measure(
-        scaler,
-        found,
-        tested,
-        target_logits,
-        n_seen=n_seen,
-        notes=[note for each in inputs if each is not None for note in rows.notes(each)],
-        source=source,
-        n_bins=n_bins,
-        seed=seed,
-        stages=stages,
-    )
-
-    stages(f"saving to {output}")
-    fitting = {"split": "calibration", "n_examples": len(measured.fitted_on)}
-    minimised = getattr(scaler, "criterion", None)
-    fitting |= {} if minimised is None else {"criterion": minimised}
-    measured_on = {**(test or rows).source(), "n": len(measured.reported)}
-    with whole_folder(output, replace_model) as folder:
-        weights, difference = original.save_calibrated(
-            folder,
-            measured.served,
-            data,
-            found.as_logits(),
-            fitting=fitting,
-            measured_on=measured_on,
-            method=None if method is None or method in FOLDED else method,
-        )
-        # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
-        again = {} if test is None or not measured.is_served else {"options": test.options()}
-        about = {**measured_on, "seen": n_seen, **again, "fingerprint": weights}
-        write_report(replace(measured.report, about=about), folder / "calibration")
-    method = method or ("auto" if hasattr(scaler, "choice_") else "temperature")
-    return _calibration(method, scaler, measured, original.notes, difference)
-
-
-def calibrate_predictions(
-    source: str,
-    output: Path,
-    *,
-    test: str | None = None,
-    target: str | None = None,
-    label_column: str = "label",
-    method: str | None = None,
-    criterion: str = "nll",
-    n_bins: int = 15,
-    seed: int = 0,
-    stages: Stages = in_silence,
-) -> Calibration:
-    """Fit a scaler on predictions, and write calibrated probabilities of rows that it has not seen.
-
-    Args:
-        source: a file of predictions.
-        output: a folder for the report and predictions.npz.
-        test: another file of predictions, whose rows are calibrated and reported; without one, the scaler is
-            fitted on half of the rows, and the other half are.
-        target: a file of predictions where the model is to be used, whose labels are not read. The class
-            frequencies there are estimated; where they differ from those of the source, probabilities are
-            corrected for them, and target.npz holds those of the target.
-        label_column: of the files, where they are tables.
-        method: a key of `METHODS`, with a target of `FOLDED`; None is "auto".
-        criterion: for a temperature "nll", "ece" or "adaptive_ece".
-        n_bins: M, at least 1.
-        seed: of the draw of that half.
-        stages: called with the name of each stage as it begins.
-
-    Raises:
-        ValueError: if a file, the method or the criterion is wrong.
         TypeError: if columns or arrays are of the wrong kind.
+        RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
-    scaler = make_scaler(method or "auto", criterion, n_bins, METHODS if target is None else FOLDED)
+    data = None if rows is None else rows.data
+    check_data(source, data)
+    task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
+    kind = None if task is None else task.labels
+    single_only = {"--target-data": target, "--criterion": criterion}
+    criterion = criterion or "nll"
+    check_kind(kind, reading, single_only)
+    known = _methods(kind, is_model=data is not None, has_target=target is not None)
+    make_scaler(method or "auto", criterion, n_bins, known)
     check_output(output)
-    given = {Path(name).resolve() for name in (source, test, target) if name is not None}
+    sets = {
+        "data": rows or RowSet(source),
+        "test_data": None if test is None else replace(test, argument="test_data"),
+        "target_data": None if target is None else replace(target, argument="target_data", labelled=False),
+    }
+    if data is None:
+        _check_not_over_a_source(output, sets)
+        opened = open_source(source, data, sets, reading, running)
+        check_kind(opened.kind, reading, single_only)
+        known = _methods(opened.kind, is_model=False, has_target=target is not None)
+        scaler = make_scaler(method or "auto", criterion, n_bins, known)
+        measured = fit_and_measure(scaler, opened, n_bins=n_bins, seed=seed)
+        _save_predictions(output, opened, measured)
+        return _calibration(method or "auto", scaler, measured)
+
+    from hf_calib.commands.saving import Original, save_calibrated
+    from hf_calib.export.heads import head_loses_bias
+    from hf_calib.export.saving import check_overwrites_no_original
+
+    check_overwrites_no_original(output, [source])
+    originals: list[Original] = []
+
+    def undo_map(classifier: Classifier) -> None:
+        originals.append(Original.of(source, classifier))
+
+    opened = open_source(source, data, sets, reading, running, prepare=undo_map)
+    assert opened.classifier is not None
+    if method is None:
+        n_classes = len(opened.class_names)
+        method = "temperature" if head_loses_bias(opened.classifier.model, n_classes) else "auto"
+    scaler = make_scaler(method, criterion, n_bins, known)
+    measured = fit_and_measure(scaler, opened, n_bins=n_bins, seed=seed)
+    running.stages(f"saving to {output}")
+    difference = save_calibrated(output, originals[0], opened, scaler, measured, method)
+    return _calibration(method, scaler, measured, originals[0].notes, difference)
+
+
+def _methods(kind: LabelKind | None, *, is_model: bool, has_target: bool) -> tuple[str, ...]:
+    """The methods that go with the labels and with what is done with the scaler."""
+    if kind is not None and kind.sigmoid:
+        return kind.maps
+    # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
+    folds_only = has_target or (is_model and kind is not None and kind is not SINGLE_LABEL)
+    return FOLDED if folds_only else METHODS
+
+
+def _check_not_over_a_source(output: Path, sets: Mapping[str, RowSet | None]) -> None:
+    given = {Path(each.data).resolve() for each in sets.values() if each is not None}
     if given & {(output / name).resolve() for name in (_CALIBRATED, _CORRECTED)}:
         way_out = "name another folder: the calibrated ones are written there under the same name"
         raise InputValueError(expected("output", "be another folder than the predictions'", output, way_out))
 
-    stages(f"reading {source}")
-    found = load_predictions(source, label_column=label_column)
-    tested = None if test is None else load_predictions(test, label_column=label_column)
-    target_logits = None
-    if target is not None:
-        target_rows = load_unlabelled(target, label_column=label_column)
-        check_same_classes("the target data", found, target_rows)
-        target_logits = target_rows.as_logits()
-    n_seen = 0 if tested is None else rows_in_both(found, tested)
-    measured = fit_and_measure(
-        scaler,
-        found,
-        tested,
-        target_logits,
-        n_seen=n_seen,
-        source=source,
-        n_bins=n_bins,
-        seed=seed,
-        stages=stages,
-    )
+
+def _save_predictions(output: Path, opened: Opened, measured: Measured) -> None:
     reported, report = measured.reported, measured.report
     assert report.after is not None
-    calibrated = Predictions(reported.labels, probs=report.after.probs, class_names=reported.class_names)
+    calibrated = Predictions(
+        reported.labels,
+        probs=measured.calibrated,
+        class_names=reported.class_names,
+    )
+    target_logits = opened.logits("target_data")
     with whole_folder(output) as folder:
         save_predictions(calibrated, folder / _CALIBRATED)
         if target_logits is not None:
             names = np.array(report.class_names, dtype=np.str_)
-            np.savez(
-                folder / _CORRECTED, probs=measured.served.predict_proba(target_logits), class_names=names
-            )
+            probs = measured.served.predict_proba(target_logits)
+            np.savez(folder / _CORRECTED, probs=probs, class_names=names)
         write_report(report, folder)
-    return _calibration(method or "auto", scaler, measured)
 
 
 def _calibration(

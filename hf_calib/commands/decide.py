@@ -14,27 +14,28 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import Progress, Stages, in_silence, name_of, report_on
-from hf_calib.commands.fitting import (
-    FOLDED,
-    METHODS,
-    fit,
-    inputs_in_both,
-    make_scaler,
-    rows_in_both,
-    split_roles,
+from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
+from hf_calib.commands.opening import (
+    Opened,
+    Running,
+    check_data,
+    check_kind,
+    name_of,
+    open_source,
+    task_of_source,
 )
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.predictions.files import Predictions, load_predictions
-from hf_calib.report import DecisionSection
+from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.report import CalibrationReport, DecisionSection, report_on_predictions
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.saved_map import recorded_in
+from hf_calib.tasks import LabelKind
 
 if TYPE_CHECKING:
-    from hf_calib.commands.inputs import Labelled
+    from hf_calib.predictions.classifier import Classifier
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
 _CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
@@ -45,7 +46,7 @@ MakeRule = Callable[[Sequence[str]], Rule]
 
 @dataclass(frozen=True)
 class Decided:
-    """The outcome of `decide_model` or `decide_predictions`.
+    """The outcome of `decide`.
 
     Args:
         name: of the model, or of the file of predictions.
@@ -130,121 +131,91 @@ def choose_rule(
     return lambda names: copy.copy(rule)
 
 
-def decide_model(
+def decide(
     source: str,
-    rows: Labelled,
     make_rule: MakeRule,
+    rows: RowSet | None = None,
+    reading: Reading = Reading(),
     *,
     output: Path | None = None,
-    test: Labelled | None = None,
+    test: RowSet | None = None,
     method: str = "auto",
     seed: int = 0,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-    stages: Stages = in_silence,
+    running: Running = Running(),
 ) -> Decided:
-    """Fit a rule on a model's probabilities, and measure it on other rows, before and after calibration.
+    """Fit a rule on probabilities, and measure it on other rows, before and after calibration.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder.
-        rows: labelled texts or images that neither the model nor a scaler in its head was fitted on.
+        source: a classifier of sequences or images, on the Hub or in a folder; or a file of predictions.
         make_rule: from `choose_rule`.
+        rows: labelled texts or images that neither the model nor a scaler in its head was fitted on; None for a file.
+        reading: how their columns are read.
         output: a folder, the model's own perhaps, for decisions.json and, in its folder `decisions`, the report.
         test: others to measure on; without them, half of the rows are held out for that.
-        method: a key of `FOLDED`, for "after"; it is fitted on half of the rows that are not measured, and the
-            rule on the other half. A model that was calibrated by `hf-calib calibrate` needs none, and its rule
-            is fitted on all of them.
+        method: a post-hoc method, of a model one that folds, for "after"; it is fitted on half of the rows that are not
+            measured, and the rule on the other half. A model that was calibrated by `hf-calib calibrate` needs none,
+            and its rule is fitted on all of them.
         seed: of the draws of halves.
-        trust_remote_code: whether code that comes with the model may run.
-        progress: called with the number of rows just predicted and of all rows.
-        stages: called with the name of each stage as it begins.
+        running: how the model is run.
 
     Raises:
-        ValueError: if model, data or method are wrong, or the rows are too few for the promise.
-        TypeError: if columns are of the wrong kind.
-    """
-    from hf_calib.export.fingerprint import fingerprint
-
-    if rows.task == "token-classification":
-        way_out = "its promises hold for rows that are independent of each other, as tokens are not"
-        raise InputValueError(expected("the model", "classify texts or images", source, way_out))
-    scaler = make_scaler(method, "nll", 15, FOLDED)
-    check_output(output)
-    stages(f"reading {rows.data}")
-    data = rows.load()
-    test_data: Any = None if test is None else test.load("test_data")
-    stages(f"loading {source}")
-    classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code)
-    recorded = recorded_in(classifier.model.config)
-    rule = make_rule(classifier.class_names)
-    _check_rows(rule, len(data), is_split=test is None, is_calibrated=bool(recorded.get("folded")))
-    stages(rows.encoding.format(len(data)))
-    encoded = rows.encode(classifier, data)
-    test_encoded = None if test is None else test.encode(classifier, test_data)
-    stages(f"predicting {len(data) + (0 if test is None else len(test_data)):,} rows")
-    running: dict[str, Any] = {"batch_size": rows.batch_size, "on_progress": progress}
-    found = encoded.predict(**running)
-    tested = None if test_encoded is None else test_encoded.predict(**running)
-    shared = 0 if test is None else inputs_in_both(data, test_data, rows, test)
-    weights = fingerprint(classifier.model)
-    if recorded.get("folded"):
-        return _decide(source, weights, found, tested, rule, None, None, shared, output, seed, stages)
-    return _decide(source, weights, found, tested, rule, method, scaler, shared, output, seed, stages)
-
-
-def decide_predictions(
-    source: str,
-    make_rule: MakeRule,
-    *,
-    output: Path | None = None,
-    test: str | None = None,
-    label_column: str = "label",
-    method: str = "auto",
-    seed: int = 0,
-    stages: Stages = in_silence,
-) -> Decided:
-    """Fit a rule on a file of predictions, and measure it on other rows, before and after calibration.
-
-    Args:
-        source: a file of predictions.
-        make_rule: from `choose_rule`.
-        output: a folder for decisions.json and, in its folder `decisions`, the report.
-        test: another file of predictions, to measure on; without one, half of the rows are held out for that.
-        label_column: of both files, where they are tables.
-        method: a key of `METHODS`, for "after"; see `decide_model`.
-        seed: of the draws of halves.
-        stages: called with the name of each stage as it begins.
-
-    Raises:
-        ValueError: if a file or the method is wrong, or the rows are too few for the promise.
+        ValueError: if source, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    scaler = make_scaler(method, "nll", 15, METHODS)
+    data = None if rows is None else rows.data
+    check_data(source, data)
+    task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
+    if task is not None:
+        _check_independent(task.labels, source)
+        check_kind(task.labels, reading, {"hf-calib decide": True})
+    make_scaler(method, "nll", 15, METHODS if data is None else FOLDED)
     check_output(output)
-    stages(f"reading {source}")
-    found = load_predictions(source, label_column=label_column)
-    tested = None if test is None else load_predictions(test, label_column=label_column)
-    rule = make_rule(_names(found))
-    _check_rows(rule, len(found), is_split=test is None, is_calibrated=False)
-    shared = 0 if tested is None else rows_in_both(found, tested)
-    return _decide(source, None, found, tested, rule, method, scaler, shared, output, seed, stages)
+    is_folded = False
+    chosen: list[Rule] = []
+
+    def check_rule(classifier: Classifier) -> None:
+        nonlocal is_folded
+        is_folded = bool(recorded_in(classifier.model.config).get("folded"))
+        chosen.append(make_rule(classifier.class_names))
+
+    sets = {
+        "data": rows or RowSet(source),
+        "test_data": None if test is None else replace(test, argument="test_data"),
+    }
+    opened = open_source(source, data, sets, reading, running, prepare=check_rule)
+    check_kind(opened.kind, reading, {"hf-calib decide": True})
+    rule = chosen[0] if chosen else make_rule(opened.class_names)
+    _check_rows(rule, opened.n_rows("data"), is_split=test is None, is_calibrated=is_folded)
+    scaler = None if is_folded else make_scaler(method, "nll", 15, METHODS)
+    decided, report = _measure(opened, rule, scaler, method, seed, is_saved=output is not None)
+    if output is not None:
+        running.stages(f"writing to {output}")
+        with whole_folder(output) as folder:
+            decided.decisions.save(folder)
+            write_report(report, folder / "decisions")
+    return decided
 
 
-def _decide(
-    source: str,
-    weights: str | None,
-    found: Predictions,
-    tested: Predictions | None,
-    rule: Rule,
-    method: str | None,
-    scaler: Any,
-    n_shared: int,
-    output: Path | None,
-    seed: int,
-    stages: Stages,
-) -> Decided:
+def _check_independent(kind: LabelKind, source: str) -> None:
+    if not kind.independent:
+        way_out = "its promises hold for rows that are independent of each other, as tokens are not"
+        raise InputValueError(expected("the model", "classify texts or images", source, way_out))
+
+
+def _measure(
+    opened: Opened, rule: Rule, scaler: Any, method: str, seed: int, *, is_saved: bool
+) -> tuple[Decided, CalibrationReport]:
+    """Fit the rule, before and after the scaler where there is one, and measure it on rows that neither has seen."""
+    found, tested = opened.predictions("data"), opened.predictions("test_data")
+    assert found is not None
+    weights = None
+    if opened.classifier is not None:
+        from hf_calib.export.fingerprint import fingerprint
+
+        weights = fingerprint(opened.classifier.model)
     pool, measured, held_out = split_roles(found, tested, seed)
     notes: list[str] = []
+    n_shared = opened.n_shared()
     if n_shared:
         notes.append(
             f"{n_shared:,} of the {len(measured):,} measured rows are also among those to fit on. The rule looks "
@@ -254,11 +225,11 @@ def _decide(
     if scaler is not None:
         # The promise needs rows that the scaler has not seen: on those that it has, confidences fit too well.
         calibrating, fitted_on, _ = split_roles(pool, None, seed)
-        stages(f"calibrating on {len(calibrating):,} rows")
-        notes += fit(scaler, calibrating.as_logits(), calibrating.labels)
+        opened.running.stages(f"calibrating on {len(calibrating):,} rows")
+        notes += fit(scaler, calibrating)
         n_calibrated_on = len(calibrating)
 
-    stages(f"fitting the rule on {len(fitted_on):,} rows, measuring {len(measured):,}")
+    opened.running.stages(f"fitting the rule on {len(fitted_on):,} rows, measuring {len(measured):,}")
     before = _Fitted(
         rule, fitted_on.probabilities(), fitted_on.labels, measured.probabilities(), measured.labels
     )
@@ -280,27 +251,24 @@ def _decide(
     notes += [f"After calibration: {note}" for note in ([] if after is None else after.notes)]
     for fitted in (before, after):
         notes += [] if fitted is None else fitted.broken_promise()
-    decisions = Decisions(before.rule, _names(found), before.measured, len(measured), weights)
-    if output is not None:
-        if after is not None:
-            notes.append(
-                "decisions.json is for the probabilities as they are. For those after calibration, calibrate the "
-                "model first (hf-calib calibrate), and decide for the calibrated one on other rows."
-            )
-        stages(f"writing to {output}")
-        report = replace(report_on(measured, source, 15, scaler), decisions=section, notes=tuple(notes))
-        with whole_folder(output) as folder:
-            decisions.save(folder)
-            write_report(report, folder / "decisions")
-    return Decided(
-        name_of(source),
-        decisions,
+    if after is not None and is_saved:
+        notes.append(
+            "decisions.json is for the probabilities as they are. For those after calibration, calibrate the "
+            "model first (hf-calib calibrate), and decide for the calibrated one on other rows."
+        )
+    name = name_of(opened.source)
+    decided = Decided(
+        name,
+        Decisions(before.rule, found.names, before.measured, len(measured), weights),
         section,
         method if after else None,
         n_calibrated_on,
         held_out,
         tuple(notes),
     )
+    report = report_on_predictions(measured, name, 15, scaler)
+    assert isinstance(report, CalibrationReport)
+    return decided, replace(report, decisions=section, notes=tuple(notes))
 
 
 class _Fitted:
@@ -354,10 +322,6 @@ def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool)
             raise
         message = f"{error} (of the data's {n_rows:,} rows, some are {' and some '.join(parts)})"
         raise InputValueError(message) from None
-
-
-def _names(predictions: Predictions) -> tuple[str, ...]:
-    return predictions.class_names or tuple(map(str, range(predictions.n_classes)))
 
 
 def _read_costs(path: Path) -> Any:

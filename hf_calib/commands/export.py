@@ -14,17 +14,11 @@ from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import Progress, Stages, in_silence, report_on
-from hf_calib.commands.fitting import FOLDED, fit, inputs_in_both, make_scaler, split_roles
+from hf_calib.commands.fitting import FOLDED, fit, make_scaler, split_roles
+from hf_calib.commands.opening import Opened, Running, name_of
 from hf_calib.commands.report import Comparison
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
@@ -40,16 +34,11 @@ from hf_calib.export.programs import (
     write_program,
 )
 from hf_calib.export.saving import standalone_copy
-from hf_calib.predictions.files import Predictions
-from hf_calib.predictions.loading import load_trained, refusals
-from hf_calib.predictions.texts import (
-    EncodedRows,
-    LabelledTexts,
-    TextClassifier,
-    encode_texts,
-    load_classifier,
-    load_text_model,
-)
+from hf_calib.predictions.classifier import Classifier
+from hf_calib.predictions.loading import check_problem, read_config, refusals
+from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.texts import TextClassifier
+from hf_calib.report import report_on_predictions
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
 from hf_calib.scaling.saved_map import (
@@ -61,6 +50,7 @@ from hf_calib.scaling.saved_map import (
     save_map,
     title_of,
 )
+from hf_calib.tasks import TASKS, task_of
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
@@ -126,9 +116,9 @@ def export_model(
     output: Path,
     *,
     form: str = "onnx",
-    rows: LabelledTexts | None = None,
-    trust_remote_code: bool = False,
-    stages: Stages = in_silence,
+    rows: RowSet | None = None,
+    reading: Reading = Reading(),
+    running: Running = Running(),
 ) -> Exported:
     """Export a classifier of texts, tokens or images with its calibration map, and check it in its own runtime.
 
@@ -137,8 +127,8 @@ def export_model(
         output: a new or empty folder.
         form: a key of `FORMATS`.
         rows: texts to check it on, beside synthetic ones; their labels are not read.
-        trust_remote_code: whether code that comes with the model may run.
-        stages: called with the name of each stage as it begins.
+        reading: how their columns are read.
+        running: how the model is run.
 
     Raises:
         ValueError: if model, texts or output are wrong, or the model cannot be exported or its program not be run.
@@ -148,7 +138,8 @@ def export_model(
     if form == "onnx":
         check_packages()
     _check_is_empty(output)
-    model = _load(source, rows, trust_remote_code, stages)
+    model = _load(source, rows, reading, running)
+    stages = running.stages
     with whole_folder(output) as folder:
         path = folder / FORMATS[form]
         stages("exporting")
@@ -168,15 +159,14 @@ def export_model(
 
 def export_quantized(
     source: str,
-    rows: LabelledTexts,
+    rows: RowSet,
     output: Path,
+    reading: Reading = Reading(),
     *,
-    test: LabelledTexts | None = None,
+    test: RowSet | None = None,
     n_bins: int = 15,
     seed: int = 0,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-    stages: Stages = in_silence,
+    running: Running = Running(),
 ) -> Exported:
     """Export a text classifier to ONNX in 8 bits, with a map that is fitted on the quantised model's own logits.
 
@@ -184,12 +174,11 @@ def export_quantized(
         source: a sequence classifier of one label per text; see `export_model`.
         rows: labelled texts that it was not trained on, to fit the map on.
         output: a new or empty folder; calibration.json in it is of the new map, `calibration` has the comparison.
+        reading: how the rows' columns are read.
         test: texts to compare on; without them, the map is fitted on half of the rows and the other half is compared.
         n_bins: M, at least 1.
         seed: of the draw of that half.
-        trust_remote_code: whether code that comes with the model may run.
-        progress: called with the number of rows just predicted and of all rows.
-        stages: called with the name of each stage as it begins.
+        running: how the model is run.
 
     Raises:
         ValueError: if model, data or output are wrong, or the model cannot be exported or its graph not be run.
@@ -198,14 +187,16 @@ def export_quantized(
     """
     check_packages()
     _check_is_empty(output)
+    stages = running.stages
     stages(f"reading {rows.data}")
-    data = rows.load()
-    test_data: Any = None if test is None else test.load("test_data")
-    model = _load(source, rows, trust_remote_code, stages, to_quantize=True)
+    sets = {"data": rows} | ({} if test is None else {"test_data": replace(test, argument="test_data")})
+    data = {name: each.load() for name, each in sets.items()}
+    model = _load(source, rows, reading, running, to_quantize=True)
     assert model.classifier is not None
-    stages(f"tokenizing {len(data):,} texts")
-    encoded = rows.encode(model.classifier, data)
-    test_encoded = None if test is None else test.encode(model.classifier, test_data)
+    encoded = {}
+    for name, each in sets.items():
+        stages(f"checking {len(data[name]):,} texts")
+        encoded[name] = model.classifier.encode(data[name], reading, name=each.data)
     recorded = recorded_in(model.plain.config).get("method")
     scaler = make_scaler(recorded if recorded in FOLDED else "auto", "nll", n_bins, FOLDED)
     with whole_folder(output) as folder:
@@ -218,28 +209,30 @@ def export_quantized(
         quantize(in_float, in_int8)
         runs, quantized = (OnnxModel(graph, model.plain.config) for graph in (in_float, in_int8))
 
-        def predict(texts: EncodedRows, program: OnnxModel) -> Predictions:
-            classifier = replace(texts.classifier, model=program)
-            run = replace(texts, classifier=classifier)
-            return run.predict(batch_size=rows.batch_size, on_progress=progress)
+        def opened(program: OnnxModel) -> Opened:
+            assert model.classifier is not None
+            classifier = replace(model.classifier, model=program)
+            return Opened(source, reading, running, sets, classifier, data, encoded)
 
         stages("predicting")
-        found = predict(encoded, quantized)
-        tested = None if test_encoded is None else predict(test_encoded, quantized)
+        in_8_bits, in_32_bits = opened(quantized), opened(runs)
+        found, tested = in_8_bits.predictions("data"), in_8_bits.predictions("test_data")
+        before = in_32_bits.predictions("data" if test is None else "test_data")
+        assert found is not None
+        assert before is not None
         fitted_on, reported, held_out = split_roles(found, tested, seed)
-        before = predict(test_encoded or encoded, runs)
         reported_in_float = before if test is not None else split_roles(before, None, seed)[1]
         stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-        warned = fit(scaler, fitted_on.as_logits(), fitted_on.labels)
+        warned = fit(scaler, fitted_on)
         append_map(in_int8, path, scaler.affine_map())
         stages("checking the export")
         wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]
         difference = _check(path, model, wanted)
 
-        report = report_on(reported, source, n_bins, scaler)
-        comparison = Comparison(
-            {"float32": report_on(reported_in_float, source, n_bins).to_dict(), "int8": report.to_dict()}
-        )
+        title = name_of(source)
+        report = report_on_predictions(reported, title, n_bins, scaler)
+        in_float_report = report_on_predictions(reported_in_float, title, n_bins)
+        comparison = Comparison({"float32": in_float_report.to_dict(), "int8": report.to_dict()})
         about = {
             "split": "calibration",
             "n_examples": len(fitted_on),
@@ -250,12 +243,11 @@ def export_quantized(
         parameters = few_parameters(scaler)
         model.plain.config.calibration = {"method": foldable_method(scaler), **parameters, **about}
         model.plain.config.save_pretrained(folder)
-        model.classifier.tokenizer.save_pretrained(folder)
+        model.classifier.processing_class.save_pretrained(folder)
         save_map(scaler, folder, about)
         write_report(report, folder / "calibration")
         comparison.write(folder / "calibration", comparison.figure())
-        seen = 0 if test is None else inputs_in_both(data, test_data, rows, test)
-        notes = (*warned, *_caveats(model, recorded, seen))
+        notes = (*warned, *_caveats(model, recorded, in_8_bits.n_shared()))
         calibration = (
             f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."
         )
@@ -269,7 +261,7 @@ class _Loaded:
 
     Args:
         plain: the model with its map folded in.
-        classifier: it with its tokenizer, for texts and tokens.
+        classifier: it with its tokenizer; None for images.
         batches: of inputs, of several sizes and lengths.
         wanted: the probabilities for each, from the model in torch and the map in NumPy.
         sigmoid: whether probabilities are sigmoids of logits, not their softmax.
@@ -280,7 +272,7 @@ class _Loaded:
     """
 
     plain: Any
-    classifier: TextClassifier | None
+    classifier: Classifier | None
     batches: Sequence[Mapping[str, Tensor]]
     wanted: Sequence[NDArray[np.float64]]
     sigmoid: bool
@@ -293,7 +285,7 @@ class _Loaded:
         """Write the configuration, the tokenizer, and what lies beside the model and is true of its export."""
         self.plain.config.save_pretrained(folder)
         if self.classifier is not None:
-            self.classifier.tokenizer.save_pretrained(folder)
+            self.classifier.processing_class.save_pretrained(folder)
         for path in sorted(self.beside.rglob("*")):
             name = path.relative_to(self.beside)
             if self.saved is not None and name.parts[0] in (DECISIONS, "decisions"):
@@ -324,38 +316,31 @@ def _caveats(model: _Loaded, method: str | None, seen: int) -> Iterator[str]:
 
 
 def _load(
-    source: str,
-    rows: LabelledTexts | None,
-    trust_remote_code: bool,
-    stages: Stages,
-    *,
-    to_quantize: bool = False,
+    source: str, rows: RowSet | None, reading: Reading, running: Running, *, to_quantize: bool = False
 ) -> _Loaded:
     """Load a classifier of any kind, fold the map that lies beside it, and predict what its export has to give."""
-    stages(f"loading {source}")
+    running.stages(f"loading {source}")
     there = Path(source)
     if (there / "adapter_config.json").is_file():
         way_out = "export the folder of trainer.save_calibrated_model(...), which merges them"
         raise InputValueError(expected("the model", "have no adapters beside it", source, way_out))
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", source, way_out):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        config = read_config(source, trust_remote_code=running.trust_remote_code)
         beside = (
             there
             if there.is_dir()
             else Path(snapshot_download(source, allow_patterns=[*_BESIDE, ARRAYS_NAME]))
         )
-    classifier, trained = _load_model(
-        source, " ".join(config.architectures or ()), rows, trust_remote_code, to_quantize
-    )
-    plain = standalone_copy(trained)
+    classifier = _load_model(source, config, rows, running.trust_remote_code, to_quantize)
+    plain = standalone_copy(classifier.model)
+    classifier = replace(classifier, model=plain)
     batches: Sequence[Mapping[str, Tensor]]
-    if classifier is None:
-        pixels = synthetic_batch(plain)["pixel_values"]
+    if "pixel_values" in (drawn := synthetic_batch(plain)):
+        pixels = drawn["pixel_values"]
         batches = [{"pixel_values": part} for part in (pixels[:3], pixels[:1], pixels.repeat(2, 1, 1, 1))]
     else:
-        classifier = replace(classifier, model=plain)
-        batches = _text_batches(classifier, rows)
+        batches = _text_batches(classifier, drawn["input_ids"], rows, reading)
     sigmoid = plain.config.problem_type == "multi_label_classification"
     logits = logits_of(plain, batches)
     wanted = [_probabilities(z, sigmoid=sigmoid) for z in logits]
@@ -384,48 +369,41 @@ def _load(
 
 
 def _load_model(
-    source: str, kind: str, rows: LabelledTexts | None, trust_remote_code: bool, to_quantize: bool
-) -> tuple[TextClassifier | None, Any]:
-    """A classifier of the kind that its architecture's name says, with its tokenizer if it reads texts."""
-    if to_quantize and "ForSequenceClassification" not in kind:
+    source: str, config: Any, rows: RowSet | None, trust_remote_code: bool, to_quantize: bool
+) -> Classifier:
+    """A classifier of the kind that its config says, of any problem type but a regression."""
+    task = task_of(config.to_dict())
+    got = " ".join(config.architectures or ()) or "no architecture"
+    if to_quantize and (task is None or task.architecture != "SequenceClassification"):
         way_out = "leave quantize out: a map is fitted again on labelled texts only"
-        got = kind or "no architecture"
         raise InputValueError(expected("the model", "classify sequences, to be quantised", got, way_out))
-    classifier = None
-    if "ForImageClassification" in kind:
-        if rows is not None:
-            way_out = "leave data out: a model of images is checked on synthetic ones"
-            raise InputValueError(expected("data", "be given with a model of texts only", rows.data, way_out))
-        trained = load_trained(source, AutoModelForImageClassification, trust_remote_code=trust_remote_code)
-    elif "ForSequenceClassification" in kind or "ForTokenClassification" in kind:
-        if to_quantize:
-            classifier = load_classifier(source, trust_remote_code=trust_remote_code)
-        else:
-            of_tokens = "ForTokenClassification" in kind
-            model_class = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
-            classifier = load_text_model(source, model_class, trust_remote_code=trust_remote_code)
-        trained = classifier.model
-    else:
+    if task is None or task.classifier is None:
         way_out = "export a fine-tuned classifier"
         requirement = "be a classifier of sequences, tokens or images"
-        raise InputValueError(expected("the model", requirement, kind or "no architecture", way_out))
-    sigmoid = trained.config.problem_type == "multi_label_classification"
-    if trained.config.problem_type == "regression" or (trained.config.num_labels < 2 and not sigmoid):
-        got = f"problem_type={trained.config.problem_type!r} and {trained.config.num_labels} outputs"
+        raise InputValueError(expected("the model", requirement, got, way_out))
+    if task.inputs == "images" and rows is not None:
+        way_out = "leave data out: a model of images is checked on synthetic ones"
+        raise InputValueError(expected("data", "be given with a model of texts only", rows.data, way_out))
+    if to_quantize:
+        check_problem(config, TASKS["text"])
+    sigmoid = config.problem_type == "multi_label_classification"
+    if config.problem_type == "regression" or (config.num_labels < 2 and not sigmoid):
+        got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
         way_out = "only classifiers have probabilities; for one sigmoid set problem_type='multi_label_classification'"
         raise InputValueError(expected("the model", "be a classifier", got, way_out))
-    return classifier, trained
+    return task.classifier_class.load(source, task, trust_remote_code=trust_remote_code)
 
 
-def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> list[dict[str, Tensor]]:
+def _text_batches(
+    classifier: Any, drawn: Tensor, rows: RowSet | None, reading: Reading
+) -> list[dict[str, Tensor]]:
     """Synthetic rows of several lengths, and the user's texts: all of a batch, and the shortest alone."""
     if not classifier.can_pad:
         way_out = "set tokenizer.pad_token and model.config.pad_token_id, and save both"
         got = "none in the tokenizer or in the config"
         raise InputValueError(expected("the model", "have a padding token", got, way_out))
-    drawn = synthetic_batch(classifier.model)["input_ids"]
     end, ordinary = int(drawn[0, -1]), drawn[:, :-1].flatten().tolist()
-    names = classifier.encode(["a"])[0]
+    names = classifier.tokenize(["a"])[0]
     batches = []
     for lengths in _LENGTHS:
         made = []
@@ -437,8 +415,9 @@ def _text_batches(classifier: TextClassifier, rows: LabelledTexts | None) -> lis
         batches.append(classifier.batch(made))
     if rows is not None:
         texts = rows.load()
-        first = texts.select(range(min(len(texts), rows.batch_size)))
-        tokens = encode_texts(classifier, first, text_column=rows.text_column, max_length=rows.max_length)
+        first = texts.select(range(min(len(texts), reading.batch_size)))
+        # The texts alone, of a token classifier too: labels are not read.
+        tokens = TextClassifier.encode_inputs(classifier, first, reading, name=rows.data).inputs
         shortest = min(tokens, key=lambda row: len(row["input_ids"]))
         batches += [classifier.batch(tokens), classifier.batch([shortest])]
     return batches

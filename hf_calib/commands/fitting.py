@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,17 @@ from scipy.special import log_softmax
 from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.commands.evaluate import Stages, report_on
-from hf_calib.predictions.files import Predictions, check_same_classes
-from hf_calib.report import CalibrationReport
-from hf_calib.scaling import PriorEstimate, ScalerEntry, estimate_prior
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS as METHODS
+from hf_calib.commands.opening import Opened, name_of
+from hf_calib.predictions.predictions import Predictions, check_same_classes
+from hf_calib.report import CalibrationReport, report_on_predictions
+from hf_calib.scaling import PriorEstimate, estimate_prior
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS
+from hf_calib.tasks import SINGLE_LABEL
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from hf_calib.commands.inputs import Labelled
-
-# Those that a model's head can hold.
-FOLDED = {method: entry for method, entry in METHODS.items() if entry.foldable}
+METHODS = SINGLE_LABEL.maps
+FOLDED = tuple(
+    method for method in METHODS if method in FOLDABLE_SCALERS
+)  # those that a model's head can hold
 
 _BEFORE_CORRECTION = "before the correction of the class frequencies, as these rows have the source's"
 _BEYOND_CHANCE = 2  # times as many rows in both files as coincide within them, for these to be the same
@@ -44,6 +42,7 @@ class Measured(NamedTuple):
         report: before and after the scaler.
         is_served: whether "after" is as served; not so of rows that have the source's class frequencies.
         warned: warnings of the fit and of the correction.
+        n_seen: how many of the reported rows the scaler was fitted on.
     """
 
     served: Any
@@ -54,38 +53,31 @@ class Measured(NamedTuple):
     report: CalibrationReport
     is_served: bool
     warned: tuple[str, ...]
+    n_seen: int
+
+    @property
+    def calibrated(self) -> NDArray[Any]:
+        """(N, C) probabilities of the reported rows, as "after" has them."""
+        after: Any = self.report.after
+        return np.asarray(after.decisions.probs if self.reported.kind.sigmoid else after.probs)
 
 
-def fit_and_measure(
-    scaler: Any,
-    found: Predictions,
-    tested: Predictions | None,
-    target_logits: NDArray[Any] | None,
-    *,
-    n_seen: int,
-    notes: Sequence[str] = (),
-    source: str,
-    n_bins: int,
-    seed: int,
-    stages: Stages,
-) -> Measured:
+def fit_and_measure(scaler: Any, opened: Opened, *, n_bins: int, seed: int) -> Measured:
     """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen.
 
     Args:
         scaler: unfitted.
-        found: rows to fit on; half of them without test rows.
-        tested: rows to report on; None takes the other half.
-        target_logits: (N, C) of unlabelled rows as they come where the model is used; or None.
-        n_seen: how many of the tested rows are also among those to fit on.
-        notes: of the report, on the rows.
-        source: the model's or the file's name.
+        opened: with "data" to fit on, half of them without "test_data" to report on; and perhaps "target_data", rows as
+            they come where the model is used.
         n_bins: M.
         seed: of the draw of the half, and of the estimate of the frequencies.
-        stages: called with the name of the stage.
     """
+    found, tested = opened.predictions("data"), opened.predictions("test_data")
+    target_logits = opened.logits("target_data")
+    assert found is not None
     fitted_on, reported, held_out = split_roles(found, tested, seed)
-    stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-    warned = fit(scaler, fitted_on.as_logits(), fitted_on.labels)
+    opened.running.stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+    warned = fit(scaler, fitted_on)
     served, prior = scaler, None
     if target_logits is not None:
         source_rows = reported if tested is None else fitted_on
@@ -94,13 +86,22 @@ def fit_and_measure(
     is_served = tested is not None or served is scaler
     if not is_served:
         held_out = f"{held_out}, {_BEFORE_CORRECTION}"
-    report = report_on(reported, source, n_bins, served if is_served else scaler)
-    report = replace(report, notes=(*report.notes, *_note_in_sample(n_seen, len(reported)), *notes))
-    return Measured(served, prior, fitted_on, reported, held_out, report, is_served, warned)
+    report = report_on_predictions(reported, name_of(opened.source), n_bins, served if is_served else scaler)
+    n_seen = opened.n_shared()
+    notes = (*report.notes, *_note_in_sample(n_seen, len(reported)), *opened.notes())
+    report = replace(report, notes=notes)
+    return Measured(served, prior, fitted_on, reported, held_out, report, is_served, warned, n_seen)
 
 
-def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, ScalerEntry]) -> Any:
-    """The unfitted scaler; an option that does not go with it is refused."""
+def make_scaler(method: str, criterion: str, n_bins: int, known: Sequence[str]) -> Any:
+    """The unfitted scaler; an option that does not go with it is refused.
+
+    Args:
+        method: a key of `SCALERS`.
+        criterion: of a temperature.
+        n_bins: of its criterion.
+        known: the methods that go with the rows and what is done with them.
+    """
     if method not in known:
         requirement = f"be one of {', '.join(known)}"
         way_out = did_you_mean(method, known)
@@ -109,8 +110,10 @@ def make_scaler(method: str, criterion: str, n_bins: int, known: Mapping[str, Sc
                 f"{method} cannot be folded into a model's head: calibrate a file of predictions with it, "
                 "without target data"
             )
+        if "per_label_temperature" in known:
+            requirement, way_out = f"{requirement} for several labels a row", "auto is the default"
         raise InputValueError(expected("method", requirement, repr(method), way_out))
-    scaler = known[method].load()
+    scaler = SCALERS[method].load()
     if method == "temperature":
         return scaler(criterion, n_bins=n_bins)
     if criterion != "nll":
@@ -128,27 +131,26 @@ def split_roles(
     if tested is not None:
         check_same_classes("the test data", found, tested)
         return found, tested, f"all {len(tested):,} rows of the test data"
-    chosen, rest, held_out = halves(found.labels, seed, sentences=found.sentences)
+    chosen, rest, held_out = halves(found, seed)
     return found.select(chosen), found.select(rest), held_out
 
 
-def halves(
-    labels: NDArray[np.int64], seed: int, *, sentences: NDArray[np.int64] | None = None
-) -> tuple[NDArray[Any], NDArray[Any], str]:
+def halves(found: Predictions, seed: int) -> tuple[NDArray[Any], NDArray[Any], str]:
     """The row numbers to fit on, those to report on, and which the latter are, in words."""
     # Whole sentences: the tokens of one are not independent, and entities must not be cut.
-    units = np.arange(len(labels)) if sentences is None else np.unique(sentences)
+    sentences = found.sentences
+    units = np.arange(len(found)) if sentences is None else np.unique(sentences)
     if len(units) < 2:
         what = "the rows" if sentences is None else "the sentences"
         way_out = "pass more rows, or test data"
         raise InputValueError(expected(what, "be at least 2, to be split in half", len(units), way_out))
-    if sentences is None:
-        chosen = half_of(labels, seed)
+    if found.labels.ndim == 1 and sentences is None:
+        chosen = half_of(found.labels, seed)
     else:
         half = units[half_of(np.zeros(len(units), np.int64), seed)]
-        chosen = np.flatnonzero(np.isin(sentences, half))
-    rest = np.setdiff1d(np.arange(len(labels)), chosen)
-    return chosen, rest, f"the other {len(rest):,} of {len(labels):,} rows, drawn with seed {seed}"
+        chosen = half if sentences is None else np.flatnonzero(np.isin(sentences, half))
+    rest = np.setdiff1d(np.arange(len(found)), chosen)
+    return chosen, rest, f"the other {len(rest):,} of {len(found):,} rows, drawn with seed {seed}"
 
 
 def corrected(
@@ -185,11 +187,13 @@ def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
     return np.sort(chosen)
 
 
-def fit(scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> tuple[str, ...]:
+def fit(scaler: Any, rows: Predictions) -> tuple[str, ...]:
     """Fit in place; return its warnings."""
+    if rows.kind.sigmoid and "multi_label" in scaler.get_params():
+        scaler.set_params(multi_label=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaler.fit(logits, labels)
+        scaler.fit(rows.as_logits(), rows.labels)
     return tuple(str(warning.message) for warning in caught)
 
 
@@ -233,9 +237,3 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
     rng = np.random.default_rng(0)
     factors = rng.integers(2**63, size=digits.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
     return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
-
-
-def inputs_in_both(data: Dataset, test_data: Any, rows: Labelled, test: Labelled) -> int:
-    """How many of the test texts or images are also among those to fit on."""
-    fitted = set(rows.identities(data))
-    return sum(identity in fitted for identity in test.identities(test_data))

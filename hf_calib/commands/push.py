@@ -12,29 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
 from huggingface_hub import CommitInfo
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
 from hf_calib._hub import check_destination, with_owner
 from hf_calib.cards import write_card
-from hf_calib.cards.facts import REPORT_FOLDER, task_of
+from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.cards.section import usage_lines
-from hf_calib.commands.evaluate import Stages, in_silence
+from hf_calib.commands.opening import Stages, ignore_stage
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.loading import load_trained
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title, recorded_in
-
-# What a map is folded into here, by the pipeline's task.
-_LOADERS = {
-    "text-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "token-classification": "AutoModelForTokenClassification",
-}
+from hf_calib.tasks import package_of, task_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Pushed:
         left_out: pickles.
         folded: whether the map is in the uploaded weights.
         notes: warnings.
-        usage: three lines of Python.
+        usage: lines of Python.
     """
 
     repo_id: str
@@ -81,7 +74,7 @@ def push(
     no_fold: bool = False,
     create_pr: bool = False,
     announce: Callable[[Changes], None] = log_changes,
-    stages: Stages = in_silence,
+    stages: Stages = ignore_stage,
 ) -> Pushed:
     """Push a model's folder to the Hub in one commit, with its card.
 
@@ -158,7 +151,15 @@ def push(
         changes.left_out,
         folded,
         tuple(notes),
-        tuple(usage_lines(changes.repo_id, task_of(config), by_hf_calib=uses_ours, revision=revision)),
+        tuple(
+            usage_lines(
+                changes.repo_id,
+                task_of(config),
+                by_hf_calib=uses_ours,
+                revision=revision,
+                needs_import=package_of(config),
+            )
+        ),
     )
 
 
@@ -196,13 +197,13 @@ def _notes(folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool)
 
 def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: SavedMap) -> None:
     """A new folder with the model of the first one, its map folded in, and all else that is pushed of it."""
-    loader = _LOADERS.get(task_of(config) or "")
-    if loader is None or "auto_map" in config:
+    task = task_of(config)
+    if task is None or task.classifier is None or "auto_map" in config:
         got = "code of its own" if "auto_map" in config else few(config.get("architectures") or ["none"])
         way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
         requirement = "hold a classifier of sequences, tokens or images"
         raise InputValueError(expected(str(folder), requirement, got, way_out))
-    model = load_trained(folder, getattr(transformers, loader))
+    model = load_trained(folder, task.auto_class)
     with whole_folder(target) as made:
         write_folded(
             standalone_copy(model), saved.scaler, made, batch=None, processing_class=None, about=saved.about

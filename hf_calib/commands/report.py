@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib._markdown import escape, markdown_table
-from hf_calib.commands.evaluate import Stages, evaluate_predictions, in_silence
+from hf_calib.commands.opening import Stages, ignore_stage, name_of
 from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.predictions.files import load_predictions
+from hf_calib.report import report_on_predictions
 from hf_calib.report.saved import read_report
 from hf_calib.report.text import with_interval
 
@@ -112,7 +114,7 @@ def compare_reports(
     label_column: str = "label",
     n_bins: int = 15,
     output: Path | None = None,
-    stages: Stages = in_silence,
+    stages: Stages = ignore_stage,
 ) -> Comparison:
     """Compare files of predictions and saved reports.
 
@@ -150,7 +152,10 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     path = next((file for file in inside if os.path.isfile(file)), path)
     if path.suffix == ".json":
         return read_report(path)
-    return evaluate_predictions(source, label_column=label_column, n_bins=n_bins, stages=stages).to_dict()
+    stages(f"reading {source}")
+    found = load_predictions(source, label_column=label_column)
+    stages(f"measuring {len(found):,} rows")
+    return report_on_predictions(found, name_of(source), n_bins).to_dict()
 
 
 def _cell(metric: Mapping[str, Any] | None) -> str:

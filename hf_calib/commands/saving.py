@@ -1,62 +1,55 @@
-"""A calibrated model: saved in a folder, and checked through a pipeline with it."""
+"""A calibrated model: saved in a folder with its report, and checked through a pipeline with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import transformers
 from numpy.typing import NDArray
 
 from hf_calib._errors import expected
+from hf_calib._files import whole_folder
 from hf_calib._names import is_hub_name
+from hf_calib.commands.fitting import Measured
+from hf_calib.commands.opening import Opened
 from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
-from hf_calib.export.saving import standalone_copy, write_folded
+from hf_calib.export.saving import replace_model, standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
+from hf_calib.predictions.classifier import Classifier
 from hf_calib.predictions.pipelines import pipeline
-from hf_calib.predictions.tokens import LabelledTokens
+from hf_calib.report.writing import write_report
+from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import map_title, recorded_in, save_map
 
-if TYPE_CHECKING:
-    from hf_calib.commands.inputs import Labelled
-
-_SERVED = 8
+_SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 
 
 @dataclass(frozen=True)
 class Original:
-    """A model that is to be calibrated, without a map in its head.
+    """What a model's config says of its training, and of the map that was undone.
 
     Args:
-        source: its name.
-        rows: those that a scaler is fitted on.
-        classifier: the model, with what reads the rows.
-        training: what its config says of its training.
+        training: entries of the config.
         notes: on the map that it had.
-        trust_remote_code: whether code that comes with the model may run.
     """
 
-    source: str
-    rows: Labelled
-    classifier: Any
     training: Mapping[str, Any]
     notes: tuple[str, ...]
-    trust_remote_code: bool
 
     @classmethod
-    def load(cls, source: str, rows: Labelled, *, trust_remote_code: bool, **kind: bool) -> Original:
-        """Load a model for these rows, of a kind that they have, and undo a map in its head.
+    def of(cls, source: str, classifier: Classifier) -> Original:
+        """Undo a map in the model's head.
 
         Raises:
-            ValueError: if it cannot be loaded, does not fit, or cannot be folded whatever the scaler.
+            ValueError: if it cannot be undone, or the model cannot be folded whatever the scaler.
         """
-        classifier: Any = rows.load_classifier(source, trust_remote_code=trust_remote_code, **kind)
         notes: tuple[str, ...] = ()
         record = recorded_in(classifier.model.config)
         if record.get("folded"):
@@ -66,96 +59,129 @@ class Original:
                 f"{source} had {title} in its head, which was undone first. {how} The new map replaces it.",
             )
         recorded = check_can_be_folded(classifier.model)
-        training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
-        return cls(source, rows, classifier, training, notes, trust_remote_code)
+        return cls({key: value for key, value in recorded.items() if key not in OF_THE_MAP}, notes)
 
-    def save_calibrated(
-        self,
-        folder: Path,
-        scaler: Any,
-        data: Any,
-        logits: NDArray[Any],
-        *,
-        fitting: Mapping[str, Any],
-        measured_on: Mapping[str, Any],
-        method: str | None = None,
-    ) -> tuple[str, float]:
-        """Save the model with its map, and check the probabilities that a pipeline gives with it.
 
-        Args:
-            folder: for the model; see `whole_folder`.
-            scaler: the fitted one.
-            data: the rows, loaded.
-            logits: (N, C) of these.
-            fitting: how the scaler was fitted, for the record, with "n_examples".
-            measured_on: which rows the report is on, for the record.
-            method: of a map to be saved beside the model; None folds it into the head.
+def save_calibrated(
+    output: Path, original: Original, opened: Opened, scaler: Any, measured: Measured, method: str
+) -> float:
+    """Save the model with its map and the report, and check the probabilities that a pipeline gives with it.
 
-        Returns:
-            The fingerprint of the saved weights, and the largest difference between the probabilities of the pipeline
-            and of the scaler.
+    Args:
+        output: the model's folder; see `whole_folder`.
+        original: of the model.
+        opened: the model, with the rows that the scaler was fitted on.
+        scaler: the fitted one.
+        measured: the scaler that is served, and the report.
+        method: one that does not fold is saved beside the model.
 
-        Raises:
-            ValueError: if the scaler cannot be folded.
-            RuntimeError: if the difference is more than rounding.
-        """
-        about = {
-            **{key: self.training[key] for key in ("loss", "loss_kwargs") if key in self.training},
-            **fitting,
-            "data": {"calibration": {**self.rows.source(), "n": fitting["n_examples"]}, "test": measured_on},
-            **({"base_model": self.source} if is_hub_name(self.source) else {}),
-        }
-        rows, classifier = self.rows, self.classifier
-        first: Any = rows.as_served(data, _SERVED)
-        first_logits = logits[: len(first)]
-        if isinstance(rows, LabelledTokens):
-            # A pipeline cuts the text into words by itself, and scores each sub-word.
-            first_logits = rows.served_logits(classifier, first)
-        serve = partial(self._served_scores, folder, first)
-        plain = standalone_copy(classifier.model)
-        plain.config.calibration = {**self.training, **fitting}
-        processing = classifier.processing_class
-        if method is None:
-            batch = rows.first_batch(classifier, first)
-            weights = write_folded(
-                plain, scaler, folder, batch=batch, processing_class=processing, about=about
-            )
-            served = serve(transformers.pipeline)
+    Returns:
+        The largest difference between the probabilities of the pipeline and of the scaler.
+
+    Raises:
+        ValueError: if the scaler cannot be folded.
+        RuntimeError: if the difference is more than rounding.
+    """
+    fitting = {"split": "calibration", "n_examples": len(measured.fitted_on)}
+    minimised = getattr(scaler, "criterion", None)
+    fitting |= {} if minimised is None else {"criterion": minimised}
+    test = opened.sets.get("test_data")
+    measured_on = {**(test or opened.sets["data"]).source(), "n": len(measured.reported)}
+    about = {
+        **{key: original.training[key] for key in ("loss", "loss_kwargs") if key in original.training},
+        **fitting,
+        "data": {
+            "calibration": {**opened.sets["data"].source(), "n": len(measured.fitted_on)},
+            "test": measured_on,
+        },
+        **({"base_model": opened.source} if is_hub_name(opened.source) else {}),
+    }
+    config = {**original.training, **fitting}
+    with whole_folder(output, replace_model) as folder:
+        if SCALERS[method].foldable:
+            weights, difference = _save_folded(folder, opened, measured.served, config, about)
         else:
-            plain.config.calibration |= {"method": method, "folded": False}
-            plain.save_pretrained(folder)
-            processing.save_pretrained(folder)
-            weights = fingerprint(plain)
-            save_map(scaler, folder, {**about, "folded": False, "fingerprint": weights})
-            served = serve(pipeline)
-            # On the very logits that are served: a step turns their last bit into another probability.
-            first_logits = serve(transformers.pipeline, function_to_apply="none")
-        difference = float(np.nanmax(np.abs(served - scaler.predict_proba(first_logits))))
+            weights, difference = _save_beside(folder, opened, measured.served, config, about, method)
         if not difference <= _SERVED_TOLERANCE:
             requirement = f"give the calibrated probabilities within {_SERVED_TOLERANCE}"
             got, way_out = f"a difference of {difference:.2g}", "nothing was saved; please report this model"
             raise RuntimeError(expected("a pipeline with the saved model", requirement, got, way_out))
-        return weights, difference
+        # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
+        again = {} if test is None or not measured.is_served else {"options": test.options(opened.reading)}
+        seen = {"seen": measured.n_seen}
+        report = replace(measured.report, about={**measured_on, **seen, **again, "fingerprint": weights})
+        write_report(report, folder / "calibration")
+    return difference
 
-    def _served_scores(
-        self, folder: Path, first: list[Any], pipeline: Callable[..., Any], **settings: Any
-    ) -> NDArray[np.float64]:
-        """(N, C) the scores that a pipeline with the saved model gives for the first rows, NaN where it gives none."""
-        options, call_options = self.rows.serving(self.classifier, folder)
-        classify = pipeline(
-            self.rows.task,
-            model=str(folder),
-            device="cpu",
-            trust_remote_code=self.trust_remote_code,
-            **options,
-            **settings,
-        )
-        results: Any = classify(first, **call_options)
-        if isinstance(self.rows, LabelledTokens):  # tokens of each text, each with the score of its tag alone
-            results = [
-                [{"label": each["entity"], "score": each["score"]}] for text in results for each in text
-            ]
-        served = [{row["label"]: row["score"] for row in scores} for scores in results]
-        return np.array(
-            [[scores.get(name, np.nan) for name in self.classifier.class_names] for scores in served]
-        )
+
+def _save_folded(
+    folder: Path, opened: Opened, served: Any, config: dict[str, Any], about: dict[str, Any]
+) -> tuple[str, float]:
+    """The fingerprint of the saved weights, and the largest difference."""
+    classifier = opened.classifier
+    assert classifier is not None
+    first = _first(opened)
+    plain = standalone_copy(classifier.model)
+    plain.config.calibration = config
+    batch = classifier.served_batch(first, opened.reading)
+    weights = write_folded(
+        plain, served, folder, batch=batch, processing_class=classifier.processing_class, about=about
+    )
+    scores = _served_scores(opened, folder, first, transformers.pipeline)
+    logits = classifier.served_logits(first, _logits(opened))
+    return weights, float(np.nanmax(np.abs(scores - served.predict_proba(logits))))
+
+
+def _save_beside(
+    folder: Path,
+    opened: Opened,
+    served: Any,
+    config: dict[str, Any],
+    about: dict[str, Any],
+    method: str,
+) -> tuple[str, float]:
+    """The same for a map that does not fold."""
+    classifier = opened.classifier
+    assert classifier is not None
+    plain = standalone_copy(classifier.model)
+    plain.config.calibration = {**config, "method": method, "folded": False}
+    plain.save_pretrained(folder)
+    classifier.processing_class.save_pretrained(folder)
+    weights = fingerprint(plain)
+    save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
+    serve = partial(_served_scores, opened, folder, _first(opened))
+    # On the very logits that are served: a step turns their last bit into another probability.
+    logits = serve(transformers.pipeline, function_to_apply="none")
+    return weights, float(np.nanmax(np.abs(serve(pipeline) - served.predict_proba(logits))))
+
+
+def _first(opened: Opened) -> list[Any]:
+    """The first rows, as a pipeline takes them."""
+    assert opened.classifier is not None
+    rows, name = opened.rows["data"], opened.sets["data"].data
+    return opened.classifier.as_served(rows, _SERVED, opened.reading, name=name)
+
+
+def _logits(opened: Opened) -> NDArray[Any]:
+    found = opened.predictions("data")
+    assert found is not None
+    return found.as_logits()
+
+
+def _served_scores(
+    opened: Opened, folder: Path, first: list[Any], pipeline: Callable[..., Any], **settings: Any
+) -> NDArray[np.float64]:
+    """(N, C) the scores that a pipeline with the saved model gives for the first rows, NaN where it gives none."""
+    classifier = opened.classifier
+    assert classifier is not None
+    options, call_options = classifier.serving_options(folder, opened.reading)
+    classify = pipeline(
+        classifier.task.pipeline,
+        model=str(folder),
+        device="cpu",
+        trust_remote_code=opened.running.trust_remote_code,
+        **options,
+        **settings,
+    )
+    served = classifier.scores_of_served(classify(first, **call_options))
+    return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])

@@ -10,8 +10,9 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.evaluate import Stages, in_silence
+from hf_calib.commands.opening import Stages, ignore_stage
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
+from hf_calib.tasks import task_of
 
 # Weights of any form, exports, and what is about the calibrated model. Tokenizers and processors have many files of
 # many names: all others are copied.
@@ -47,7 +48,7 @@ class UnfoldedModel:
 
 
 def unfold_model(
-    source: str, output: Path, *, trust_remote_code: bool = False, stages: Stages = in_silence
+    source: str, output: Path, *, trust_remote_code: bool = False, stages: Stages = ignore_stage
 ) -> UnfoldedModel:
     """Write a folded model as it was before the fold, with its tokenizer or processor.
 
@@ -97,7 +98,7 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
     import transformers
     from huggingface_hub import snapshot_download
 
-    import hf_calib.papers.networks  # noqa: F401  (they are known to transformers then)
+    from hf_calib.predictions.loading import NeedsImportError, read_config
 
     way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
     try:
@@ -106,20 +107,17 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
         else:
             formats = [f"*{form}" for form in _WEIGHTS if not form.startswith(".safetensors")]
             folder = Path(snapshot_download(source, ignore_patterns=formats))
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        tasks = ("Sequence", "Token", "Image", "Audio", "Video")
-        loaders = {f"AutoModelFor{task}Classification": f"For{task}Classification" for task in tasks}
+        config = read_config(folder, trust_remote_code=trust_remote_code)
+        task = task_of(config.to_dict())
         architecture = (config.architectures or [""])[0]
-        of_its_own = getattr(config, "auto_map", None) or {}
-        loader = next(
-            (name for name, end in loaders.items() if name in of_its_own or end in architecture), None
-        )
-        if loader is None:
+        if task is None or not task.architecture.endswith("Classification"):
             raise ValueError(f"a {architecture or 'model without architecture'} is no classifier")
         # In the class that it was saved as: the Auto class makes DeiT without its teacher.
-        kind = None if of_its_own else getattr(transformers, architecture, None)
+        kind = None if getattr(config, "auto_map", None) else getattr(transformers, architecture, None)
         options = {} if kind is not None else {"trust_remote_code": trust_remote_code}
-        model = (kind or getattr(transformers, loader)).from_pretrained(folder, dtype="auto", **options)
+        model = (kind or task.auto_class).from_pretrained(folder, dtype="auto", **options)
+    except NeedsImportError:
+        raise
     except Exception as error:  # what broken or missing files raise, and code that is not trusted
         cause = " ".join(str(error).split())
         raise InputValueError(expected("the model", "be loadable", f"{source} ({cause})", way_out)) from error

@@ -16,7 +16,8 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport, MultiLabelReport
 from hf_calib.report.multi_label import TITLES
 from hf_calib.report.text import with_interval
@@ -82,11 +83,13 @@ def train_and_report(
     calibration = _calibration_rows(trainer)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
+    assert trainer.last_evaluation is not None
     if trainer.is_world_process_zero():
         (folder / "results.json").unlink(missing_ok=True)  # of an earlier training
         report = _write_report(trainer, outside, folder)
         _write_figure(trainer, folder)
-        _predictions(trainer, calibration).save(folder / PREDICTIONS)
+        test = trainer.last_evaluation.predictions(_class_names(trainer))
+        TrainingPredictions(test, calibration).save(folder / PREDICTIONS)
         training = {
             "seconds": trained.metrics["train_runtime"],
             "steps": trainer.state.global_step - first_step.step,
@@ -113,24 +116,18 @@ class _FirstStep(TrainerCallback):
         self.step = state.global_step
 
 
-def _calibration_rows(trainer: CalibrationTrainer) -> LabelledLogits | None:
+def _calibration_rows(trainer: CalibrationTrainer) -> Predictions | None:
     """Logits and labels of the calibration split; called by all processes."""
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
     if last is not None and last.rows and trainer.evaluated_dataset is trainer.calibration_split:
-        return LabelledLogits(*last.logits_and_labels(), last.sentences())
-    found = trainer.held_out_pass(keep_logits=True)
-    return LabelledLogits(*found.logits_and_labels(), found.sentences())
+        return last.predictions(_class_names(trainer))
+    return trainer.held_out_pass(keep_logits=True).predictions(_class_names(trainer))
 
 
-def _predictions(trainer: CalibrationTrainer, calibration: LabelledLogits | None) -> TrainingPredictions:
-    assert trainer.last_evaluation is not None
-    test = LabelledLogits(*trainer.last_evaluation.logits_and_labels(), trainer.last_evaluation.sentences())
-    names = getattr(trainer._config, "id2label", None) or {}
-    return TrainingPredictions(
-        test, calibration, tuple(str(names.get(i, i)) for i in range(test.logits.shape[1]))
-    )
+def _class_names(trainer: CalibrationTrainer) -> Mapping[int, str]:
+    return getattr(trainer._config, "id2label", None) or {}
 
 
 def _write_report(

@@ -1,5 +1,6 @@
-"""Predictions with their labels: from files, or from a classifier run over texts."""
+"""Predictions with their labels: from files, by running a classifier, or of a training."""
 
-from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
+from hf_calib.predictions.files import load_predictions, save_predictions
+from hf_calib.predictions.predictions import Predictions
 
 __all__ = ["Predictions", "load_predictions", "save_predictions"]

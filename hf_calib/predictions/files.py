@@ -6,13 +6,11 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from hf_calib._errors import (
     InputTypeError,
@@ -24,7 +22,7 @@ from hf_calib._errors import (
     look_alikes,
 )
 from hf_calib._files import whole_file
-from hf_calib.metrics._inputs import check_probs_and_labels
+from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series  # type: ignore[import-untyped]
@@ -36,89 +34,6 @@ _UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file 
 _NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
 
 _LARGEST_EXACT = 2**53  # above, float64 leaves integers out
-_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """A model's logits or probabilities for N examples, and the true labels.
-
-    Args:
-        labels: (N,) int in [0, C).
-        logits: (N, C) float; give these or `probs`.
-        probs: (N, C) float rows that sum to 1.
-        class_names: C names in the order of the columns, or None.
-        sentences: (N,) int, of tokens: which sentence each is of; None for other examples.
-
-    Raises:
-        ValueError: if not exactly one of logits and probs is given, or shapes or values are wrong.
-        TypeError: if a dtype is wrong.
-
-    >>> predictions = Predictions(np.array([0, 1]), logits=np.array([[2.0, 0.0], [0.0, 0.0]]))
-    >>> predictions.probabilities().round(2)
-    array([[0.88, 0.12],
-           [0.5 , 0.5 ]])
-    """
-
-    labels: NDArray[Any]
-    logits: NDArray[Any] | None = None
-    probs: NDArray[Any] | None = None
-    class_names: tuple[str, ...] | None = None
-    sentences: NDArray[np.int64] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.logits is None) == (self.probs is None):
-            got = "neither" if self.logits is None else "both"
-            raise InputValueError(expected("predictions", "hold logits or probs", got, "keep one of them"))
-        if self.logits is not None and not np.issubdtype(self.logits.dtype, np.floating):
-            got = f"dtype {self.logits.dtype}"
-            raise InputTypeError(expected("logits", "be a float array", got, "pass logits.astype(float)"))
-        if self.logits is not None and (self.logits.ndim != 2 or self.logits.shape[1] < 2):
-            way_out = "flatten leading axes; for one logit z of two classes pass np.stack([0 * z, z], axis=1)"
-            got = f"shape {self.logits.shape}"
-            raise InputValueError(expected("logits", "have shape (N, C) with C at least 2", got, way_out))
-        probs, _ = check_probs_and_labels(self.probabilities(), self.labels)
-        if self.class_names is not None and len(self.class_names) != probs.shape[1]:
-            requirement = f"be {probs.shape[1]}, one per column"
-            way_out = "name each column once"
-            raise InputValueError(expected("class_names", requirement, len(self.class_names), way_out))
-        if self.class_names is not None:
-            if not all(name.strip() for name in self.class_names):
-                got = "a blank one"
-                raise InputValueError(expected("class_names", "name their classes", got, "name the class"))
-            _check_differ("class_names", self.class_names)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def n_classes(self) -> int:
-        """C, the number of columns."""
-        return self._scores().shape[1]
-
-    def probabilities(self) -> NDArray[Any]:
-        """(N, C): `probs`, or the softmax of `logits` in float64."""
-        if self.logits is None:
-            return self._scores()
-        with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
-            return softmax(self.logits.astype(np.float64), axis=1)
-
-    def as_logits(self) -> NDArray[Any]:
-        """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""
-        scores = self._scores()
-        return np.log(np.maximum(scores, _SMALLEST_PROBABILITY)) if self.logits is None else scores
-
-    def select(self, rows: NDArray[Any]) -> Predictions:
-        """The predictions of some rows."""
-        logits = None if self.logits is None else self.logits[rows]
-        probs = None if self.probs is None else self.probs[rows]
-        sentences = None if self.sentences is None else self.sentences[rows]
-        return Predictions(self.labels[rows], logits, probs, self.class_names, sentences)
-
-    def _scores(self) -> NDArray[Any]:
-        scores = self.probs if self.logits is None else self.logits
-        assert scores is not None
-        return scores
 
 
 def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
@@ -165,16 +80,6 @@ def load_unlabelled(path: str | os.PathLike[str], *, label_column: str = "label"
         ValueError, TypeError: as `load_predictions`.
     """
     return _load(Path(path), label_column, labelled=False)
-
-
-def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
-    """Raise where other rows have other classes than those found, or the same by other names."""
-    names = (other.class_names, found.class_names)
-    if other.n_classes != found.n_classes or (None not in names and names[0] != names[1]):
-        got = f"{other.n_classes} classes and {found.n_classes}, or other names"
-        raise InputValueError(
-            expected(argument, "have the same classes", got, "use predictions of one model")
-        )
 
 
 def _load(path: Path, label_column: str, *, labelled: bool) -> Predictions:
@@ -340,17 +245,6 @@ def _class_columns(columns: Sequence[str], label_column: str) -> tuple[str | Non
         way_out = "name the class columns prob_<class>, and other columns are ignored"
         raise InputValueError(expected("the table", "hold one column of labels", got, way_out))
     return kind, classes
-
-
-def _check_differ(argument: str, names: Sequence[str]) -> None:
-    """Refuse class names that are equal or look the same."""
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        got = f"{few(list(map(repr, twice)))} twice"
-        raise InputValueError(expected(argument, "differ", got, "name each class once"))
-    pair = look_alikes(names, names)
-    if pair:
-        raise InputValueError(expected(argument, "differ visibly", differ_invisibly(pair), "rename one"))
 
 
 def _check_looks_like_probabilities(matrix: NDArray[np.float64]) -> None:

@@ -36,6 +36,17 @@ def column_values(rows: Dataset, argument: str, column: str) -> list[Any]:
     return stored.to_pylist()
 
 
+def check_class_names(
+    model_names: Sequence[str], data_names: Sequence[str] | None, what: str
+) -> tuple[str, ...]:
+    """The data's names of the model's classes: the model's own unless others are given, one for each."""
+    names = tuple(model_names if data_names is None else data_names)
+    if len(names) != len(model_names) or len(set(names)) < len(names):
+        requirement = f"name the model's {len(model_names)} {what} ({few(model_names)}) once each"
+        raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
+    return names
+
+
 def label_ids(
     rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
 ) -> NDArray[np.int64]:
@@ -43,10 +54,7 @@ def label_ids(
 
     Arguments and errors as for `predict`; an error names the first row that is wrong.
     """
-    names = list(model_names if data_names is None else data_names)
-    if len(names) != len(model_names) or len(set(names)) < len(names):
-        requirement = f"name the model's {len(model_names)} classes ({few(model_names)}) once each"
-        raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
+    names = list(check_class_names(model_names, data_names, "classes"))
     labels = column_values(rows, "label_column", column)
     feature = rows.features[column]
     if isinstance(feature, ClassLabel) and -1 in labels:  # how the Hub marks labels that are withheld

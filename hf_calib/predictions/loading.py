@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
 
-from hf_calib._errors import InputValueError, expected, few
+from hf_calib._errors import InputError, InputValueError, expected, few
+from hf_calib.tasks import TASKS, TOKENS, Task, package_of, task_of
 
 # What broken or missing files of a model raise.
 _UNLOADABLE = (
@@ -34,6 +41,7 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
     """
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
+        read_config(name, trust_remote_code=trust_remote_code)  # which says what to import
         model, report = model_class.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust_remote_code
         )
@@ -43,18 +51,63 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
     return model
 
 
-def check_problem(config: Any, what: str, *, multi_label: bool) -> None:
+def check_problem(config: Any, task: Task) -> None:
     """Refuse the configuration of a model with several labels a row where one is wanted, or the other way round."""
-    if multi_label:
+    if task.labels.sigmoid:
         fits = config.problem_type == "multi_label_classification"
         requirement, way_out = "have several labels", "set its problem_type to multi_label_classification"
+    elif task.labels is TOKENS:
+        return
     else:
         fits = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
         requirement = "choose one of several classes"
+        what = task.inputs.removesuffix("s")
         way_out = f"several labels per {what} can be scaled with PerLabelTemperatureScaling in Python"
     if not fits:
         got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
         raise InputValueError(expected("the model", requirement, got, way_out))
+
+
+def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task | None:
+    """The task of a model by its config; None if the config cannot be read, which is left to the loading.
+
+    Raises:
+        ValueError: if a package that registers the network was not imported.
+    """
+    try:
+        with refusals("the model", "be loadable", source, "name a fine-tuned classifier"):
+            config = read_config(source, trust_remote_code=trust_remote_code)
+    except InputValueError:
+        return None
+    task = task_of(config.to_dict())
+    if task is None and type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and not config.architectures:
+        return TASKS["image"]
+    return task
+
+
+def read_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """A model's configuration.
+
+    Raises:
+        NeedsImportError: if it names a package that registers its network, and that was not imported.
+        OSError, ValueError: as transformers raises them.
+    """
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except ValueError:
+        written, _ = PreTrainedConfig.get_config_dict(source)
+        package = package_of(written)
+        if package is None or written.get("model_type") in CONFIG_MAPPING:
+            raise
+        got = f"one that {package} registers"
+        way_out = f"import {package} first; on the command line: hf-calib --import {package} ..."
+        raise NeedsImportError(
+            expected("the model's network", "be known to transformers", got, way_out)
+        ) from None
+
+
+class NeedsImportError(InputError):
+    """A network whose package has to be imported before it can be loaded."""
 
 
 @contextmanager

@@ -16,15 +16,14 @@ from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label
-from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.measures import Measure
 from hf_calib.study.cells import fault
 from hf_calib.study.kinds import (
     DECISION_METRICS,
     MACRO_METRICS,
-    MULTI_LABEL,
     STUDY_METRICS,
-    kind_of,
     make_scaler,
 )
 from hf_calib.study.results import UNSCALED, Panel
@@ -122,7 +121,7 @@ def _measure_method(
     found.panels[method] = Panel(*top_label(probs, labels))
 
 
-def sentences_of(rows: LabelledLogits) -> IntArray | None:
+def sentences_of(rows: Predictions) -> IntArray | None:
     """Of tokens, which sentence (N,) each is of, in 0..G-1: sentences are drawn, and never parts of them."""
     return None if rows.sentences is None else np.unique(rows.sentences, return_inverse=True)[1]
 
@@ -170,9 +169,9 @@ def _measure_decisions(
 
 
 def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[str]) -> NDArray[np.float64]:
-    logits, kind = predictions.test.logits.astype(np.float64), kind_of(predictions.test)
+    logits, kind = _logits(predictions.test), predictions.test.kind
     if method == UNSCALED:
-        return np.asarray(expit(logits) if kind is MULTI_LABEL else softmax(logits, axis=1))
+        return np.asarray(expit(logits) if kind.sigmoid else softmax(logits, axis=1))
     scaler = make_scaler(kind, method)
     calibration = predictions.calibration
     wrong = "are none" if calibration is None else fault(calibration)
@@ -180,9 +179,14 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
         raise InputError(f"the calibration rows {wrong}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaler.fit(calibration.logits.astype(np.float64), calibration.labels)
+        scaler.fit(_logits(calibration), calibration.labels)
     remarks += [f"{method}: {warning.message}" for warning in caught]
     return np.asarray(scaler.predict_proba(logits), dtype=np.float64)
+
+
+def _logits(rows: Predictions) -> NDArray[np.float64]:
+    assert rows.logits is not None  # a training leaves these
+    return rows.logits.astype(np.float64)
 
 
 def _value(measure: Measure, probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:

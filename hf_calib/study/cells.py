@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, expected
 from hf_calib.metrics._multi_label import UNKNOWN
-from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.study.folder import CELLS, is_finished, problem
-from hf_calib.study.kinds import kind_of
 
 Key = tuple[str, int]  # loss and seed
 
@@ -51,7 +51,7 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
         except InputError as error:
             missing[key] = str(error)
             continue
-        kinds.setdefault(kind_of(predictions.test).name, key)
+        kinds.setdefault(predictions.test.kind.name, key)
         wrong = fault(predictions.test)
         if wrong is not None:
             missing[key] = f"its test predictions {wrong}"
@@ -76,9 +76,9 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
     return Cells(folders, missing)
 
 
-def fault(rows: LabelledLogits) -> str | None:
+def fault(rows: Predictions) -> str | None:
     """What keeps rows out of a comparison, to go on from "its test predictions"; or None."""
-    logits, labels = rows.logits, rows.labels
+    logits, labels = rows.as_logits(), rows.labels
     n_rows, n_classes = logits.shape
     if n_rows == 0:
         return "are none"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_file
-from hf_calib.predictions.of_training import PREDICTIONS
+from hf_calib.predictions.training import PREDICTIONS
 from hf_calib.study.grid import Cell, content_hash
 
 STUDY, CELLS = "study.json", "cells"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.predictions.of_training import LabelledLogits
 from hf_calib.report.measures import MEASURES, Measure
 from hf_calib.report.multi_label import TITLES
-from hf_calib.scaling.methods import SCALERS, SINGLE_LABEL_SCALERS, ScalerEntry
+from hf_calib.scaling.methods import SCALERS
+from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 # Of one label per row, and of tokens.
 STUDY_METRICS: dict[str, Measure] = {
@@ -33,48 +32,20 @@ MACRO_METRICS = {
 }
 
 
-class Kind(NamedTuple):
-    """A kind of task.
-
-    Args:
-        name: of its rows' labels.
-        rows: what the test rows are.
-        classes: what the columns of the logits are.
-        metrics: key -> title.
-        maps: method -> its scaler.
-    """
-
-    name: str
-    rows: str
-    classes: str
-    metrics: Mapping[str, str]
-    maps: Mapping[str, ScalerEntry]
-
-
 _TITLES = {key: measure.title for key, measure in STUDY_METRICS.items()}
-SINGLE_LABEL = Kind("single-label", "test rows", "classes", _TITLES, SINGLE_LABEL_SCALERS)
-TOKENS = Kind("token", "test tokens", "classes", _TITLES, SINGLE_LABEL_SCALERS)
-MULTI_LABEL = Kind(
-    "multi-label",
-    "test rows",
-    "labels",
-    {
+# By kind of task: key -> title.
+METRIC_TITLES: dict[str, dict[str, str]] = {
+    SINGLE_LABEL.name: _TITLES,
+    TOKENS.name: _TITLES,
+    MULTI_LABEL.name: {
         **{key: f"{LOGGED_METRICS[key].title}, of all decisions" for key in DECISION_METRICS},
         **{key: TITLES[f"macro_{name}"] for key, name in MACRO_METRICS.items()},
     },
-    {method: SCALERS[method] for method in ("temperature", "per_label_temperature", "auto")},
-)
-MAPS = {**SINGLE_LABEL.maps, **MULTI_LABEL.maps}  # of any kind
+}
+MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps)))  # of any kind
 
 
-def kind_of(rows: LabelledLogits) -> Kind:
-    """What the labels of a training's rows say."""
-    if rows.labels.ndim == 2:
-        return MULTI_LABEL
-    return SINGLE_LABEL if rows.sentences is None else TOKENS
-
-
-def make_scaler(kind: Kind, method: str) -> Any:
+def make_scaler(kind: LabelKind, method: str) -> Any:
     """A map for this kind, to be fitted.
 
     Raises:
@@ -83,7 +54,7 @@ def make_scaler(kind: Kind, method: str) -> Any:
     if method not in kind.maps:
         requirement = f"be a map for {kind.name} predictions"
         raise InputValueError(expected("the method", requirement, method, f"take {', '.join(kind.maps)}"))
-    scaler = kind.maps[method].load()()
-    if kind is MULTI_LABEL and "multi_label" in scaler.get_params():
+    scaler = SCALERS[method].load()()
+    if kind.sigmoid and "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=True)
     return scaler

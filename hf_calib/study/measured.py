@@ -16,7 +16,7 @@ from scipy.stats import rankdata, t
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib.metrics._inputs import check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
-from hf_calib.predictions.of_training import PREDICTIONS, TrainingPredictions
+from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.study.advice import advise, notes_on_statistics
 from hf_calib.study.cell_metrics import (
     Resamples,
@@ -26,9 +26,10 @@ from hf_calib.study.cell_metrics import (
 )
 from hf_calib.study.cells import Key, find_cells
 from hf_calib.study.folder import RESULTS, read_plan
-from hf_calib.study.kinds import MAPS, MULTI_LABEL, SINGLE_LABEL, STUDY_METRICS, TOKENS, Kind, kind_of
+from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS
 from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
 from hf_calib.study.results import CONFIDENCE_LEVEL, UNSCALED, Difference, Estimate, Panel, StudyResults
+from hf_calib.tasks import SINGLE_LABEL, LabelKind
 
 BASELINE_LOSS = "cross_entropy"
 RANKED_METRICS = ("nll", "ece")
@@ -112,8 +113,8 @@ def measure_study(
     for i, ((loss, training_seed), cell) in enumerate(folders.items(), 1):
         stages(f"measuring {loss}, seed {training_seed} ({i} of {len(folders)})")
         predictions = TrainingPredictions.load(cell / PREDICTIONS)
-        kind, sentences = kind_of(predictions.test), sentences_of(predictions.test)
-        n_test, n_classes = predictions.test.logits.shape
+        kind, sentences = predictions.test.kind, sentences_of(predictions.test)
+        n_test, n_classes = predictions.test.as_logits().shape
         n_drawn = n_test if sentences is None else int(sentences.max()) + 1
         n_calibration.append(0 if predictions.calibration is None else len(predictions.calibration.labels))
         if n_drawn > 1:  # else there is no other choice of rows
@@ -132,7 +133,7 @@ def measure_study(
         losses=numbers.losses,
         seeds=numbers.seeds,
         methods=all_methods,
-        metrics=kind.metrics,
+        metrics=METRIC_TITLES[kind.name],
         values=numbers.values,
         means=_means(numbers),
         baseline=baseline,
@@ -144,7 +145,7 @@ def measure_study(
         n_test=n_test,
         n_calibration=min(n_calibration, default=0),
         n_classes=n_classes,
-        counted=(kind.rows, kind.classes),
+        counted=(f"test {kind.rows}", kind.columns),
         n_resamples=resamples.counted,
         advice=(),
         notes=(),
@@ -284,7 +285,7 @@ def _training_time(folders: Mapping[Key, Path], numbers: Numbers, baseline: str)
 
 
 def _notes_on_rows(
-    results: StudyResults, kind: Kind, n_drawn: int, n_calibration: Sequence[int], resamples: Resamples
+    results: StudyResults, kind: LabelKind, n_drawn: int, n_calibration: Sequence[int], resamples: Resamples
 ) -> list[str]:
     notes: list[str] = []
     if not results.n_test:
@@ -297,13 +298,13 @@ def _notes_on_rows(
             f"The maps were fitted on {min(n_calibration):,} calibration rows: other rows would give other maps, which "
             "no interval here covers."
         )
-    if kind is TOKENS:
+    if not kind.independent:
         notes.append(
             f"The tokens of a sentence are no independent draws: resamples are of the {n_drawn:,} test sentences, each "
             "with all of its tokens."
         )
     slow = []
-    if kind is MULTI_LABEL:
+    if kind.sigmoid:
         notes.append(
             "Accuracy, NLL, Brier score and ECE are of all decisions, each label of each row one, with the confidence "
             "max(p, 1 - p); macro metrics are means over the labels. The labels of a row are resampled together."
@@ -317,9 +318,11 @@ def _notes_on_rows(
         )
     elif slow:
         names = ", ".join(results.metrics[metric] for metric in slow)
-        notes.append(f"On {results.n_test:,} {kind.rows} these have no intervals, as they are slow: {names}.")
+        notes.append(
+            f"On {results.n_test:,} test {kind.rows} these have no intervals, as they are slow: {names}."
+        )
     if n_drawn == 1:
-        notes.append(f"One test {'sentence' if kind is TOKENS else 'row'} has no intervals.")
+        notes.append(f"One test {'row' if kind.independent else 'sentence'} has no intervals.")
     return notes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
 
@@ -162,6 +164,20 @@ class EvaluationPass:
             raise InputValueError(_no_labels())
         logits, labels = self.rows[0]
         return logits.cpu().numpy(), labels.cpu().numpy()
+
+    def predictions(self, names: Mapping[int, str]) -> Predictions:
+        """What `logits_and_labels` and `sentences` give, with the names of the classes by their numbers.
+
+        The logits may be NaN: nothing is validated.
+        """
+        logits, labels = self.logits_and_labels()
+        return Predictions(
+            labels,
+            logits=logits,
+            class_names=tuple(str(names.get(i, i)) for i in range(logits.shape[1])),
+            sentences=self.sentences(),
+            validate=False,
+        )
 
     def sentences(self) -> np.ndarray[Any, Any] | None:
         """(N,) the number of its sentence for each row of `logits_and_labels`; None where labels are not of tokens."""

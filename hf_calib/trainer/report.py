@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
 from hf_calib._files import whole_file
 from hf_calib._names import is_hub_name
@@ -20,14 +19,13 @@ from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import (
     CalibrationReport,
     MultiLabelReport,
     OodSection,
-    calibration_report,
-    multi_label_report,
     ood_section,
-    with_entities,
+    report_on_predictions,
 )
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
@@ -121,11 +119,11 @@ def report_of(
         return None
     logits, labels = evaluation.logits_and_labels()
     logits = logits.astype(np.float64)
-    report = report_on(trainer, logits, labels, trainer.calibration_map)
+    report = report_on(trainer, logits, labels, trainer.calibration_map, sentences=evaluation.sentences())
     if report is None or isinstance(report, MultiLabelReport):
         return None if report is None else replace(report, about=_rows(trainer, evaluation))
     return replace(
-        with_entities(report, evaluation.sentences()),
+        report,
         about=_rows(trainer, evaluation),
         out_of_distribution=tuple(
             _told_apart(name, logits, other.astype(np.float64), trainer.calibration_map)
@@ -135,7 +133,13 @@ def report_of(
 
 
 def report_on(
-    trainer: Any, logits: NDArray[np.float64], labels: NDArray[Any], scaler: Any, *, name: str | None = None
+    trainer: Any,
+    logits: NDArray[np.float64],
+    labels: NDArray[Any],
+    scaler: Any,
+    *,
+    sentences: NDArray[np.int64] | None = None,
+    name: str | None = None,
 ) -> CalibrationReport | MultiLabelReport | None:
     """The report on logits (N, C), before and, if there is a fitted scaler, after it; None as for `report_of`.
 
@@ -144,22 +148,19 @@ def report_on(
         logits: of its model.
         labels: (N,) ids; or (N, C) of several labels a row.
         scaler: fitted, or None.
+        sentences: (N,) of tokens, or None.
         name: in titles; by default the loss's.
     """
     if not np.isfinite(logits).all():
         return None
-    names = getattr(trainer._config, "id2label", None) or {}
-    settings: dict[str, Any] = {
-        "calibrated": None if scaler is None else scaler.predict_proba(logits),
-        "n_bins": trainer.args.n_bins,
-        "class_names": [str(names.get(i, i)) for i in range(logits.shape[1])],
-        "name": name or trainer.calibration_loss.name,
-    }
-    if labels.ndim == 1:
-        return calibration_report(softmax(logits, axis=1), labels, **settings)
-    if not np.isin(labels, (0, 1, -100)).all():
+    if labels.ndim == 2 and not np.isin(labels, (0, 1, -100)).all():
         return None
-    return multi_label_report(expit(logits), labels, **settings)
+    names = getattr(trainer._config, "id2label", None) or {}
+    class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
+    predictions = Predictions(labels, logits=logits, class_names=class_names, sentences=sentences)
+    return report_on_predictions(
+        predictions, name or trainer.calibration_loss.name, trainer.args.n_bins, scaler
+    )
 
 
 def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection:

@@ -18,38 +18,24 @@ import pytest
 import yaml
 from huggingface_hub import EvalResult, ModelCard
 from markdown_it import MarkdownIt
-from matplotlib.figure import Figure
 
-import hf_calib.trainer.report as trainer_report
 from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
 from hf_calib._names import is_hub_name, plain_name
 from hf_calib.cards import write_card
 from hf_calib.cards.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
-from hf_calib.commands import evaluate as evaluate_command
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
-from hf_calib.report import CalibrationReport
 from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.commands.test_cli import call
 from tests.helpers.hub_server import running_hub
+from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
 from tests.helpers.tiny import arguments, sequences, text_of, tiny_bert, tiny_trainer, tokenizer
 from tests.helpers.trained import images_trainer
 
 KEYS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
-
-
-@pytest.fixture(autouse=True)
-def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few resamples and empty figures: the real ones are tested with the reports."""
-    for module in (evaluate_command, trainer_report):
-        whole = module.calibration_report
-        quick = lambda *args, whole=whole, **options: whole(*args, **{**options, "n_resamples": 20})  # noqa: E731
-        monkeypatch.setattr(module, "calibration_report", quick)
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 def card_of(folder: Path) -> ModelCard:
@@ -80,7 +66,8 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / f"{name}.csv", index=False
         )
     with pytest.MonkeyPatch.context() as patch:
-        quick_reports.__wrapped__(patch)  # type: ignore[attr-defined]
+        few_resamples(patch)
+        no_figures(patch)
         result = call(
             *(
                 "calibrate",
@@ -788,8 +775,9 @@ def test_an_image_model(tmp_path: Path) -> None:
         'pipeline("image-classification", model="out", top_k=None)\nprint(classify("an_image.png"))'
         in card.text
     )
-    assert "hf-calib calibrate" not in card.text  # which reads texts
-    assert "hf-calib evaluate predictions.npz" in card.text
+    assert "hf-calib evaluate out --data test.parquet" in card.text
+    assert "hf-calib calibrate out --data yours.parquet --output recalibrated" in card.text
+    assert "predictions.npz" not in card.text
 
 
 def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 import transformers
 import typer
-from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
@@ -25,14 +24,17 @@ import hf_calib
 from hf_calib import fold
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
-from hf_calib.commands import console, evaluate
+from hf_calib.commands import console
 from hf_calib.commands.fitting import METHODS
 from hf_calib.export import saving
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, ood_detection
-from hf_calib.predictions.files import Predictions, load_predictions, save_predictions
-from hf_calib.report import CalibrationReport, writing
+from hf_calib.predictions.files import load_predictions, save_predictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.report import writing
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
+from hf_calib.scaling.methods import SCALERS
+from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import (
     TRUE_TEMPERATURE,
     assert_same,
@@ -76,19 +78,6 @@ def assert_refused(result: Any, message: str) -> None:
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few resamples and an empty figure: what reports hold is tested elsewhere, and as a program below."""
-    whole = evaluate.calibration_report
-
-    def quick(*args: Any, **options: Any) -> Any:
-        return whole(*args, **options, n_resamples=20)
-
-    monkeypatch.setattr(evaluate, "calibration_report", quick)
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 @pytest.fixture(scope="module")
@@ -623,7 +612,7 @@ class TestCalibratePredictions:
         found = negative_log_likelihood(written.probabilities(), written.labels)
         assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(found)
         fitted_on = load_predictions(workplace / "data.npz")
-        scaler = METHODS[method].load()().fit(fitted_on.as_logits(), fitted_on.labels)
+        scaler = SCALERS[method].load()().fit(fitted_on.as_logits(), fitted_on.labels)
         np.testing.assert_allclose(written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12)
 
     def test_rows_are_held_out_and_probabilities_are_read_as_logits(
@@ -1054,7 +1043,7 @@ class TestRefusals:
         def broken(*_: Any, **__: Any) -> None:
             raise ValueError("operands could not be broadcast together")
 
-        monkeypatch.setattr(evaluate, "calibration_report", broken)
+        monkeypatch.setattr("hf_calib.report.of_predictions.calibration_report", broken)
         assert call("evaluate", workplace / "data.npz").exit_code == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
-from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"

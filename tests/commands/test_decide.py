@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from matplotlib.figure import Figure
 from scipy.special import softmax
 
 from hf_calib.cards.decisions import decision_lines
-from hf_calib.commands import evaluate
 from hf_calib.commands.fitting import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.predictions.files import Predictions, save_predictions
-from hf_calib.report import CalibrationReport
+from hf_calib.predictions.files import save_predictions
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import TemperatureScaling
 from tests.commands.test_cli import assert_refused, call, called_for_json, names_in
+from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "film", "sport")
-
-
-@pytest.fixture(autouse=True)
-def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few resamples, and the figure of decisions alone: the others are tested elsewhere."""
-    whole = evaluate.calibration_report
-
-    def quick(*args: Any, **options: Any) -> Any:
-        return whole(*args, **options, n_resamples=20)
-
-    monkeypatch.setattr(evaluate, "calibration_report", quick)
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 def drawn(n: int, seed: int) -> Predictions:

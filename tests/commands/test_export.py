@@ -213,7 +213,7 @@ class TestOnnx:
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(programs, "_MOST_IN_ONE_FILE", 100)
-        rows = export.LabelledTexts(str(workplace / "rows.csv"))
+        rows = export.RowSet(str(workplace / "rows.csv"))
         done = export.export_quantized(str(workplace / "bare"), rows, tmp_path / "out", test=rows)
         assert done.held_out == "all 240 rows of the test data"
         assert done.notes[-1].startswith("240 of the test texts are among those")
@@ -350,7 +350,7 @@ class TestRefusals:
         body = transformers.BertModel(named_bert().config)
         (tmp_path / "lora").mkdir()
         (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-        rows = export.LabelledTexts(str(workplace / "rows.csv"))
+        rows = export.RowSet(str(workplace / "rows.csv"))
         for source, message in (
             (saved("body", body), "be a classifier of sequences, tokens or images, got BertModel"),
             (

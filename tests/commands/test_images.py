@@ -14,10 +14,11 @@ from PIL import Image
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.commands.inputs import labelled_rows
 from hf_calib.metrics.binning import uniform_bins
-from hf_calib.predictions.images import LabelledImages
-from hf_calib.predictions.texts import LabelledTexts
+from hf_calib.predictions.classifier import load_classifier
+from hf_calib.predictions.loading import find_task
+from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.tasks import TASKS
 from tests.commands.test_cli import (  # noqa: F401  # quick_reports holds for every test here, too
     assert_refused,
     call,
@@ -278,19 +279,19 @@ def served_names(folder: Path) -> list[str]:
 
 
 def test_the_architecture_chooses_what_is_read(place: Path, tmp_path: Path) -> None:
-    assert isinstance(labelled_rows(str(place / "model"))("x", None, "test"), LabelledImages)
+    assert find_task(place / "model") is TASKS["image"]
     tiny_bert().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    assert isinstance(labelled_rows(str(tmp_path))("x", None, "test"), LabelledTexts)
-    assert isinstance(labelled_rows(str(tmp_path / "nothing"))("x", None, "test"), LabelledTexts)
+    assert find_task(tmp_path) is TASKS["text"]
+    assert find_task(tmp_path / "nothing") is None
 
 
 def test_images_are_decoded_as_a_pipeline_decodes_them(place: Path) -> None:
     """By the network's own processor, whatever the mode."""
     model = str(place / "model")
-    rows = labelled_rows(model)(str(place / "mnist.parquet"), None, "test")
-    classifier: Any = rows.load_classifier(model, trust_remote_code=False)
-    ours = rows.predict_logits(classifier, rows.encode_inputs(classifier, rows.load().select(range(8))))
+    classifier = load_classifier(model, "image")
+    rows = RowSet(str(place / "mnist.parquet")).load().select(range(8))
+    ours = classifier.logits(classifier.encode(rows, Reading(), name="mnist", labelled=False))
     images = [image_of(stored) for stored in pandas.read_parquet(place / "mnist.parquet")["image"][:8]]
     assert isinstance(images[0], Image.Image)
     plain = transformers.pipeline("image-classification", model=model)

@@ -8,7 +8,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,19 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from matplotlib.figure import Figure
 from scipy.special import softmax
 from typer.testing import CliRunner
 
 from hf_calib import pipeline
 from hf_calib.cli import app
-from hf_calib.commands import evaluate
 from hf_calib.commands.push import push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
 from hf_calib.metrics import brier_score, expected_calibration_error, negative_log_likelihood
-from hf_calib.report import CalibrationReport
 from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.interrupted_saving import in_a_fork
+from tests.helpers.reports import few_resamples, no_figures
 from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
 from tests.helpers.trained import images_trainer, lora, served_logits, trained
 
@@ -72,9 +69,8 @@ def test_texts_images_and_tokens_are_calibrated_when_they_are_loaded_again(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the output folders of trainings; and the report's figures, from a model that `calibrate` has written."""
-    monkeypatch.setattr(evaluate, "calibration_report", partial(evaluate.calibration_report, n_resamples=20))
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
+    few_resamples(monkeypatch)
+    no_figures(monkeypatch)
     words = trained(tmp_path / "words")
     (tmp_path / "images").mkdir()
     pictures, (_, paths) = images_trainer(tmp_path / "images")

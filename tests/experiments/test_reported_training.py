@@ -17,7 +17,7 @@ from hf_calib.cards.card import write_card
 from hf_calib.experiments import train_and_report
 from hf_calib.losses import make_loss
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
 

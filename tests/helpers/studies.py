@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
+from tests.helpers.unchecked import unchecked
 
 
 class Task:
@@ -50,11 +51,12 @@ class Task:
     def predictions(self, logits: NDArray[Any]) -> TrainingPredictions:
         """Those of logits of all rows, the test rows first."""
         rows = logits.astype(np.float32)
-        return TrainingPredictions(
-            LabelledLogits(rows[: self.n_test], self.labels[: self.n_test]),
-            LabelledLogits(rows[self.n_test :], self.labels[self.n_test :]),
-            tuple(f"class {c}" for c in range(logits.shape[1])),
+        names = tuple(f"class {c}" for c in range(logits.shape[1]))
+        test, calibration = (
+            unchecked(rows[part], self.labels[part], class_names=names)
+            for part in (slice(self.n_test), slice(self.n_test, None))
         )
+        return TrainingPredictions(test, calibration)
 
 
 def write_study(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hf_calib.predictions.of_training import PREDICTIONS, LabelledLogits, TrainingPredictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 
 
 def main() -> None:
@@ -50,10 +51,10 @@ def main() -> None:
         rng = np.random.default_rng(args.seed)
         labels = np.random.default_rng(7).integers(3, size=60)
         logits = (3 * np.eye(3)[labels] + 2 * rng.normal(size=(60, 3))).astype(np.float32)
-        rows = LabelledLogits(logits, labels)
+        rows = Predictions(labels, logits=logits, class_names=("a", "b", "c"))
         (folder / "calibrated").mkdir(exist_ok=True)
         (folder / "calibrated" / "model.safetensors").write_bytes(b"weights")
-        TrainingPredictions(rows, rows, ("a", "b", "c")).save(folder / PREDICTIONS)
+        TrainingPredictions(rows, rows).save(folder / PREDICTIONS)
         training = {"seconds": 1.0, "steps": 2, "resumed": False}
         (folder / "results.json").write_text(
             json.dumps({"loss": args.loss, "seed": args.seed, "training": training})

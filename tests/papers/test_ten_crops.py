@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from hf_calib.data import ImageTransform, collate_images
 from hf_calib.experiments import train_and_report
 from hf_calib.papers import ten_crops, write_ten_crop_report
 from hf_calib.papers.ten_crops import logits_of_mean
-from hf_calib.predictions.of_training import TrainingPredictions
-from hf_calib.report import CalibrationReport, MultiLabelReport, calibration_report, multi_label_report
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
-from hf_calib.trainer import report as trainer_report
+from tests.helpers.reports import quick_report  # noqa: F401
 from tests.helpers.tiny import arguments
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 16, "width": 16})
@@ -63,18 +61,6 @@ def rows(model: Any, n: int, seed: int, *, multi_label: bool) -> Dataset:
         labels, feature = rng.random(logits.shape) < expit(logits), Sequence(Value("float32"))
     features = Features({"image": ImageFeature(), "label": feature})
     return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
-
-
-@pytest.fixture
-def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, function in (
-        ("calibration_report", calibration_report),
-        ("multi_label_report", multi_label_report),
-    ):
-        monkeypatch.setattr(trainer_report, name, partial(function, n_resamples=20))
-    for report in (CalibrationReport, MultiLabelReport):
-        monkeypatch.setattr(report, "figures", lambda self: {})
-        monkeypatch.setattr(report, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 @pytest.mark.slow  # two trainings

@@ -18,8 +18,9 @@ from scipy.special import softmax
 
 from hf_calib._errors import InputValueError
 from hf_calib.data.sources import load_rows
-from hf_calib.predictions.files import Predictions, load_predictions, load_unlabelled, save_predictions
-from hf_calib.predictions.texts import load_classifier, predict
+from hf_calib.predictions.classifier import load_classifier, predict
+from hf_calib.predictions.files import load_predictions, load_unlabelled, save_predictions
+from hf_calib.predictions.predictions import Predictions
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "NA", "sport")  # a name that some readers take for a missing value

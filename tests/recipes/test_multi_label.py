@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,12 @@ from typer.testing import CliRunner
 
 from hf_calib.cards import write_card
 from hf_calib.cli import app
-from hf_calib.commands import multi_label
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.papers.networks.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
-from hf_calib.predictions.of_training import TrainingPredictions
-from hf_calib.report import MultiLabelReport, multi_label_report
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.saved import read_report
-from hf_calib.trainer import report as trainer_report
 from tests.helpers.mosaics import mosaics
+from tests.helpers.reports import quick_report  # noqa: F401
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, run_on_two_processes
 
 
@@ -72,15 +69,6 @@ def trained(go_emotions: list[str], tmp_path_factory: pytest.TempPathFactory) ->
     with contextlib.redirect_stdout(printed):
         run("text_classification.py", *SHORT, *go_emotions, "--loss", "focal", "--output_dir", str(folder))
     return folder, printed.getvalue()
-
-
-@pytest.fixture
-def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few resamples and no figures: one test reads a whole report, the others do not look."""
-    for module in (trainer_report, multi_label):
-        monkeypatch.setattr(module, "multi_label_report", partial(multi_label_report, n_resamples=20))
-    monkeypatch.setattr(MultiLabelReport, "figures", lambda self: {})
-    monkeypatch.setattr(MultiLabelReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 @pytest.mark.slow  # the multi-label paths of the trainer and of the report have fast tests of their own

@@ -12,7 +12,6 @@ import runpy
 import subprocess
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,8 @@ from hf_calib import CalibrationTrainer
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset, load_data
 from hf_calib.experiments import train_and_report
-from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.trainer import report as trainer_report
 from tests.helpers.places import ROOT
+from tests.helpers.reports import quick_report  # noqa: F401
 from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
 
 CONFIGS = ROOT / "recipes" / "configs"
@@ -76,14 +74,6 @@ def run_on_two_processes(recipe: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture
-def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few resamples and no figures: one test reads a whole report, the others do not look."""
-    monkeypatch.setattr(trainer_report, "calibration_report", partial(calibration_report, n_resamples=20))
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {})
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
 
 
 @pytest.fixture(scope="module")

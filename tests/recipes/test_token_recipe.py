@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from transformers import BertConfig, BertForTokenClassification, pipeline
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
-from hf_calib.commands import evaluate
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.commands.fitting import split_roles
-from hf_calib.predictions.files import Predictions
-from hf_calib.predictions.of_training import TrainingPredictions
-from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.trainer import report as trainer_report
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import TrainingPredictions
+from hf_calib.report import CalibrationReport
 from tests.helpers.places import ROOT
+from tests.helpers.reports import few_resamples
 from tests.recipes.test_recipes import SHORT, run, run_on_two_processes
 
 TASK = str(ROOT / "recipes" / "configs" / "wnut17_minilm.yaml")
@@ -76,10 +74,9 @@ def options(files: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_resamples() -> Iterator[None]:
+def quick_reports() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (trainer_report, evaluate):
-            patch.setattr(module, "calibration_report", partial(calibration_report, n_resamples=50))
+        few_resamples(patch, 50)
         yield
 
 

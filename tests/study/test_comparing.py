@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainerCallback
 
 from hf_calib import CalibrationTrainer
-from hf_calib.predictions.of_training import TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.study import compare
 from tests.helpers.tiny import arguments, sequences, tiny_bert
 

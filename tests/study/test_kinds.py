@@ -15,11 +15,12 @@ from scipy.special import softmax
 from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
-from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
 from hf_calib.study.comparing import report_study
 from hf_calib.study.measured import measure_study
 from tests.helpers.studies import Task, write_study
+from tests.helpers.unchecked import unchecked
 
 LENGTHS = np.array([1, 7, 2, 12, 3, 1, 9, 5, 4, 16] * 3)  # of the test sentences
 TASK = Task(n_test=int(LENGTHS.sum()))
@@ -30,7 +31,7 @@ def of_tokens(predictions: TrainingPredictions) -> TrainingPredictions:
     test = predictions.test
     return replace(
         predictions,
-        test=LabelledLogits(test.logits, test.labels, np.repeat(3 * np.arange(len(LENGTHS)), LENGTHS)),
+        test=unchecked(test.logits, test.labels, np.repeat(3 * np.arange(len(LENGTHS)), LENGTHS)),
     )
 
 
@@ -44,9 +45,10 @@ def of_labels(seed: int, n_rows: int = 150) -> TrainingPredictions:
     logits = ([3.0, 2.0, 0.7] * (true + noise)).astype(np.float32)
     names = ("Mass", "Nodule", "Hernia")
     test, calibration = (
-        LabelledLogits(logits[part], labels[part]) for part in (slice(n_rows), slice(n_rows, None))
+        unchecked(logits[part], labels[part], class_names=names)
+        for part in (slice(n_rows), slice(n_rows, None))
     )
-    return TrainingPredictions(test, calibration, names)
+    return TrainingPredictions(test, calibration)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> 
     def repeated(predictions: TrainingPredictions) -> TrainingPredictions:
         test = predictions.test
         rows = np.repeat(np.arange(60), 8)
-        return replace(predictions, test=LabelledLogits(test.logits[rows], test.labels[rows], rows))
+        return replace(predictions, test=unchecked(test.logits[rows], test.labels[rows], rows))
 
     settings = {"methods": (), "n_resamples": 100}
     rows = measure_study(write_study(tmp_path / "rows", one), **settings)  # type: ignore[arg-type]
@@ -118,11 +120,11 @@ def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> 
 
 def test_several_labels_by_hand(tmp_path: Path) -> None:
     z = np.log(9)  # probabilities of .9 and .1
-    test = LabelledLogits(
+    test = unchecked(
         np.array([[z, -z], [z, -z], [z, z]], np.float32),
         np.array([[1, 0], [0, -100], [-100, -100]], np.float32),
     )
-    trainings = {("cross_entropy", 0): TrainingPredictions(test, None, ("a", "b"))}
+    trainings = {("cross_entropy", 0): TrainingPredictions(test, None)}
     found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=50)
     right, wrong = -np.log(0.9), -np.log(0.1)
     expected = {

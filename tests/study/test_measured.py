@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.study.cell_metrics import affordable_resamples
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import measure_study
 from hf_calib.study.results import StudyResults
 from tests.helpers.studies import Task, write_study
+from tests.helpers.unchecked import unchecked
 
 TASK = Task()
 LOSSES = {"cross_entropy": 2.0, "focal": 0.6}
@@ -190,8 +191,9 @@ def test_measuring_again_gives_the_same(tmp_path: Path) -> None:
 
 def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None) -> TrainingPredictions:
     one = TRAININGS["focal", 1]
-    rows = LabelledLogits(logits, one.test.labels if labels is None else labels)
-    return TrainingPredictions(rows, None, tuple(f"class {c}" for c in range(logits.shape[1])))
+    names = tuple(f"class {c}" for c in range(logits.shape[1]))
+    rows = unchecked(logits, one.test.labels if labels is None else labels, class_names=names)
+    return TrainingPredictions(rows, None)
 
 
 def bad_trainings() -> dict[str, tuple[TrainingPredictions | None, str]]:
@@ -248,13 +250,13 @@ def test_a_file_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
 def one_class(predictions: TrainingPredictions) -> TrainingPredictions:
     calibration = predictions.calibration
     assert calibration is not None
-    return replace(predictions, calibration=LabelledLogits(calibration.logits, 0 * calibration.labels))
+    return replace(predictions, calibration=unchecked(calibration.logits, 0 * calibration.labels))
 
 
 def three_rows(predictions: TrainingPredictions) -> TrainingPredictions:
     calibration = predictions.calibration
     assert calibration is not None
-    return replace(predictions, calibration=LabelledLogits(calibration.logits[:3], calibration.labels[:3]))
+    return replace(predictions, calibration=unchecked(calibration.logits[:3], calibration.labels[:3]))
 
 
 def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Path) -> None:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hf_calib.predictions.of_training import LabelledLogits, TrainingPredictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.training import TrainingPredictions
+from tests.helpers.unchecked import unchecked
 
 LOGITS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 LABELS = np.array([0, 2, 1, 1, 0])
 
 
-@pytest.mark.parametrize("calibration", [None, LabelledLogits(LOGITS[:2], np.ones((2, 3), np.float32))])
-def test_what_is_saved_is_read_back(tmp_path: Path, calibration: LabelledLogits | None) -> None:
-    saved = TrainingPredictions(LabelledLogits(LOGITS[:, ::-1], LABELS), calibration, ("a", "b|", "c"))
+@pytest.mark.parametrize("calibration", [None, unchecked(LOGITS[:2], np.ones((2, 3), np.float32))])
+def test_what_is_saved_is_read_back(tmp_path: Path, calibration: Predictions | None) -> None:
+    saved = TrainingPredictions(unchecked(LOGITS[:, ::-1], LABELS, class_names=("a", "b|", "c")), calibration)
     saved.save(tmp_path / "p.safetensors")
     read = TrainingPredictions.load(tmp_path / "p.safetensors")
     np.testing.assert_array_equal(read.test.logits, LOGITS[:, ::-1])

@@ -6,33 +6,17 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
+from hf_calib.predictions.predictions import Predictions
 
 PREDICTIONS = "predictions.safetensors"
 _WAY_OUT = "train again, or remove the file"
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledLogits:
-    """Logits of N rows with their labels.
-
-    Args:
-        logits: (N, C) float32, as the network gives them.
-        labels: (N,) int64 in [0, C); multi-label (N, C) float32, -100 where a decision does not count.
-        sentences: (N,) int64, of tokens: which sentence each is of, in the order of the dataset; else None.
-    """
-
-    logits: NDArray[np.float32]
-    labels: NDArray[Any]
-    sentences: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +24,17 @@ class TrainingPredictions:
     """The predictions that a finished training leaves.
 
     Args:
-        test: the rows that are reported.
-        calibration: the rows that a map may be fitted on; None where the training had none.
-        class_names: C of them.
+        test: logits of the rows that are reported, not validated: those of a training that diverged are NaN.
+        calibration: of the rows that a map may be fitted on; None where the training had none.
     """
 
-    test: LabelledLogits
-    calibration: LabelledLogits | None
-    class_names: tuple[str, ...]
+    test: Predictions
+    calibration: Predictions | None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C of them."""
+        return self.test.names
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, all of it or nothing."""
@@ -55,11 +42,10 @@ class TrainingPredictions:
             f"{split}_{name}": array
             for split, rows in (("test", self.test), ("calibration", self.calibration))
             if rows is not None
-            for name, array in vars(rows).items()
+            for name in ("logits", "labels", "sentences")
+            if (array := getattr(rows, name)) is not None
         }
-        contiguous = {
-            name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None
-        }
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         with whole_file(Path(path)) as unfinished:
             save_file(contiguous, unfinished, {"class_names": json.dumps(self.class_names)})
 
@@ -71,9 +57,9 @@ class TrainingPredictions:
             ValueError: if the file is missing, unreadable, or its arrays do not go together.
 
         >>> import tempfile
-        >>> rows = LabelledLogits(np.eye(2, dtype=np.float32), np.array([0, 1]))
+        >>> rows = Predictions(np.array([0, 1]), logits=np.eye(2, dtype=np.float32), class_names=("a", "b"))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TrainingPredictions(rows, None, ("a", "b")).save(Path(folder, PREDICTIONS))
+        ...     TrainingPredictions(rows, None).save(Path(folder, PREDICTIONS))
         ...     TrainingPredictions.load(Path(folder, PREDICTIONS)).test.labels.tolist()
         [0, 1]
         """
@@ -86,7 +72,7 @@ class TrainingPredictions:
             got = f"a file that cannot be read ({error})"
             raise InputValueError(expected(str(path), requirement, got, _WAY_OUT)) from error
 
-        def rows(split: str) -> LabelledLogits:
+        def rows(split: str) -> Predictions:
             logits, labels = (arrays.get(f"{split}_{kind}", np.empty(())) for kind in ("logits", "labels"))
             sentences = arrays.get(f"{split}_sentences")
             fits = logits.ndim == 2 and labels.ndim in (1, 2) and len(labels) == len(logits)
@@ -95,6 +81,6 @@ class TrainingPredictions:
                 shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
                 got = f"{shapes} for {len(names)} classes"
                 raise InputValueError(expected(str(path), requirement, got, _WAY_OUT))
-            return LabelledLogits(logits, labels, sentences)
+            return Predictions(labels, logits=logits, class_names=names, sentences=sentences, validate=False)
 
-        return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None, names)
+        return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None)

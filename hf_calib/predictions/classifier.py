@@ -1,0 +1,205 @@
+"""A trained model with what reads its inputs; each way of reading is a subclass in a file of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_calib._errors import InputValueError, expected
+from hf_calib.predictions.labels import check_class_names, label_ids
+from hf_calib.predictions.loading import check_problem, load_trained
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.reading import Reading
+from hf_calib.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Called with the number of rows just predicted and of all rows.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Rows that a classifier can read: they have been checked.
+
+    Args:
+        inputs: one for each row.
+        labels: (N,) or (N, C), of what is predicted; None where they are not read.
+        sentences: (N,) which sentence each token is of; None for other tasks.
+        note: on the inputs, for the report; None where there is nothing to say.
+    """
+
+    inputs: Any
+    labels: NDArray[Any] | None = None
+    sentences: NDArray[np.int64] | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier(ABC):
+    """A model and its tokenizer or image processor, as a pipeline would load them, but in float32.
+
+    Args:
+        model: in evaluation mode.
+        processing_class: what is saved beside it: the tokenizer or image processor.
+        class_names: C names, in the order of the logits.
+        task: its row.
+    """
+
+    model: Any
+    processing_class: Any
+    class_names: tuple[str, ...]
+    task: Task
+
+    @classmethod
+    def load(cls, source: str | Path, task: Task, *, trust_remote_code: bool = False) -> Classifier:
+        """Load a fine-tuned classifier, on the accelerator where there is one."""
+        model = load_trained(source, task.auto_class, trust_remote_code=trust_remote_code)
+        processing = cls.load_processing(source, model, trust_remote_code=trust_remote_code)
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+        names = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
+        return cls(model.to(device).eval(), processing, names, task)
+
+    @staticmethod
+    @abstractmethod
+    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+        """The tokenizer or image processor, checked."""
+
+    def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
+        """Check rows and make inputs of them, before the model is run.
+
+        Args:
+            rows: with any columns.
+            reading: which of them.
+            name: of the data, for errors.
+            labelled: whether labels are read.
+        """
+        if labelled:
+            labels = self._labels(rows, reading, name)
+            inputs = self.encode_inputs(rows, reading, name=name)
+            return Encoded(inputs.inputs, labels, note=inputs.note)
+        return self.encode_inputs(rows, reading, name=name)
+
+    @abstractmethod
+    def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
+        """The same without labels."""
+
+    def _labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
+        if not self.task.labels.sigmoid:
+            return label_ids(rows, reading.label_column, self.class_names, reading.class_names)
+        from hf_calib.data.multi_label import LabelLayout, label_set_ids, multi_hot_matrix
+
+        names = check_class_names(self.class_names, reading.class_names, "labels")
+        layout = LabelLayout(
+            reading.label_column, reading.label_columns, reading.label_separator, reading.no_label
+        )
+        return multi_hot_matrix(label_set_ids(name, layout.read(name, rows), names), len(names))
+
+    @abstractmethod
+    def logits(
+        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """(N, C) of rows of `encode`, in their order."""
+
+    def predict(
+        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
+    ) -> Predictions:
+        """Run the model over labelled rows."""
+        assert encoded.labels is not None
+        logits = self.logits(encoded, batch_size=batch_size, on_progress=on_progress)
+        return Predictions(
+            encoded.labels, logits=logits, class_names=self.class_names, sentences=encoded.sentences
+        )
+
+    @abstractmethod
+    def batch(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """Tensors on the model's device."""
+
+    @torch.inference_mode()
+    def run(self, batch: dict[str, Tensor]) -> NDArray[np.float32]:
+        """The logits of a batch, float32."""
+        return self.model(**batch).logits.float().cpu().numpy()
+
+    @abstractmethod
+    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
+        """The first n rows, as a pipeline takes them."""
+
+    @abstractmethod
+    def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
+        """What the model reads of these."""
+
+    def served_logits(self, served: Sequence[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
+        """(n, C) of what a pipeline gives scores for, of these rows; `logits` (N, C) are those of all rows."""
+        return np.asarray(logits[: len(served)], dtype=np.float64)
+
+    @abstractmethod
+    def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of a pipeline with the model saved in a folder, and of its call."""
+
+    def scores_of_served(self, results: Any) -> list[dict[str, float]]:
+        """What a pipeline returned, as class name -> score for each of `served_logits`."""
+        return [{each["label"]: each["score"] for each in scores} for scores in results]
+
+    @abstractmethod
+    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any] | Iterator[Any]:
+        """What two examples of the same input have in common, for each example."""
+
+
+def load_classifier(
+    source: str | Path, task: str | Task = "text", *, trust_remote_code: bool = False
+) -> Classifier:
+    """Load a fine-tuned classifier, on the accelerator where there is one.
+
+    Args:
+        source: a model on the Hub, or a local folder.
+        task: a row of `TASKS`, or its name.
+        trust_remote_code: whether code that comes with the model may run here.
+
+    Raises:
+        ValueError: if it cannot be loaded, has no trained head or no tokenizer or image processor of its own, or is of
+            another kind or a regression.
+    """
+    row = TASKS[task] if isinstance(task, str) else task
+    classifier = row.classifier_class.load(source, row, trust_remote_code=trust_remote_code)
+    check_problem(classifier.model.config, row)
+    return classifier
+
+
+def predict(
+    classifier: Classifier,
+    rows: Dataset,
+    *,
+    on_progress: Progress | None = None,
+    **reading: Any,
+) -> Predictions:
+    """Run a classifier over labelled rows.
+
+    Args:
+        classifier: from `load_classifier`.
+        rows: any dataset with the columns that it reads.
+        on_progress: called with the number of rows done and of all rows.
+        **reading: fields of `Reading`, such as text_column.
+
+    Returns:
+        Predictions with (N, C) float32 logits, in the rows' order.
+
+    Raises:
+        ValueError: if there are no rows, a column is missing or has gaps, the tokenizer does not know the texts,
+            or labels do not fit the model.
+        TypeError: if a column holds anything but inputs or classes.
+    """
+    how = Reading(**reading)
+    if how.batch_size < 1:
+        way_out = "leave it out for the default"
+        raise InputValueError(expected("batch_size", "be at least 1", how.batch_size, way_out))
+    encoded = classifier.encode(rows, how, name="the rows")
+    return classifier.predict(encoded, batch_size=how.batch_size, on_progress=on_progress)

@@ -1,0 +1,95 @@
+"""Rows that a model is run over: which data they are, and how their columns are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from hf_calib._names import plain_name
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of labelled rows are read, and how many rows are run at a time.
+
+    Args:
+        text_column: of texts, or of lists of tokens.
+        image_column: of images; where there is none of this name, the only one of images.
+        label_column: of labels, or of lists of tags: class names, or the model's class ids.
+        class_names: the data's names of the model's classes, in the model's order, if they differ.
+        label_separator: of several labels a row, what stands between them in a text.
+        label_columns: of several labels a row, instead one column of 0 and 1 for each.
+        no_label: of several labels a row, what stands in rows without one.
+        max_length: tokens of a text, by default as many as the model reads; longer texts are truncated.
+        batch_size: rows at a time.
+    """
+
+    text_column: str = "text"
+    image_column: str = "image"
+    label_column: str = "label"
+    class_names: Sequence[str] | None = None
+    label_separator: str | None = None
+    label_columns: Sequence[str] | None = None
+    no_label: str | None = None
+    max_length: int | None = None
+    batch_size: int = 32
+
+
+# Those of `hf-calib evaluate` that say which rows are read, and how.
+ROW_OPTIONS = frozenset(
+    f"--{name.replace('_', '-')}"
+    for name in ("data", "config_name", "split", *(each.name for each in fields(Reading)))
+    if name != "batch_size"
+)
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """One set of rows that a command names.
+
+    Args:
+        data: a file, a folder or a dataset on the Hub; for a file of predictions, that file.
+        config_name: configuration of a Hub dataset.
+        split: of a Hub dataset or folder.
+        argument: what errors call it.
+        labelled: whether its labels are read.
+    """
+
+    data: str
+    config_name: str | None = None
+    split: str = "test"
+    argument: str = "data"
+    labelled: bool = True
+
+    def load(self) -> Dataset:
+        """The rows, with the columns as they are."""
+        from hf_calib.data.sources import load_rows
+
+        return load_rows(self.data, config_name=self.config_name, split=self.split, argument=self.argument)
+
+    def source(self) -> dict[str, str]:
+        """The name of the data, without folders, and of the split where there are several."""
+        return {"name": plain_name(self.data), **({} if self._is_file else {"split": self.split})}
+
+    def options(self, reading: Reading) -> list[str]:
+        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
+        words = ["--data", self.source()["name"]]
+        if self.config_name is not None:
+            words += ["--config-name", self.config_name]
+        if not self._is_file and self.split != "test":
+            words += ["--split", self.split]
+        for each in fields(reading):
+            value = getattr(reading, each.name)
+            if each.name != "batch_size" and value != each.default:
+                text = str(value) if isinstance(value, str | int) else ",".join(value)
+                words += [f"--{each.name.replace('_', '-')}", text]
+        return words
+
+    @property
+    def _is_file(self) -> bool:
+        return os.path.isfile(self.data)

@@ -1,0 +1,36 @@
+"""The report on predictions, of whatever kind their labels are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.report._report import CalibrationReport, calibration_report
+from hf_calib.report.entities import with_entities
+from hf_calib.report.multi_label import MultiLabelReport, multi_label_report
+
+
+def report_on_predictions(
+    predictions: Predictions, name: str, n_bins: int, scaler: Any = None, *, soft_labels: Any = None
+) -> CalibrationReport | MultiLabelReport:
+    """The report on predictions, also after a fitted scaler where there is one.
+
+    Args:
+        predictions: of N examples.
+        name: of the model, for titles.
+        n_bins: M, at least 1.
+        scaler: fitted on other examples; or None.
+        soft_labels: (N, C) of the same examples; or None.
+    """
+    settings: dict[str, Any] = {
+        "calibrated": None if scaler is None else scaler.predict_proba(predictions.as_logits()),
+        "n_bins": n_bins,
+        "class_names": predictions.class_names,
+        "name": name,
+    }
+    if predictions.kind.sigmoid:
+        return multi_label_report(predictions.probabilities(), predictions.labels, **settings)
+    report = calibration_report(
+        predictions.probabilities(), predictions.labels, soft_labels=soft_labels, **settings
+    )
+    return with_entities(report, predictions.sentences)

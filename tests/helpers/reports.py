@@ -1,0 +1,38 @@
+"""Quick reports, for tests that do not look at intervals or figures: these are tested with the reports themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from matplotlib.figure import Figure
+
+from hf_calib.report import CalibrationReport, MultiLabelReport, calibration_report, multi_label_report
+
+
+def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
+    """Reports on predictions, of commands and trainings, take so many resamples."""
+    for function in (calibration_report, multi_label_report):
+        quick = partial(function, n_resamples=n_resamples)
+        patch.setattr(f"hf_calib.report.of_predictions.{function.__name__}", quick)
+
+
+def no_figures(patch: pytest.MonkeyPatch) -> None:
+    """Reports have one empty figure, and no page."""
+    for report in (CalibrationReport, MultiLabelReport):
+        patch.setattr(report, "figures", lambda self: {"reliability": Figure((1, 1))})
+        patch.setattr(report, "to_html", lambda self: "<!DOCTYPE html>")
+
+
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few resamples and no figures."""
+    few_resamples(monkeypatch)
+    no_figures(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for every test of a module that imports this."""
+    few_resamples(monkeypatch)
+    no_figures(monkeypatch)
