@@ -559,7 +559,7 @@ def report(
     label_column: LabelColumn = "label",
     n_bins: Bins = 15,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.md, .json and the figure.")
+        Path | None, typer.Option(help="Folder for comparison.md, .html, .json and the figure.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -573,8 +573,7 @@ def report(
         if as_json:
             console.print_json(comparison.to_dict())
         else:
-            console.print_table("Calibration compared", *comparison.table())
-            console.print_lines(comparison.notes)
+            console.print_document(comparison.document())
             console.print_written(output)
 
 

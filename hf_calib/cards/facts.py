@@ -15,10 +15,11 @@ from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
 from hf_calib._names import plain_name
+from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.reading import ROW_OPTIONS
+from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.measures import MEASURES
-from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.saved import read_report
 from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
 from hf_calib.tasks import Task, package_of, task_of
@@ -29,14 +30,6 @@ STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for
 METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
 _LONGEST = 200  # characters of a text that a card shows
 _BY_COMMAND = f"with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/{REPORT_FOLDER}."
-
-
-class Value(NamedTuple):
-    """A metric with its interval, where there is one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 class Consistency(NamedTuple):
@@ -75,7 +68,7 @@ class Results:
     seen: int
     n_bins: int | None
     level: float | None
-    metrics: Mapping[str, Mapping[str, Value]]
+    metrics: Mapping[str, Mapping[str, Interval]]
     tests: Mapping[str, Consistency]
     figures: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -233,7 +226,7 @@ def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
     for column in ("before", "after"):
         found = _mapping(measured.get(column))
         values = {key: number(found, key) for key in LOGGED_METRICS}
-        metrics[column] = {key: Value(value) for key, value in values.items() if value is not None}
+        metrics[column] = {key: Interval(value) for key, value in values.items() if value is not None}
     if not (metrics["before"] and metrics["after"]):
         return None
     has_figure = measured.get("figure") is True and (folder / STREAMED_FIGURE).is_file()
@@ -254,14 +247,14 @@ def _autocast(measured: Mapping[str, Any]) -> str | None:
     return found if found in ("bf16", "fp16") else None
 
 
-def _values(metrics: Mapping[str, Any]) -> dict[str, Value]:
+def _values(metrics: Mapping[str, Any]) -> dict[str, Interval]:
     found = {}
     for key in (*METRICS, *MULTI_LABEL_TITLES):
         entry = _mapping(metrics.get(key))
         value = number(entry, "value")
         if value is not None:
             low, high = number(entry, "low"), number(entry, "high")
-            found[key] = Value(value) if low is None or high is None else Value(value, low, high)
+            found[key] = Interval(value) if low is None or high is None else Interval(value, low, high)
     return found
 
 

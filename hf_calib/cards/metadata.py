@@ -9,7 +9,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard
 
 from hf_calib._names import is_hub_name
-from hf_calib.cards.facts import Facts, Results, Value, text, title_of_metric
+from hf_calib.cards.facts import Facts, Results, text, title_of_metric
+from hf_calib.metrics.bootstrap import Interval
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None
     return found
 
 
-def _arguments(value: Value, results: Results) -> dict[str, object]:
+def _arguments(value: Interval, results: Results) -> dict[str, object]:
     interval = (
         {} if value.low is None else {f"interval_{100 * (results.level or 0):g}": [value.low, value.high]}
     )

@@ -16,12 +16,12 @@ from hf_calib.cards.facts import (
     Facts,
     Results,
     Split,
-    Value,
     count,
     text,
     title_of_metric,
 )
 from hf_calib.losses import LOSSES
+from hf_calib.metrics.bootstrap import Interval
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, map_title
 from hf_calib.tasks import TASKS, Task
@@ -128,7 +128,7 @@ def _table(results: Results) -> list[str]:
     return markdown_table(["Metric", *(column.capitalize() for column in columns)], rows)
 
 
-def _cell(value: Value | None) -> str:
+def _cell(value: Interval | None) -> str:
     """A number with its interval below it: side by side they are too wide for a phone."""
     if value is None:
         return ""

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from hf_calib.commands.export import Exported
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
-    from hf_calib.report import CalibrationReport, MultiLabelReport
+    from hf_calib.report import CalibrationReport, Document
     from hf_calib.scaling import PriorEstimate
     from hf_calib.study.results import StudyResults
 
 _PATIENCE = 1.0  # seconds before a stage is named
-_TITLE = 20  # the least width of a table's first column
-_WORD = 16  # the longest word of a header that is not broken
-_GAP = 3  # between columns
 _MOST_MOVED = 10  # classes in the table of class frequencies
 
 
@@ -134,29 +131,16 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def _print_multi_label(report: MultiLabelReport) -> None:
-    """The averages with their intervals, and the diagnosis."""
-    print_table(f"Calibration of {report.name}", *report.metric_table())
-    print_lines([report.summary, "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
-
-
-def print_report(report: CalibrationReport | MultiLabelReport) -> None:
+def print_report(report: CalibrationReport) -> None:
     """The metrics with their intervals, and the diagnosis."""
-    from hf_calib.report import MultiLabelReport
-    from hf_calib.report.text import metric_table, summary
+    print_document(report.document())
 
-    if isinstance(report, MultiLabelReport):
-        _print_multi_label(report)
-        return
-    print_table(f"Calibration of {report.name}", *metric_table(report))
-    if report.soft_labels is not None:
-        print_table("Against soft labels", *report.soft_labels.table())
-        print_lines(report.soft_labels.sentences()[2:])
-    if report.entities is not None:
-        print_table("Entities", *report.entities.table())
-    for section in report.out_of_distribution:
-        print_table(f"Told from {section.name}", *section.table())
-    print_lines([summary(report), "", *report.diagnosis, *(f"Note: {line}" for line in report.warnings)])
+
+def print_document(document: Document) -> None:
+    """What of a document has a place on a screen."""
+    from rich.console import Console
+
+    document.show(Console())
 
 
 def print_calibration(done: Calibration) -> None:
@@ -257,50 +241,12 @@ def print_exported(done: Exported) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first column and header may wrap.
-
-    Where there is no room, its cells lose their intervals; columns that still do not fit follow below.
-    """
-    from rich.box import SIMPLE_HEAD
+    """A table alone."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    console = Console()
-    forms = (rows, _per_line(rows, "\n["), _per_line(rows, ""))
-    shown = next((form for form in forms if sum(_widths(header, form)) <= console.width), forms[-1])
-    widths = _widths(header, shown)
-    at_once = len(header)
-    if sum(widths) > console.width:
-        at_once = max(1, (console.width - widths[0]) // max(widths[1:]))
-    for start in range(1, len(header), at_once):
-        columns = [0, *range(start, min(start + at_once, len(header)))]
-        table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for i in columns:
-            look: dict[str, Any] = (
-                {"width": widths[i] - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
-            )
-            table.add_column(Text(header[i], overflow="fold"), **look)
-        for row in shown:
-            table.add_row(*(Text(row[i]) for i in columns))
-        console.print(table)
+    from hf_calib.report.document import Table
 
-
-def _per_line(rows: Sequence[Sequence[str]], mark: str) -> list[list[str]]:
-    """Put "[low, high]" on a line of its own, or leave it out."""
-
-    def shorten(cell: str) -> str:
-        value, interval, rest = cell.partition(" [")
-        return f"{value}{mark}{rest}" if interval and mark else value
-
-    return [[row[0], *map(shorten, row[1:])] for row in rows]
-
-
-def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """What the columns need: their longest line or, up to a limit, word of the header; the first one wraps."""
-    words = [min(_WORD, max(map(len, name.split()), default=0)) for name in header[1:]]
-    lines = [[max(map(len, cell.split("\n"))) for cell in row[1:]] for row in rows]
-    return [width + _GAP for width in (_TITLE, *map(max, zip(words, *lines, strict=True)))]
+    Table(title, header, rows, title=title).show(Console())
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -91,8 +91,8 @@ def _about(opened: Opened) -> dict[str, Any]:
 
 def _sections(opened: Opened, found: Predictions, names: Sequence[str]) -> list[OodSection]:
     """How well inputs from elsewhere are separated; of a model with a map in its head, also without the map."""
-    outside = {name: opened.logits(f"ood_data {name}") for name in names}
-    states = [(found.as_logits(), outside)]
+    outside: Any = {name: opened.logits(f"ood_data {name}") for name in names}
+    states: list[tuple[Any, Any]] = [(found.as_logits(), outside)]
     if opened.classifier is None:
         for name in names:
             _check_same_scores(found, opened.predictions(f"ood_data {name}"), opened.source)
@@ -105,12 +105,11 @@ def _sections(opened: Opened, found: Predictions, names: Sequence[str]) -> list[
             opened.running.stages("predicting without the map")
             unfold(model)
             raw = {name: opened.logits(f"ood_data {name}") for name in names}
-            inside: Any = opened.logits("data")
-            states.insert(0, (inside, raw))
+            states.insert(0, (opened.logits("data"), raw))
     return [
         ood_section(
             name,
-            *((inside, logits[name]) for inside, logits in states),  # type: ignore[misc]
+            *((inside, logits[name]) for inside, logits in states),
             probabilities=found.logits is None,
         )
         for name in names

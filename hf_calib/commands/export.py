@@ -246,7 +246,7 @@ def export_quantized(
         model.classifier.processing_class.save_pretrained(folder)
         save_map(scaler, folder, about)
         write_report(report, folder / "calibration")
-        comparison.write(folder / "calibration", comparison.figure())
+        comparison.write(folder / "calibration")
         notes = (*warned, *_caveats(model, recorded, in_8_bits.n_shared()))
         calibration = (
             f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."

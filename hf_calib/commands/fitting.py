@@ -58,8 +58,8 @@ class Measured(NamedTuple):
     @property
     def calibrated(self) -> NDArray[Any]:
         """(N, C) probabilities of the reported rows, as "after" has them."""
-        after: Any = self.report.after
-        return np.asarray(after.decisions.probs if self.reported.kind.sigmoid else after.probs)
+        assert self.report.after is not None
+        return self.report.after.probs
 
 
 def fit_and_measure(scaler: Any, opened: Opened, *, n_bins: int, seed: int) -> Measured:

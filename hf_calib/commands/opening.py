@@ -85,7 +85,7 @@ def task_of_source(source: str, *, trust_remote_code: bool = False) -> Task | No
     return find_task(source, trust_remote_code=trust_remote_code)
 
 
-def check_kind(kind: LabelKind | None, reading: Reading, single_only: dict[str, object]) -> None:
+def check_kind(kind: LabelKind | None, reading: Reading, single_only: Mapping[str, object]) -> None:
     """Refuse options of several labels a row where the model has one class, and the other way round.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib._markdown import escape, markdown_table
 from hf_calib.commands.opening import Stages, ignore_stage, name_of
-from hf_calib.plots import reliability_diagram, save_figure
+from hf_calib.plots import reliability_diagram
 from hf_calib.predictions.files import load_predictions
 from hf_calib.report import report_on_predictions
+from hf_calib.report.document import Bullets, Document, Figures, Table, draw
 from hf_calib.report.saved import read_report
 from hf_calib.report.text import with_interval
+from hf_calib.report.writing import write_document
 
 _REPORT = "report.json"
 
@@ -78,13 +78,15 @@ class Comparison:
         """Everything, of JSON's own types."""
         return {"reports": dict(self.reports), "notes": list(self.notes)}
 
-    def to_markdown(self) -> str:
-        """The table as a Markdown document."""
-        header, rows = self.table()
-        table = markdown_table(list(map(escape, header)), rows)
-        return "\n".join(
-            ["# Calibration compared", "", *self.notes, *([""] if self.notes else []), *table, ""]
-        )
+    def document(self) -> Document:
+        """The notes, the table, and the reliability diagrams side by side."""
+        images = {"reliability": draw(self.figure())}
+        captions = {"reliability": "Reliability in bins: accuracy against confidence."}
+        alt_texts = {"reliability": f"Reliability diagrams of {', '.join(self.columns)}."}
+        table = Table("Metrics with their intervals", *self.table(), title="Calibration compared")
+        notes = [Bullets(self.notes)] if self.notes else []
+        blocks = [*notes, table, Figures(images, captions, alt_texts)]
+        return Document("Calibration compared", blocks, images)
 
     def figure(self) -> Figure:
         """Reliability diagrams side by side.
@@ -100,12 +102,9 @@ class Comparison:
         panels = {name: _examples_of(column["bins"]) for name, column in self.columns.items()}
         return reliability_diagram(panels, n_bins=n_bins.pop())
 
-    def write(self, folder: Path, figure: Figure) -> None:
-        """Write comparison.md, comparison.json and comparison.png into a folder."""
-        record = json.dumps(self.to_dict(), indent=2, allow_nan=False)
-        (folder / "comparison.json").write_text(record + "\n", encoding="utf-8")
-        (folder / "comparison.md").write_text(self.to_markdown(), encoding="utf-8")
-        save_figure(figure, folder / "comparison.png")
+    def write(self, folder: Path) -> None:
+        """Write comparison.md, .html and .json, and the figure, into a folder."""
+        write_document(self.document(), self.to_dict(), folder, "comparison")
 
 
 def compare_reports(
@@ -122,7 +121,7 @@ def compare_reports(
         sources: files of predictions (see `load_predictions`), reports (report.json), or folders with one.
         label_column: of predictions that are tables.
         n_bins: M, for predictions; saved reports have their own.
-        output: a folder for comparison.md, comparison.json and comparison.png.
+        output: a folder for comparison.md, .html and .json and the figure.
         stages: called with the name of each stage as it begins.
 
     Raises:
@@ -139,10 +138,10 @@ def compare_reports(
     comparison = Comparison(
         {name if all_differ else source: report for name, (source, report) in zip(names, found, strict=True)}
     )
-    figure = comparison.figure()
+    comparison.figure()  # raises where the reports cannot be compared
     if output is not None:
         with whole_folder(output) as folder:
-            comparison.write(folder, figure)
+            comparison.write(folder)
     return comparison
 
 

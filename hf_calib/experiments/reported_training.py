@@ -18,8 +18,8 @@ from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
-from hf_calib.report import CalibrationReport, MultiLabelReport
-from hf_calib.report.multi_label import TITLES
+from hf_calib.report import CalibrationReport
+from hf_calib.report.labels import TITLES
 from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import title_of
@@ -132,7 +132,7 @@ def _class_names(trainer: CalibrationTrainer) -> Mapping[int, str]:
 
 def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
-) -> CalibrationReport | MultiLabelReport | None:
+) -> CalibrationReport | None:
     scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
     calibrated = folder / "calibrated"
     report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
@@ -156,7 +156,7 @@ def _write_report(
     return report
 
 
-def results_table(report: CalibrationReport | MultiLabelReport, calibration_map: str | None) -> str:
+def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
     """The trainer's metrics with their 95% intervals, before and after the calibration map, as plain text.
 
     Of a multi-label model, the averages over labels and decisions.
@@ -174,7 +174,7 @@ def results_table(report: CalibrationReport | MultiLabelReport, calibration_map:
     """
     after = "" if calibration_map is None else f"after {calibration_map}"
     titles = {name: row.title for name, row in LOGGED_METRICS.items()}
-    if isinstance(report, MultiLabelReport):
+    if report.multi_label:
         titles = TITLES
     width = max(map(len, titles.values())) + 1
     lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
@@ -183,7 +183,7 @@ def results_table(report: CalibrationReport | MultiLabelReport, calibration_map:
         found = [state[name] for state in states]
         cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
         lines.append(f"{title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
-    if isinstance(report, MultiLabelReport):
+    if report.multi_label:
         return "\n".join(lines)
     if report.entities is not None:
         lines.append(f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:")

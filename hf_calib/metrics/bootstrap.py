@@ -26,11 +26,11 @@ _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache 
 
 
 class Interval(NamedTuple):
-    """A metric's value and the ends of its confidence interval, which need not hold the value."""
+    """A value and the ends of its confidence interval, which need not hold it; without any, both are None."""
 
     value: float
-    low: float
-    high: float
+    low: Any = None
+    high: Any = None
 
 
 def bootstrap_interval(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,7 @@ class Classifier(ABC):
         return [{each["label"]: each["score"] for each in scores} for scores in results]
 
     @abstractmethod
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any] | Iterator[Any]:
+    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
         """What two examples of the same input have in common, for each example."""
 
 

@@ -116,7 +116,7 @@ class TextClassifier(Classifier):
         cut = reading.max_length or self.longest
         return {"top_k": None}, {"truncation": cut is not None, "max_length": cut}
 
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[str]:
+    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
         """The texts."""
         return rows[reading.text_column]
 

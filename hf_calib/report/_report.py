@@ -11,45 +11,32 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
-from hf_calib.metrics._inputs import as_array, check_n_bins, check_probs_and_labels, check_soft_labels
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics._inputs import (
+    as_array,
+    check_confidence_level,
+    check_n_bins,
+    check_n_resamples,
+    check_probs_and_labels,
+    check_seed,
+    check_soft_labels,
+)
+from hf_calib.metrics._multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
+from hf_calib.report.assessment import Assessment
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.entities import EntitySection
-from hf_calib.report.measures import Measurement, Settings, measure_all
+from hf_calib.report.labels import affordable_resamples, assess_labels
+from hf_calib.report.measures import Settings, measure_all
 from hf_calib.report.out_of_distribution import OodSection
 from hf_calib.report.soft_labels import SoftLabelSection, soft_label_section
-from hf_calib.report.tables import BinRow, ClassRow, bin_rows, class_rows
+from hf_calib.report.tables import bin_rows, class_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_calib.metrics import ConsistencyTest
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """One set of probabilities, measured.
-
-    Args:
-        metrics: key -> value with interval; see `hf_calib.report.MEASURES` for what the keys mean.
-        consistency: whether a perfectly calibrated model would show such an ECE by chance.
-        bins: the confidence bins that hold examples, from the lowest.
-        classes: one row per class.
-        probs: (N, C), the probabilities themselves.
-        confidences: (N,) of the predicted class.
-        correct: (N,) 1 where the prediction is right, else 0.
-    """
-
-    metrics: Mapping[str, Measurement]
-    consistency: ConsistencyTest
-    bins: tuple[BinRow, ...]
-    classes: tuple[ClassRow, ...]
-    probs: NDArray[Any] = field(repr=False, compare=False)
-    confidences: FloatArray = field(repr=False, compare=False)
-    correct: FloatArray = field(repr=False, compare=False)
+    from hf_calib.report.document import Document
 
 
 @dataclass(frozen=True)
@@ -59,12 +46,12 @@ class CalibrationReport:
     Args:
         name: the model's.
         class_names: C of them.
-        labels: (N,) int.
+        labels: (N,) int; or (N, C) of 1, 0 and -100 for several labels a row.
         before: the probabilities as the model gives them.
         after: the calibrated ones, or None.
         n_bins: M.
         confidence_level: of every interval.
-        n_resamples: of the bootstrap; a slow metric has fewer, which its `Measurement` says.
+        n_resamples: of the bootstrap; a slow metric has fewer, which its `Assessment` says.
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
@@ -77,7 +64,7 @@ class CalibrationReport:
 
     name: str
     class_names: tuple[str, ...]
-    labels: NDArray[np.int64] = field(repr=False, compare=False)
+    labels: NDArray[Any] = field(repr=False, compare=False)
     before: Assessment
     after: Assessment | None
     n_bins: int
@@ -102,6 +89,21 @@ class CalibrationReport:
         return len(self.class_names)
 
     @property
+    def multi_label(self) -> bool:
+        """Whether a row has several labels, each with a probability of its own."""
+        return self.labels.ndim == 2
+
+    @property
+    def n_decisions(self) -> int:
+        """Labels that are known, over all rows; N where a row has one class."""
+        return len(self.before.correct)
+
+    @property
+    def final(self) -> Assessment:
+        """After calibration, where there is that."""
+        return self.after or self.before
+
+    @property
     def diagnosis(self) -> tuple[str, ...]:
         """Sentences: over- or under-confident, where, and whether chance can explain it."""
         return diagnose(self)
@@ -117,17 +119,19 @@ class CalibrationReport:
 
         return to_record(self)
 
+    def document(self, *, with_figures: bool = False) -> Document:
+        """The report as blocks, for any form; figures take longer to draw than all else."""
+        from hf_calib.report.content import document_of
+
+        return document_of(self, with_figures=with_figures)
+
     def to_markdown(self) -> str:
         """The report as a Markdown document, without figures."""
-        from hf_calib.report.markdown import to_markdown
-
-        return to_markdown(self)
+        return self.document().to_markdown()
 
     def to_html(self) -> str:
         """The report as one HTML document that needs no other file: styles and figures are inside."""
-        from hf_calib.report.html import to_html
-
-        return to_html(self)
+        return self.document(with_figures=True).to_html()
 
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
@@ -159,7 +163,8 @@ def calibration_report(
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C).
+        labels: (N,) int in [0, C); or (N, C) of 0 and 1 for several labels a row, -100 where one is not known. The
+            probabilities are then sigmoids, any in [0, 1].
         calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
         soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
             those of CIFAR-10H; or None. The probabilities are then measured against these as well.
@@ -179,6 +184,13 @@ def calibration_report(
             fit.
 
     Notes:
+        Of several labels a row, the probability of a label is compared with how often it applies, in bins over [0, 1];
+        the trainer's `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its
+        `eval_classwise_ece` is the macro ECE. Every interval is then from the same resamples of the rows, whose labels
+        stay together: 100 at least, and fewer than asked for where they would take minutes. AUROC and average precision
+        do not exist for a label that never applies, AUROC neither for one that always does: such labels are left out
+        of the macro average, and such resamples of a rare label out of its interval.
+
         Metrics that resample slowly get as many resamples as take seconds, and none where those are too few;
         the tables say so. The kernel calibration error is left out above 2,000 examples. Binned errors are
         biased upwards in small samples, and their bootstrap intervals with them: for such data read the
@@ -194,6 +206,18 @@ def calibration_report(
     >>> report.diagnosis[0]
     'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
     """
+    if np.ndim(labels) == 2:
+        if soft_labels is not None:
+            got, way_out = "both", "leave soft_labels out: they are for one class a row"
+            raise InputValueError(expected("labels", "be (N,) beside soft_labels", got, way_out))
+        return _label_report(
+            probs,
+            labels,
+            calibrated,
+            class_names,
+            str(name),
+            Settings(n_bins, confidence_level, n_resamples, seed),
+        )
     checked, targets = check_probs_and_labels(probs, labels)
     after = None if calibrated is None else _check_calibrated(calibrated, targets, checked.shape)
     shares = None if soft_labels is None else check_soft_labels(soft_labels, checked.shape)
@@ -213,6 +237,36 @@ def calibration_report(
     )
 
 
+def _label_report(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    calibrated: ArrayLike | None,
+    class_names: Sequence[str] | None,
+    name: str,
+    settings: Settings,
+) -> CalibrationReport:
+    """Of several labels a row."""
+    decisions = check_decisions(probs, labels)
+    after = None if calibrated is None else check_decisions(calibrated, labels, argument="calibrated")
+    names = check_class_names(class_names, decisions.probs.shape[1])
+    check_n_bins(settings.n_bins)
+    check_confidence_level(settings.confidence_level)
+    check_seed(settings.seed)
+    n_resamples = affordable_resamples(decisions, check_n_resamples(settings.n_resamples))
+    settings = settings._replace(n_resamples=n_resamples)
+    return CalibrationReport(
+        name=name,
+        class_names=names,
+        labels=np.where(decisions.known, decisions.true, UNKNOWN),
+        before=assess_labels(decisions, names, settings),
+        after=None if after is None else assess_labels(after, names, settings),
+        n_bins=settings.n_bins,
+        confidence_level=settings.confidence_level,
+        n_resamples=n_resamples,
+        seed=settings.seed,
+    )
+
+
 def _check_calibrated(
     calibrated: ArrayLike, labels: NDArray[np.int64], shape: tuple[int, ...]
 ) -> NDArray[Any]:
@@ -228,8 +282,10 @@ def _assess(
 ) -> Assessment:
     confidences, correct = top_label(probs, labels)
     gaps = class_gaps(class_sums(probs, labels, settings.n_bins))
+    metrics, n_resamples = measure_all(probs, labels, settings)
     return Assessment(
-        metrics=measure_all(probs, labels, settings),
+        metrics=metrics,
+        n_resamples=n_resamples,
         consistency=consistency_test(
             probs, labels, n_resamples=settings.n_resamples, seed=settings.seed, n_bins=settings.n_bins
         ),

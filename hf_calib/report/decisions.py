@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_calib.decisions.measured import TITLES, PromiseCurve
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.report.text import Table, with_interval
+from hf_calib.report.text import Table, columns, with_interval
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DecisionSection:
         said = [
             f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows that this report leaves out."
         ]
-        for state, found in self._states().items():
+        for state, found in columns(self.before, self.after).items():
             if "answered" in found and "accuracy" not in found:
                 said.append(f"Nothing is answered{'' if self.after is None else f' {state} calibration'}.")
         if "saving" in self.before:
@@ -44,7 +44,7 @@ class DecisionSection:
 
     def table(self) -> Table:
         """What the rule does, with 95% intervals, before and after calibration."""
-        states = self._states()
+        states = columns(self.before, self.after)
         keys = [key for key in TITLES if any(key in found for found in states.values())]
         rows = [
             [TITLES[key], *(with_interval(*found[key]) if key in found else "" for found in states.values())]
@@ -70,8 +70,3 @@ class DecisionSection:
                 for name, curve in self.curves.items()
             },
         }
-
-    def _states(self) -> dict[str, Mapping[str, Interval]]:
-        if self.after is None:
-            return {"value": self.before}
-        return {"before": self.before, "after": self.after}

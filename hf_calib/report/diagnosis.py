@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
+from hf_calib.report.label_diagnosis import diagnose_labels, warnings_about_labels
 from hf_calib.report.tables import BinRow, ClassRow, gap_p_value, row_of_sums
 
 if TYPE_CHECKING:
-    from hf_calib.report._report import Assessment, CalibrationReport
+    from hf_calib.report._report import CalibrationReport
+    from hf_calib.report.assessment import Assessment
 
 _FEW_EXAMPLES = 1_000  # below, 15 bins hold too few for a steady ECE
 _FEW_IN_A_CLASS = 10
@@ -48,19 +50,16 @@ def overall(assessment: Assessment, confidence_level: float) -> Overall:
     return Overall(gap, gap - reach, gap + reach)
 
 
-def diagnose(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
-    """The sentences of a report.
-
-    Args:
-        report: with or without probabilities after scaling.
-        quote: makes a name from the data safe for where the sentences go.
-    """
-    final = report.after or report.before
+def diagnose(report: CalibrationReport) -> tuple[str, ...]:
+    """The sentences of a report."""
+    if report.multi_label:
+        return diagnose_labels(report)
+    final = report.final
     sentences = [_overall_sentence(report.before, report.confidence_level)]
-    sentences += _where(report.before, report.confidence_level, quote)
+    sentences += _where(report.before, report.confidence_level)
     sentences.append(_chance_sentence(report.before, report.confidence_level))
     if report.after is not None:
-        sentences += _after_sentences(report, quote)
+        sentences += _after_sentences(report)
     sentences.append(_gain_sentence(final, after=report.after is not None))
     return tuple(sentences)
 
@@ -77,6 +76,7 @@ def _overall_sentence(assessment: Assessment, level: float) -> str:
 
 def _chance_sentence(assessment: Assessment, level: float) -> str:
     test = assessment.consistency
+    assert test is not None
     n_examples = len(assessment.correct)
     expected = (
         f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
@@ -87,7 +87,7 @@ def _chance_sentence(assessment: Assessment, level: float) -> str:
     return f"The calibration error is within sampling error: the ECE is {test.value:.4f}, and {expected}."
 
 
-def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) -> list[str]:
+def _where(assessment: Assessment, level: float) -> list[str]:
     sentences = []
     runs = significant_runs(assessment.bins, 1 - level)
     for run in runs[:3]:
@@ -101,17 +101,17 @@ def _where(assessment: Assessment, level: float, quote: Callable[[str], str]) ->
     for sign, word in ((1, "over-confident"), (-1, "under-confident")):
         rows = [row for row in significant_classes(assessment.classes, 1 - level) if sign * _gap(row) > 0]
         if rows:
-            sentences.append(_classes_sentence(rows, word, quote))
-    return sentences + _frequencies(assessment, 1 - level, quote)
+            sentences.append(_classes_sentence(rows, word))
+    return sentences + _frequencies(assessment, 1 - level)
 
 
-def _frequencies(assessment: Assessment, alpha: float, quote: Callable[[str], str]) -> list[str]:
+def _frequencies(assessment: Assessment, alpha: float) -> list[str]:
     """Which classes are more frequent than the model says: their share differs from that it was trained on."""
     rows = misjudged_frequencies(assessment.classes, len(assessment.correct), alpha)
     if not rows:
         return []
     named = ", ".join(
-        f'"{quote(row.name)}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
+        f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
         for row in rows[:_CLASSES_NAMED]
     )
     more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
@@ -128,9 +128,9 @@ def misjudged_frequencies(rows: Sequence[ClassRow], n_examples: int, alpha: floa
     return sorted(found, key=lambda row: -abs(row.frequency - row.mean_probability))
 
 
-def _classes_sentence(rows: Sequence[ClassRow], word: str, quote: Callable[[str], str]) -> str:
+def _classes_sentence(rows: Sequence[ClassRow], word: str) -> str:
     named = [
-        f'"{quote(row.name)}" (confidence {row.confidence:.2f}, precision {row.precision:.2f})'
+        f'"{row.name}" (confidence {row.confidence:.2f}, precision {row.precision:.2f})'
         for row in rows[:_CLASSES_NAMED]
     ]
     more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
@@ -179,7 +179,7 @@ def _gap(row: ClassRow) -> float:
     return row.confidence - row.precision
 
 
-def _after_sentences(report: CalibrationReport, quote: Callable[[str], str]) -> list[str]:
+def _after_sentences(report: CalibrationReport) -> list[str]:
     assert report.after is not None
     before, after = report.before.metrics, report.after.metrics
     sentences = [
@@ -202,7 +202,7 @@ def _after_sentences(report: CalibrationReport, quote: Callable[[str], str]) -> 
     )
     sentences += [
         "After calibration: " + _lower_first(sentence)
-        for sentence in _where(report.after, report.confidence_level, quote)
+        for sentence in _where(report.after, report.confidence_level)
     ]
     sentences.append(
         "After calibration: " + _lower_first(_chance_sentence(report.after, report.confidence_level))
@@ -223,9 +223,11 @@ def _gain_sentence(assessment: Assessment, *, after: bool) -> str:
     )
 
 
-def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] = str) -> tuple[str, ...]:
+def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:
     """Caveats: notes, few examples, classes that are absent or rare, two classes, equal confidences."""
-    found = [quote(note) for note in report.notes]
+    if report.multi_label:
+        return warnings_about_labels(report)
+    found = list(report.notes)
     if report.n_examples < _FEW_EXAMPLES:
         found.append(
             f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
@@ -234,11 +236,9 @@ def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] =
     absent = [row for row in report.before.classes if row.support == 0]
     rare = [row for row in report.before.classes if 0 < row.support < _FEW_IN_A_CLASS]
     if absent:
-        found.append(f"{_named(absent, quote)} without examples: their rows say nothing.")
+        found.append(f"{_named(absent)} without examples: their rows say nothing.")
     if rare:
-        found.append(
-            f"{_named(rare, quote)} with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy."
-        )
+        found.append(f"{_named(rare)} with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy.")
     if report.n_classes == 2:
         found.append(
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
@@ -248,7 +248,7 @@ def warnings_about_data(report: CalibrationReport, quote: Callable[[str], str] =
     return tuple(found)
 
 
-def _named(rows: Sequence[ClassRow], quote: Callable[[str], str]) -> str:
-    names = ", ".join(f'"{quote(row.name)}"' for row in rows[:_CLASSES_NAMED])
+def _named(rows: Sequence[ClassRow]) -> str:
+    names = ", ".join(f'"{row.name}"' for row in rows[:_CLASSES_NAMED])
     more = f" and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
     return f"{len(rows)} {'class' if len(rows) == 1 else 'classes'} ({names}{more})"

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities, has_seqeval
-from hf_calib.report.text import Table, with_interval
+from hf_calib.report.text import Table, columns, with_interval
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -58,9 +58,7 @@ class EntitySection:
 
     def table(self) -> Table:
         """Each score with its interval, before and after calibration."""
-        states = (
-            {"value": self.before} if self.after is None else {"before": self.before, "after": self.after}
-        )
+        states = columns(self.before, self.after)
         rows = [
             [title, *(_cell(found[score]) for found in states.values())] for score, title in TITLES.items()
         ]

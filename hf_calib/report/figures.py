@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hf_calib.metrics._multi_label import check_decisions, label_bins
 from hf_calib.plots import (
     class_reliability_grid,
     confidence_histogram,
+    label_reliability_grid,
     promise_diagram,
     reliability_diagram,
     reliability_grid,
@@ -15,12 +19,15 @@ from hf_calib.plots import (
     roc_diagram,
     smooth_reliability_diagram,
 )
+from hf_calib.plots.labels import all_labels_reliability, label_errors_chart
+from hf_calib.report.text import columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_calib.decisions.measured import PromiseCurve
-    from hf_calib.report._report import Assessment, CalibrationReport
+    from hf_calib.report._report import CalibrationReport
+    from hf_calib.report.assessment import Assessment
 
 CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
@@ -36,9 +43,22 @@ CAPTIONS = {
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
 
+LABEL_CAPTIONS = {
+    "reliability": "All decisions: how often labels apply against their probability, with 95% Wilson intervals.",
+    "classwise": "Single labels, those with the largest calibration error.",
+    "label_errors": "The calibration error (ECE) of each label.",
+}
+
+
+def captions(report: CalibrationReport) -> dict[str, str]:
+    """What is below each figure."""
+    return LABEL_CAPTIONS if report.multi_label else CAPTIONS
+
 
 def alt_texts(report: CalibrationReport) -> dict[str, str]:
     """What each figure shows, in numbers, for readers who cannot see it."""
+    if report.multi_label:
+        return _label_alt_texts(report)
     curves = report.decisions.curves if report.decisions is not None else {}
     promises = [_of_promises(name, curve) for name, curve in curves.items()]
     worst = max((report.after or report.before).classes, key=lambda row: row.class_gap)
@@ -110,10 +130,12 @@ def _of_detection(report: CalibrationReport) -> str:
 
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
     """What `CalibrationReport.figures` returns."""
-    columns = {report.name: report.before}
+    if report.multi_label:
+        return _draw_label_figures(report)
+    states = {report.name: report.before}
     if report.after is not None:
-        columns = {"before": report.before, "after calibration": report.after}
-    panels = {name: (column.confidences, column.correct) for name, column in columns.items()}
+        states = {"before": report.before, "after calibration": report.after}
+    panels = {name: (column.confidences, column.correct) for name, column in states.items()}
     final = report.after or report.before
     decisions = report.decisions
     promises = {"decisions": promise_diagram(decisions.curves)} if decisions and decisions.curves else {}
@@ -132,4 +154,52 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         "classwise": class_reliability_grid(
             final.probs, report.labels, class_names=report.class_names, n_bins=report.n_bins
         ),
+    }
+
+
+def _draw_label_figures(report: CalibrationReport) -> dict[str, Figure]:
+    """Of several labels a row."""
+    states = {"model": report.before}
+    if report.after is not None:
+        states = {"before": report.before, "after calibration": report.after}
+    labels = report.before.labels
+    known = (c for c, label in enumerate(labels) if label.n_known)
+    order = sorted(known, key=lambda c: -labels[c].metrics["ece"].value)
+    errors = {
+        name: np.array([state.labels[c].metrics["ece"].value for c in order])
+        for name, state in states.items()
+    }
+    return {
+        "reliability": all_labels_reliability(
+            {
+                name: label_bins(check_decisions(state.probs, report.labels), report.n_bins)
+                for name, state in states.items()
+            }
+        ),
+        "classwise": label_reliability_grid(
+            report.final.probs,
+            report.labels,
+            class_names=report.class_names,
+            n_bins=report.n_bins,
+        ),
+        "label_errors": label_errors_chart(errors, [report.class_names[c] for c in order]),
+    }
+
+
+def _label_alt_texts(report: CalibrationReport) -> dict[str, str]:
+    """What each figure shows, in numbers, for readers who cannot see it."""
+    errors = {
+        key: ", ".join(
+            f"{name} {state.metrics[f'{key}_ece'].value:.4f}"
+            for name, state in columns(report.before, report.after).items()
+        )
+        for key in ("micro", "macro")
+    }
+    known = (label for label in report.final.labels if label.n_known)
+    worst = max(known, key=lambda label: label.metrics["ece"].value)
+    return {
+        "reliability": f"Reliability diagram of all decisions. ECE: {errors['micro']}.",
+        "classwise": f"Reliability of single labels. Largest error: {worst.name}, "
+        f"{worst.metrics['ece'].value:.4f}.",
+        "label_errors": f"Calibration error of each label; their mean: {errors['macro']}.",
     }

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.bootstrap import percentile_intervals
+from hf_calib.metrics.bootstrap import Interval, percentile_intervals
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.logged import LOGGED_METRICS
 
@@ -28,16 +28,6 @@ class Settings(NamedTuple):
     confidence_level: float
     n_resamples: int
     seed: int
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A metric's value and its bootstrap interval; `low` and `high` are None where there is none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n_resamples: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,8 +94,10 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def measure_all(probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings) -> dict[str, Measurement]:
-    """Every metric that the number of examples allows, with its interval, by key."""
+def measure_all(
+    probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings
+) -> tuple[dict[str, Interval], dict[str, int]]:
+    """Every metric that the number of examples allows, with its interval, by key; and its number of resamples."""
     asked = {
         key: measure
         for key, measure in MEASURES.items()
@@ -120,14 +112,18 @@ def measure_all(probs: NDArray[Any], labels: NDArray[np.int64], settings: Settin
         confidence_level=settings.confidence_level,
         seed=settings.seed,
     )
-    found = {
-        key: Measurement(*interval, settings.n_resamples)
-        for key, interval in zip(counted, intervals, strict=True)
-    }
-    return {
-        key: found[key] if key in found else _measure(measure, probs, labels, settings)
+    found = dict(zip(counted, intervals, strict=True))
+    n_resamples = {
+        key: settings.n_resamples
+        if key in counted
+        else _affordable(measure, probs.shape, settings.n_resamples)
         for key, measure in asked.items()
     }
+    metrics = {
+        key: found[key] if key in found else _measure(measure, probs, labels, settings, n_resamples[key])
+        for key, measure in asked.items()
+    }
+    return metrics, n_resamples
 
 
 def _options(measure: Measure, settings: Settings) -> dict[str, Any]:
@@ -135,19 +131,18 @@ def _options(measure: Measure, settings: Settings) -> dict[str, Any]:
 
 
 def _measure(
-    measure: Measure, probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings
-) -> Measurement:
+    measure: Measure, probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings, n_resamples: int
+) -> Interval:
     options = _options(measure, settings)
 
     def compute(rows: NDArray[Any], targets: NDArray[np.int64]) -> float:
         result = getattr(metrics, measure.metric)(rows, targets, **options)
         return float(result if measure.part is None else getattr(result, measure.part))
 
-    n_resamples = _affordable(measure, probs.shape, settings.n_resamples)
     if not n_resamples:
-        return Measurement(compute(probs, labels))
+        return Interval(compute(probs, labels))
     by_name = measure.part is None
-    interval = metrics.bootstrap_interval(
+    return metrics.bootstrap_interval(
         measure.metric if by_name else compute,
         probs,
         labels,
@@ -156,7 +151,6 @@ def _measure(
         seed=settings.seed,
         **(options if by_name else {}),
     )
-    return Measurement(interval.value, interval.low, interval.high, n_resamples)
 
 
 def _affordable(measure: Measure, shape: tuple[int, ...], n_resamples: int) -> int:

@@ -7,12 +7,11 @@ from typing import Any
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report._report import CalibrationReport, calibration_report
 from hf_calib.report.entities import with_entities
-from hf_calib.report.multi_label import MultiLabelReport, multi_label_report
 
 
 def report_on_predictions(
     predictions: Predictions, name: str, n_bins: int, scaler: Any = None, *, soft_labels: Any = None
-) -> CalibrationReport | MultiLabelReport:
+) -> CalibrationReport:
     """The report on predictions, also after a fitted scaler where there is one.
 
     Args:
@@ -22,15 +21,13 @@ def report_on_predictions(
         scaler: fitted on other examples; or None.
         soft_labels: (N, C) of the same examples; or None.
     """
-    settings: dict[str, Any] = {
-        "calibrated": None if scaler is None else scaler.predict_proba(predictions.as_logits()),
-        "n_bins": n_bins,
-        "class_names": predictions.class_names,
-        "name": name,
-    }
-    if predictions.kind.sigmoid:
-        return multi_label_report(predictions.probabilities(), predictions.labels, **settings)
     report = calibration_report(
-        predictions.probabilities(), predictions.labels, soft_labels=soft_labels, **settings
+        predictions.probabilities(),
+        predictions.labels,
+        calibrated=None if scaler is None else scaler.predict_proba(predictions.as_logits()),
+        soft_labels=soft_labels,
+        n_bins=n_bins,
+        class_names=predictions.class_names,
+        name=name,
     )
     return with_entities(report, predictions.sentences)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics.out_of_distribution import OOD_SCORES, OodDetection, ood_detection
-from hf_calib.report.text import Table, with_interval
+from hf_calib.report.text import Table, columns, with_interval
 
 # Of probabilities, whose logarithms are logits that are shifted in each row.
 _OF_PROBABILITIES = ("max_probability", "entropy")
@@ -31,10 +31,10 @@ class OodSection:
     before: Mapping[str, OodDetection]
     after: Mapping[str, OodDetection] | None = None
 
-    def sentences(self, escape: Callable[[str], str] = str) -> list[str]:
+    def sentences(self) -> list[str]:
         """What was compared, and what the columns mean."""
         return [
-            f"{self.n_examples:,} inputs of {escape(self.name)}, which are none of the classes, against the rows of "
+            f"{self.n_examples:,} inputs of {self.name}, which are none of the classes, against the rows of "
             "this report. An input is flagged where its uncertainty is above a threshold.",
             "AUROC: the probability that an input from elsewhere looks more uncertain than a familiar one; 0.5 is "
             "chance. FPR at 95%: the share of the inputs from elsewhere that is accepted where 95% of the familiar "
@@ -43,9 +43,7 @@ class OodSection:
 
     def table(self) -> Table:
         """Both rates for each score, with intervals, before and after calibration."""
-        states = (
-            {"value": self.before} if self.after is None else {"before": self.before, "after": self.after}
-        )
+        states = columns(self.before, self.after)
         rows = [
             [f"{title}, {OOD_SCORES[score].lower()}"]
             + [with_interval(*getattr(found[score], rate)) for found in states.values()]

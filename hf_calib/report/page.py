@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
 
-from hf_calib.plots._common import write_image
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_DPI = 180
 # The colours follow the reader's light or dark mode; figures keep their white ground in both, and on paper.
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --faint: #666; --line: #d5d5d5; }
@@ -71,70 +62,3 @@ def page(title: str, parts: Iterable[str]) -> str:
         + "\n".join([f"<h1>{escape(title)}</h1>", *filter(None, parts)])
         + "\n</main>\n</body>\n</html>\n"
     )
-
-
-def lead(text: str) -> str:
-    """What is said below the title."""
-    return f'<p class="summary">{escape(text)}</p>'
-
-
-def section(title: str, *parts: str) -> str:
-    """A title, and parts that are HTML already."""
-    return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", *parts, "</section>"])
-
-
-def folded(title: str, content: str) -> str:
-    """What is seen once its title is opened."""
-    return f"<details>\n<summary>{escape(title)}</summary>\n{content}\n</details>"
-
-
-def bullets(sentences: Iterable[str], style: str = "") -> str:
-    """A list; with the style "notes", a faint one."""
-    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="{style}">\n{items}\n</ul>' if style else f"<ul>\n{items}\n</ul>"
-
-
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls sideways where the page is narrow, with the keyboard too; "\n" breaks a cell."""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "\n".join(map(_row, rows))
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table>\n'
-        f"<caption>{escape(caption)}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
-
-
-def _row(cells: Sequence[str]) -> str:
-    name, *values = map(escape, cells)
-    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
-
-
-class Image(NamedTuple):
-    """A figure as drawn.
-
-    Args:
-        data: of a PNG file, the same on every run.
-        width: in CSS pixels, that of the figure on paper.
-    """
-
-    data: bytes
-    width: int
-
-
-def draw(figure: Figure) -> Image:
-    """Draw a figure, which takes longer than all the rest of a page."""
-    stream = io.BytesIO()
-    write_image(figure, stream, format="png", dpi=_DPI)
-    return Image(stream.getvalue(), round(figure.get_figwidth() * 96))
-
-
-def figures(images: Mapping[str, Image], captions: Mapping[str, str], alt_texts: Mapping[str, str]) -> str:
-    """Figures with their captions, side by side where there is room; alt texts are for readers who see none."""
-    parts = [
-        f'<figure><img style="width: {image.width}px" alt="{escape(alt_texts[name])}" '
-        f'src="data:image/png;base64,{base64.b64encode(image.data).decode("ascii")}">'
-        f"<figcaption>{escape(captions[name])}</figcaption></figure>"
-        for name, image in images.items()
-    ]
-    return f'<div class="figures">\n{chr(10).join(parts)}\n</div>'

@@ -6,18 +6,26 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hf_calib.report.diagnosis import overall
-from hf_calib.report.measures import MEASURES, Measurement
+from hf_calib.report.labels import LABEL_MEASURES, TITLES
+from hf_calib.report.measures import MEASURES
 from hf_calib.report.saved import MULTI_LABEL
 from hf_calib.report.tables import worst_bins
 
 if TYPE_CHECKING:
-    from hf_calib.report._report import Assessment, CalibrationReport
-    from hf_calib.report.multi_label import MultiLabelAssessment, MultiLabelReport
+    from hf_calib.report._report import CalibrationReport
+    from hf_calib.report.assessment import Assessment
+    from hf_calib.report.labels import LabelMeasurements
 
 
 def to_record(report: CalibrationReport) -> dict[str, Any]:
     """What `CalibrationReport.to_dict` returns."""
+    measured = {
+        state: None if each is None else _assessment(each, report)
+        for state, each in (("before", report.before), ("after", report.after))
+    }
+    kind = {"kind": MULTI_LABEL, "n_decisions": report.n_decisions} if report.multi_label else {}
     return {
+        **kind,
         "name": report.name,
         "n_examples": report.n_examples,
         "n_classes": report.n_classes,
@@ -25,8 +33,7 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "confidence_level": float(report.confidence_level),
         "n_resamples": int(report.n_resamples),
         "seed": int(report.seed),
-        "before": _assessment(report.before, report.confidence_level),
-        "after": None if report.after is None else _assessment(report.after, report.confidence_level),
+        **measured,
         "diagnosis": list(report.diagnosis),
         "warnings": list(report.warnings),
         "decisions": None if report.decisions is None else report.decisions.to_dict(),
@@ -37,70 +44,44 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
     }
 
 
-def multi_label_record(report: MultiLabelReport) -> dict[str, Any]:
-    """What `MultiLabelReport.to_dict` returns."""
-    return {
-        "kind": MULTI_LABEL,
-        "name": report.name,
-        "n_examples": report.n_examples,
-        "n_classes": len(report.class_names),
-        "n_decisions": report.n_decisions,
-        "n_bins": report.n_bins,
-        "confidence_level": float(report.confidence_level),
-        "n_resamples": int(report.n_resamples),
-        "seed": int(report.seed),
-        "before": _multi_label_assessment(report.before),
-        "after": None if report.after is None else _multi_label_assessment(report.after),
-        "diagnosis": list(report.diagnosis),
-        "warnings": list(report.warnings),
-        "about": dict(report.about),
-    }
-
-
-def _multi_label_assessment(assessment: MultiLabelAssessment) -> dict[str, Any]:
-    from hf_calib.report.multi_label import LABEL_MEASURES, TITLES
-
-    titles = {"prevalence": "Prevalence", **LABEL_MEASURES}
-    return {
+def _assessment(assessment: Assessment, report: CalibrationReport) -> dict[str, Any]:
+    titles = TITLES if report.multi_label else {key: measure.title for key, measure in MEASURES.items()}
+    record: dict[str, Any] = {
         "metrics": {
-            key: {"title": TITLES[key], **_measurement(value)} for key, value in assessment.metrics.items()
-        },
-        "gap": _measurement(assessment.gap),
-        "bins": [_plain(vars(row)) for row in assessment.bins],
-        "labels": [
-            {
-                "name": label.name,
-                "n_known": label.n_known,
-                "n_true": label.n_true,
-                "mean_probability": label.mean_probability,
-                "metrics": {
-                    key: {"title": titles[key], **_measurement(value)} for key, value in label.metrics.items()
-                },
+            key: {
+                "title": titles[key],
+                **_plain(found._asdict()),
+                "n_resamples": assessment.n_resamples[key],
             }
-            for label in assessment.labels
-        ],
-    }
-
-
-def _assessment(assessment: Assessment, level: float) -> dict[str, Any]:
-    found = overall(assessment, level)
-    return {
-        "metrics": {
-            key: {"title": MEASURES[key].title, **_measurement(value)}
-            for key, value in assessment.metrics.items()
+            for key, found in assessment.metrics.items()
         },
-        "overall": {**_plain(found._asdict()), "verdict": found.verdict},
-        "consistency_test": _plain(
-            {key: getattr(assessment.consistency, key) for key in ("value", "p_value", "expected")}
-        ),
         "bins": [_plain(vars(row)) for row in assessment.bins],
+    }
+    if assessment.gap is not None:
+        return record | {
+            "gap": _plain(assessment.gap._asdict()),
+            "labels": [_label(label) for label in assessment.labels],
+        }
+    found, test = overall(assessment, report.confidence_level), assessment.consistency
+    return record | {
+        "overall": {**_plain(found._asdict()), "verdict": found.verdict},
+        "consistency_test": _plain({key: getattr(test, key) for key in ("value", "p_value", "expected")}),
         "worst_bins": [_plain(vars(row)) for row in worst_bins(assessment.bins)],
         "classes": [_plain(vars(row)) for row in assessment.classes],
     }
 
 
-def _measurement(measurement: Measurement) -> dict[str, Any]:
-    return _plain(vars(measurement))
+def _label(label: LabelMeasurements) -> dict[str, Any]:
+    titles = {"prevalence": "Prevalence", **LABEL_MEASURES}
+    return {
+        "name": label.name,
+        "n_known": label.n_known,
+        "n_true": label.n_true,
+        "mean_probability": label.mean_probability,
+        "metrics": {
+            key: {"title": titles[key], **_plain(found._asdict())} for key, found in label.metrics.items()
+        },
+    }
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _WAY_OUT = "pass a report.json as hf-calib evaluate or calibrate wrote it"
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The record that `CalibrationReport.to_dict` or `MultiLabelReport.to_dict` made.
+    """The record that `CalibrationReport.to_dict` made.
 
     Raises:
         ValueError: if the file is unreadable, or anything that a comparison of reports shows is missing or

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy.special import entr
 
 from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.bootstrap import percentile_intervals
+from hf_calib.metrics.bootstrap import Interval, percentile_intervals
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.report.measures import Measurement, Settings
-from hf_calib.report.text import Table, with_interval
+from hf_calib.report.measures import Settings
+from hf_calib.report.text import Table, columns, with_interval
 
 
 class SoftMeasure(NamedTuple):
@@ -59,8 +59,8 @@ class SoftLabelSection:
     n_examples: int
     agreement: float
     entropy: float
-    before: Mapping[str, Measurement]
-    after: Mapping[str, Measurement] | None = None
+    before: Mapping[str, Interval]
+    after: Mapping[str, Interval] | None = None
 
     def sentences(self) -> list[str]:
         """What the soft labels are, and how to read the table."""
@@ -81,16 +81,11 @@ class SoftLabelSection:
 
     def table(self) -> Table:
         """Every measure with its interval, before and after calibration."""
-        states = (
-            {"value": self.before} if self.after is None else {"before": self.before, "after": self.after}
-        )
+        states = columns(self.before, self.after)
         rows = [
             [
                 SOFT_MEASURES[key].title,
-                *(
-                    with_interval(found[key].value, found[key].low, found[key].high)
-                    for found in states.values()
-                ),
+                *(with_interval(*found[key]) for found in states.values()),
             ]
             for key in self.before
         ]
@@ -105,7 +100,10 @@ class SoftLabelSection:
             **{
                 state: None
                 if found is None
-                else {key: {"title": SOFT_MEASURES[key].title, **vars(value)} for key, value in found.items()}
+                else {
+                    key: {"title": SOFT_MEASURES[key].title, **value._asdict()}
+                    for key, value in found.items()
+                }
                 for state, found in (("before", self.before), ("after", self.after))
             },
         }
@@ -130,7 +128,7 @@ def soft_label_section(
     )
 
 
-def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -> dict[str, Measurement]:
+def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -> dict[str, Interval]:
     intervals = percentile_intervals(
         [
             (measure.metric, dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {}))
@@ -142,7 +140,4 @@ def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -
         confidence_level=settings.confidence_level,
         seed=settings.seed,
     )
-    return {
-        key: Measurement(*interval, settings.n_resamples)
-        for key, interval in zip(SOFT_MEASURES, intervals, strict=True)
-    }
+    return dict(zip(SOFT_MEASURES, intervals, strict=True))

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, TypeVar
 
-from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE, MEASURES, Measurement
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.report.labels import TITLES
+from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE, MEASURES
 from hf_calib.report.tables import ClassRow, worst_bins
 
 if TYPE_CHECKING:
-    from hf_calib.report._report import Assessment, CalibrationReport
+    from hf_calib.report._report import CalibrationReport
+
+T = TypeVar("T")
 
 # A header, and rows of cells.
 Table = tuple[list[str], list[list[str]]]
 
 _MOST_CLASSES = 30
+_LABEL_FOOTNOTES = (
+    "Macro: the mean over the labels for which a metric is defined. Micro: of all decisions together, one for each row "
+    "and label.",
+    "ECE and maximum calibration error compare the probability of a label with how often it applies, in bins of equal "
+    "width over [0, 1]. They are biased upwards in small samples, and so are their intervals.",
+    "The labels of a row stay together in a resample.",
+)
+
+
+def columns(before: T, after: T | None) -> dict[str, T]:
+    """What was found before and after calibration, by the name that a table gives it."""
+    return {"value": before} if after is None else {"before": before, "after": after}
 
 
 def summary(report: CalibrationReport) -> str:
     """One line on what was measured."""
+    if report.multi_label:
+        return (
+            f"{report.n_examples:,} examples, {report.n_classes:,} labels, {report.n_decisions:,} decisions, "
+            f"{report.n_bins} bins; intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} "
+            f"bootstrap resamples, seed {report.seed}."
+        )
     return (
         f"{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
         f"intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} bootstrap resamples, "
         f"seed {report.seed}."
     )
-
-
-def states(report: CalibrationReport) -> dict[str, Assessment]:
-    """The sets of probabilities by the name that tables and figures give them."""
-    if report.after is None:
-        return {"value": report.before}
-    return {"before": report.before, "after": report.after}
 
 
 def final_state(report: CalibrationReport) -> str:
@@ -40,14 +55,26 @@ def final_state(report: CalibrationReport) -> str:
 
 def metric_table(report: CalibrationReport) -> Table:
     """Every metric, with its interval, before and after."""
-    columns = states(report)
+    states = columns(report.before, report.after)
+    titles = _label_titles(report) if report.multi_label else {key: m.title for key, m in MEASURES.items()}
     rows = [
-        [MEASURES[key].title, *(_cell(column.metrics[key]) for column in columns.values())]
-        for key in report.before.metrics
+        [title, *(_cell(state.metrics[key]) for state in states.values())]
+        for key, title in titles.items()
+        if key in report.before.metrics
     ]
-    tests = [f"{column.consistency.p_value:.2g}" for column in columns.values()]
-    rows.append(["Consistency test of the ECE (p)", *tests])
-    return ["metric", *columns], rows
+    tests = [each.consistency for each in states.values() if each.consistency is not None]
+    if tests:
+        rows.append(["Consistency test of the ECE (p)", *(f"{test.p_value:.2g}" for test in tests)])
+    return ["metric", *states], rows
+
+
+def _label_titles(report: CalibrationReport) -> dict[str, str]:
+    titles = dict(TITLES)
+    if report.n_decisions == report.n_examples * report.n_classes:
+        for key in ("brier", "nll"):  # means of decisions: where all are known, the two averages are the same
+            titles[f"macro_{key}"] += " and micro"
+            del titles[f"micro_{key}"]
+    return titles
 
 
 def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
@@ -60,8 +87,8 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
     return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
 
-def _cell(measurement: Measurement) -> str:
-    return with_interval(measurement.value, measurement.low, measurement.high)
+def _cell(found: Interval, form: str = ".4f") -> str:
+    return "not defined" if math.isnan(found.value) else with_interval(*found, form)
 
 
 def bin_table(report: CalibrationReport) -> Table:
@@ -76,12 +103,12 @@ def bin_table(report: CalibrationReport) -> Table:
             f"{row.contribution:.4f}",
             f"{row.p_value:.2g}",
         ]
-        for row in worst_bins((report.after or report.before).bins)
+        for row in worst_bins(report.final.bins)
     ]
     return ["confidence", "examples", "mean confidence", "accuracy", "gap", "part of ECE", "p"], rows
 
 
-def class_table(report: CalibrationReport, quote: Callable[[str], str] = str) -> Table:
+def class_table(report: CalibrationReport) -> Table:
     """The classes of the final probabilities, those with the largest calibration error first."""
     header = [
         "class",
@@ -93,18 +120,18 @@ def class_table(report: CalibrationReport, quote: Callable[[str], str] = str) ->
         "precision",
         "confidence",
     ]
-    return header, [_class_cells(row, quote(row.name)) for row in shown_classes(report)]
+    return header, [_class_cells(row) for row in shown_classes(report)]
 
 
 def shown_classes(report: CalibrationReport) -> list[ClassRow]:
     """The rows that a table has room for."""
-    rows = (report.after or report.before).classes
+    rows = report.final.classes
     return sorted(rows, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
 
 
-def _class_cells(row: ClassRow, name: str) -> list[str]:
+def _class_cells(row: ClassRow) -> list[str]:
     return [
-        name,
+        row.name,
         f"{row.support:,}",
         f"{row.frequency:.4f}",
         f"{row.mean_probability:.4f}",
@@ -115,8 +142,32 @@ def _class_cells(row: ClassRow, name: str) -> list[str]:
     ]
 
 
+def label_table(report: CalibrationReport) -> Table:
+    """Every label with its metrics, and where there is a calibration its errors before it, too."""
+    header = [
+        "label",
+        "prevalence",
+        "mean probability",
+        "AUROC",
+        "average precision",
+        "ECE",
+        "maximum",
+        "Brier",
+    ]
+    before = [] if report.after is None else ["ECE before", "Brier before"]
+    rows = []
+    for label, raw in zip(report.final.labels, report.before.labels, strict=True):
+        keys = ("prevalence", "auroc", "average_precision", "ece", "mce", "brier")
+        prevalence, *others = [_cell(label.metrics[key], ".3f") for key in keys]
+        cells = [label.name, prevalence, f"{label.mean_probability:.3f}", *others]
+        rows.append(cells + [_cell(raw.metrics[key], ".3f") for key in ("ece", "brier") if before])
+    return header + before, rows
+
+
 def footnotes(report: CalibrationReport) -> list[str]:
     """How to read the tables, and what they leave out."""
+    if report.multi_label:
+        return list(_LABEL_FOOTNOTES)
     notes = [
         "Binned errors are biased upwards in small samples, and so are their bootstrap intervals, which may even "
         "lie above the value. The debiased error and the consistency test correct for that.",
@@ -141,9 +192,9 @@ def footnotes(report: CalibrationReport) -> list[str]:
 def _fewer_resamples(report: CalibrationReport) -> list[str]:
     """Which metrics have fewer resamples than asked for, because they are slow, or no interval at all."""
     slow: dict[int, list[str]] = {}
-    for key, value in report.before.metrics.items():
-        if value.n_resamples < report.n_resamples and MEASURES[key].resampling != "none":
-            slow.setdefault(value.n_resamples, []).append(MEASURES[key].title)
+    for key, n_resamples in report.before.n_resamples.items():
+        if n_resamples < report.n_resamples and MEASURES[key].resampling != "none":
+            slow.setdefault(n_resamples, []).append(MEASURES[key].title)
     return [
         f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling is slow: "
         f"{'; '.join(titles)}."

@@ -6,8 +6,8 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MEASURES, Measure
-from hf_calib.report.multi_label import TITLES
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 from hf_calib._files import move_files, whole_folder
-from hf_calib.report.page import draw
+from hf_calib.report.document import draw
+from hf_calib.report.writing import write_document
+from hf_calib.study.content import document_of
 from hf_calib.study.figures import CAPTIONS, draw_figures
-from hf_calib.study.html import to_html
-from hf_calib.study.markdown import to_markdown
 from hf_calib.study.record import to_dict
 from hf_calib.study.results import StudyResults
 
@@ -31,16 +30,9 @@ def write_study_report(results: StudyResults, folder: Path) -> None:
         ValueError: if a folder is in a file's place, or the other way round; nothing is written then.
     """
     images = {name: draw(figure) for name, figure in draw_figures(results).items()}
+    record = to_dict(results)
     with whole_folder(folder, merge=_replace_report) as made:
-        for name, image in images.items():
-            (made / "figures").mkdir(exist_ok=True)
-            (made / "figures" / f"{name}.png").write_bytes(image.data)
-        record = to_dict(results)
-        (made / "report.json").write_text(
-            json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-        )
-        (made / "report.md").write_text(to_markdown(results, list(images)), encoding="utf-8")
-        (made / "report.html").write_text(to_html(results, images), encoding="utf-8")
+        write_document(document_of(results, images), record, made)
         with (made / "results.csv").open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, ["loss", "seed", "method", "metric", "value"])
             table.writeheader()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hf_calib.report.text import Table, with_interval
 from hf_calib.study.results import (
@@ -94,17 +94,17 @@ def best_first(results: StudyResults) -> list[str]:
     return sorted(results.losses, key=best.__getitem__)
 
 
-def main_table(results: StudyResults, quote: Callable[[str], str] = str) -> Table:
+def main_table(results: StudyResults) -> Table:
     """A row for each loss: accuracy, NLL and ECE with each map, and the time of a training step."""
     header = ["loss", "accuracy"]
-    header += [f"{short}\n{quote(map_name(m))}" for short in MAIN_METRICS.values() for m in results.methods]
+    header += [f"{short}\n{map_name(m)}" for short in MAIN_METRICS.values() for m in results.methods]
     header.append("time\nper step")
     rows = []
     for loss in best_first(results):
         keys = [(loss, m, metric) for metric in MAIN_METRICS for m in results.methods]
         numbers = [results.means.get(key) for key in [(loss, results.methods[0], "accuracy"), *keys]]
         time = results.training_time.get(loss)
-        rows.append([quote(loss), *map(_cell, numbers), _cell(time, ".2f")])
+        rows.append([loss, *map(_cell, numbers), _cell(time, ".2f")])
     if results.missing:
         header.insert(1, "seeds")
         for loss, row in zip(best_first(results), rows, strict=True):
@@ -130,18 +130,16 @@ def how_to_read_the_main_table(results: StudyResults) -> list[str]:
     return lines
 
 
-def metric_table(results: StudyResults, metric: str, quote: Callable[[str], str] = str) -> Table:
+def metric_table(results: StudyResults, metric: str) -> Table:
     """A row for each loss: one metric with each map."""
     rows = [
-        [quote(loss), *(_cell(results.means.get((loss, method, metric))) for method in results.methods)]
+        [loss, *(_cell(results.means.get((loss, method, metric))) for method in results.methods)]
         for loss in best_first(results)
     ]
-    return ["loss", *(quote(map_name(method)) for method in results.methods)], rows
+    return ["loss", *(map_name(method) for method in results.methods)], rows
 
 
-def difference_table(
-    results: StudyResults, metrics: Sequence[str], quote: Callable[[str], str] = str
-) -> Table:
+def difference_table(results: StudyResults, metrics: Sequence[str]) -> Table:
     """A row for each loss and map: the paired difference to the baseline in some metrics, and its corrected p."""
     header = ["loss and map"]
     for metric in metrics:
@@ -154,7 +152,7 @@ def difference_table(
                 cells = [
                     cell for metric, d in found.items() for cell in (_cell(d, "+.4f"), _verdict(metric, d))
                 ]
-                rows.append([quote(pair_name(loss, method)), *cells])
+                rows.append([pair_name(loss, method), *cells])
     return header, rows
 
 

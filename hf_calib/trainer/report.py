@@ -22,7 +22,6 @@ from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import (
     CalibrationReport,
-    MultiLabelReport,
     OodSection,
     ood_section,
     report_on_predictions,
@@ -103,9 +102,7 @@ def measured(trainer: Any) -> dict[str, Any]:
     return {"metrics": {**_rows(trainer, evaluation), "n_bins": evaluation.n_bins, **columns}}
 
 
-def report_of(
-    trainer: Any, outside: Mapping[str, Any] | None = None
-) -> CalibrationReport | MultiLabelReport | None:
+def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
     """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
 
     Soft labels of a multi-label model, which are neither 0 nor 1, have none either.
@@ -120,7 +117,7 @@ def report_of(
     logits, labels = evaluation.logits_and_labels()
     logits = logits.astype(np.float64)
     report = report_on(trainer, logits, labels, trainer.calibration_map, sentences=evaluation.sentences())
-    if report is None or isinstance(report, MultiLabelReport):
+    if report is None or report.multi_label:
         return None if report is None else replace(report, about=_rows(trainer, evaluation))
     return replace(
         report,
@@ -140,7 +137,7 @@ def report_on(
     *,
     sentences: NDArray[np.int64] | None = None,
     name: str | None = None,
-) -> CalibrationReport | MultiLabelReport | None:
+) -> CalibrationReport | None:
     """The report on logits (N, C), before and, if there is a fitted scaler, after it; None as for `report_of`.
 
     Args:
@@ -172,7 +169,7 @@ def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection
 
 def write_results(
     trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
-) -> CalibrationReport | MultiLabelReport | None:
+) -> CalibrationReport | None:
     """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
 
     Args:

@@ -31,7 +31,6 @@ from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, ood_detection
 from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.report import writing
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
 from hf_calib.scaling.methods import SCALERS
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -243,7 +242,7 @@ class TestEvaluate:
 
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "there")
         before = (tmp_path / "there" / "report.json").read_bytes()
-        monkeypatch.setattr(writing, "save_figure", full)
+        monkeypatch.setattr("hf_calib.report._report.CalibrationReport.figures", full)
         for target in ("there", "new"):
             result = call("evaluate", workplace / "test.npz", "--output", tmp_path / target)
             assert result.exit_code == 1
@@ -858,7 +857,9 @@ class TestReport:
         words = ("report", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
         result = call(*words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
-        assert names_in(tmp_path / "compared") == {"comparison.md", "comparison.json", "comparison.png"}
+        assert names_in(tmp_path / "compared") == {
+            *("comparison.md", "comparison.html", "comparison.json", "figures")
+        }
         assert "These are not the same examples" in result.stdout
         assert re.search(r"Accuracy( +0\.\d{4}){4}", result.stdout)  # the scaled one before and after
         found = called_for_json(*words)

@@ -84,7 +84,7 @@ def test_hyperparameters_of_several_kinds_reach_every_file(
 def test_predictions_that_would_have_no_logits_are_refused_before_the_training(tmp_path: Path) -> None:
     trainer, rows = tiny_trainer(tmp_path, prediction_loss_only=True), sequences(tiny_bert(), 8)
     with pytest.raises(
-        ValueError, match=r"prediction_loss_only to be off with elsewhere .*, got True; leave it out"
+        ValueError, match=r"prediction_loss_only to be off with elsewhere, whose .*, got True; leave it out"
     ):
         train_and_report(trainer, rows, elsewhere={"noise": rows})
     assert trainer.state.global_step == 0

@@ -7,21 +7,19 @@ from functools import partial
 import pytest
 from matplotlib.figure import Figure
 
-from hf_calib.report import CalibrationReport, MultiLabelReport, calibration_report, multi_label_report
+from hf_calib.report import CalibrationReport, calibration_report
 
 
 def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
     """Reports on predictions, of commands and trainings, take so many resamples."""
-    for function in (calibration_report, multi_label_report):
-        quick = partial(function, n_resamples=n_resamples)
-        patch.setattr(f"hf_calib.report.of_predictions.{function.__name__}", quick)
+    quick = partial(calibration_report, n_resamples=n_resamples)
+    patch.setattr("hf_calib.report.of_predictions.calibration_report", quick)
 
 
 def no_figures(patch: pytest.MonkeyPatch) -> None:
     """Reports have one empty figure, and no page."""
-    for report in (CalibrationReport, MultiLabelReport):
-        patch.setattr(report, "figures", lambda self: {"reliability": Figure((1, 1))})
-        patch.setattr(report, "to_html", lambda self: "<!DOCTYPE html>")
+    patch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    patch.setattr("hf_calib.report.document.Document.to_html", lambda self: "<!DOCTYPE html>")
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 
 from hf_calib.experiments import train_and_report
-from hf_calib.report import calibration_report
+from hf_calib.report import calibration_report, of_predictions
 from hf_calib.scaling import MatrixScaling, VectorScaling
-from hf_calib.trainer import report as trainer_report
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.helpers.runs import (
     BATCH_CASES,
@@ -101,7 +100,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             found["not pushed"] += f"{type(error).__name__}: {error}\n"
     found["searched"] = searched(folder / "searched", GLOBAL_BATCH // 2)
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
-    trainer_report.calibration_report = partial(calibration_report, n_resamples=10)
+    of_predictions.calibration_report = partial(calibration_report, n_resamples=10)
     train_and_report(reported, reported.eval_dataset)
     assert reported.last_evaluation is not None
     wanted = reported.eval_dataset["label"]

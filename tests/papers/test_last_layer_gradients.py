@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.special import softmax
 
-import hf_calib.papers
 from hf_calib.losses import LOSSES, make_loss
 from hf_calib.papers import last_layer_gradient_norms
 
@@ -89,12 +88,3 @@ def test_a_loss_of_the_batch_is_refused() -> None:
         last_layer_gradient_norms(make_loss("mmce"), np.zeros((2, 3)), [0, 1], np.zeros((2, 4)))
     with pytest.raises(TypeError, match="loss to be a CalibrationLoss, got 'focal'"):
         last_layer_gradient_norms("focal", np.zeros((2, 3)), [0, 1], np.zeros((2, 4)))  # type: ignore[arg-type]
-
-
-def test_the_public_names() -> None:
-    assert hf_calib.papers.__all__ == sorted(hf_calib.papers.__all__)
-    for name in hf_calib.papers.__all__:
-        assert getattr(hf_calib.papers, name).__name__ == name
-        assert name in dir(hf_calib.papers)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        hf_calib.papers.nothing  # noqa: B018

@@ -15,8 +15,8 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from hf_calib.commands.report import compare_reports
 from hf_calib.metrics._multi_label import LabelMetrics, check_decisions
 from hf_calib.plots import label_reliability_grid
-from hf_calib.report import MultiLabelReport, multi_label_report
-from hf_calib.report.multi_label import LABEL_MEASURES
+from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.report.labels import LABEL_MEASURES
 from hf_calib.report.saved import read_report
 from hf_calib.report.writing import write_report
 from tests.helpers.pictures import overlapping, written
@@ -31,8 +31,8 @@ def drawn(n: int = 500, *, temperature: float = 1.0, seed: int = 0) -> tuple[np.
     return expit(logits / temperature), (rng.random((n, 4)) < expit(logits)).astype(np.int64)
 
 
-def quick(probs: np.ndarray, labels: np.ndarray, **options: Any) -> MultiLabelReport:
-    return multi_label_report(probs, labels, **{"n_resamples": 50, **options})
+def quick(probs: np.ndarray, labels: np.ndarray, **options: Any) -> CalibrationReport:
+    return calibration_report(probs, labels, **{"n_resamples": 50, **options})
 
 
 def plain_metrics(probs: np.ndarray, labels: np.ndarray, n_bins: int) -> dict[str, float]:
@@ -186,7 +186,7 @@ def test_saved_reports_are_compared(tmp_path: Path) -> None:
     assert header == ["metric", "one", "two"]
     assert "ECE, macro" in [row[0] for row in rows]
     assert "Consistency test of the ECE (p)" not in [row[0] for row in rows]
-    assert (tmp_path / "out" / "comparison.png").is_file()
+    assert (tmp_path / "out" / "figures" / "reliability.png").is_file()
 
 
 def test_figures_show_every_name_and_nothing_overlaps() -> None:
@@ -208,7 +208,6 @@ def test_figures_show_every_name_and_nothing_overlaps() -> None:
         ({"probs": [[0.5, np.nan]]}, r"lie in \[0, 1\], got nan in row 0"),
         ({"probs": [0.5, 0.5]}, r"probs to have shape \(N, C\)"),
         ({"labels": [[0, 2]]}, r"labels to be 0 or 1, got 2 in row 0; leave a decision out with -100"),
-        ({"labels": [0]}, r"labels to have shape \(1, 2\), got shape \(1,\)"),
         ({"labels": [[-100, -100]]}, "labels to be known somewhere"),
         ({"calibrated": [[0.5]]}, r"labels to have shape \(1, 1\)"),
         ({"class_names": ["a"]}, "class_names to be 2 names, got 1"),
@@ -219,12 +218,12 @@ def test_figures_show_every_name_and_nothing_overlaps() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"probs": [[0.5, 0.5]], "labels": [[0, 1]], **change}
     with pytest.raises(ValueError, match=message):
-        multi_label_report(given.pop("probs"), given.pop("labels"), **given)
+        calibration_report(given.pop("probs"), given.pop("labels"), **given)
 
 
 def test_integer_probabilities_are_refused() -> None:
     with pytest.raises(TypeError, match="expected probs to be a float array, got dtype int64"):
-        multi_label_report([[0, 1]], [[0, 1]])
+        calibration_report([[0, 1]], [[0, 1]])
 
 
 def test_the_panels_are_the_bins_of_the_label() -> None:

@@ -81,23 +81,24 @@ def test_every_number_is_that_of_its_metric() -> None:
 
 def test_intervals_are_those_of_the_bootstrap() -> None:
     probs, labels = predictions()
-    found = quick(probs, labels, confidence_level=0.8, seed=3).before.metrics
+    before = quick(probs, labels, confidence_level=0.8, seed=3).before
+    found = before.metrics
     options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
     for key in ("accuracy", "nll", "ece", "classwise_ece", "smooth_ece", "area_under_risk_coverage"):
         name = MEASURES[key].metric
         interval = metrics.bootstrap_interval(name, probs, labels, **options)
         assert (found[key].low, found[key].high) == pytest.approx(interval[1:], rel=1e-12), key
-        assert found[key].n_resamples == 20
+        assert before.n_resamples[key] == 20
 
 
 def test_a_metric_that_is_slow_to_resample_says_how_often_it_was() -> None:
     probs, labels = predictions(n_examples=4_500, n_classes=100)
     report = calibration_report(probs, labels, n_resamples=230)
     found = report.before.metrics
-    assert found["ece"].n_resamples == 230
-    assert found["smooth_ece"].n_resamples == 200
+    assert report.before.n_resamples["ece"] == 230
+    assert report.before.n_resamples["smooth_ece"] == 200
     assert found["brier_calibration"].low is None
-    assert found["brier_calibration"].n_resamples == 0
+    assert report.before.n_resamples["brier_calibration"] == 0
     notes = report.to_markdown()
     assert "Intervals from 200 resamples, because resampling is slow: ECE, bins by sweep; Smooth ECE" in notes
     assert "No interval, because resampling is slow: Brier score, calibration part" in notes
@@ -293,7 +294,8 @@ def test_the_dict_is_json_of_numbers() -> None:
     assert set(record["before"]["metrics"]) == set(MEASURES)
     assert record["before"]["metrics"]["ece"] == {
         "title": "Expected calibration error (ECE)",
-        **vars(overconfident().before.metrics["ece"]),
+        **overconfident().before.metrics["ece"]._asdict(),
+        "n_resamples": 20,
     }
     assert record["after"]["overall"]["verdict"] == "neither"
     assert [row["name"] for row in record["after"]["classes"]] == EVIL
@@ -460,9 +462,9 @@ def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
     assert "## Caveats" in text
     for name in EVIL[1:]:
         assert name not in text
-    assert '1 class ("$\\\\frac\\{$") without examples' in text
-    assert '1 class ("\\[x\\]\\(javascript:y\\) \\`c\\` \\# d") with fewer than 10' in text
-    assert "&lt;script&gt;alert\\(1\\)&lt;/script&gt;" in text.split("## Metrics")[0]
+    assert '1 class ("$\\\\frac{$") without examples' in text
+    assert '1 class ("[x]\\(javascript:y) \\`c\\` # d") with fewer than 10' in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text.split("## Metrics")[0]
     page = report.to_html()
     assert "<script>" not in page
     assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without examples" in page

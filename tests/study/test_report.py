@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_calib._markdown import escape
+from hf_calib._markdown import safe
+from hf_calib.report.document import Image
+from hf_calib.study.content import document_of
 from hf_calib.study.figures import alt_texts, best_map, draw_figures
-from hf_calib.study.html import to_html
-from hf_calib.study.markdown import to_markdown
 from hf_calib.study.record import to_dict
 from hf_calib.study.report import write_study_report
 from hf_calib.study.results import Difference, Estimate, StudyResults
@@ -174,8 +174,8 @@ def test_every_case_has_its_text_and_figures(case: str) -> None:
     }.get(case, ({"ranks", "differences", "reliability"}, 14))
     results = CASES[case]()
     assert set(draw_figures(results)) == figures
-    page = _Page(to_html(results, {}))
-    markdown = to_markdown(results, sorted(figures))
+    page = _Page(document_of(results, {}).to_html())
+    markdown = document_of(results, dict.fromkeys(sorted(figures), Image(b"", 1))).to_markdown()
     tables = re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE)
     assert page.tags.count("table") == len(tables) == n_tables
     for table in tables:
@@ -185,10 +185,10 @@ def test_every_case_has_its_text_and_figures(case: str) -> None:
 
 
 def test_what_comes_from_data_is_escaped_in_markdown() -> None:
-    text = to_markdown(evil(), ["ranks", "differences"])
+    text = document_of(evil(), dict.fromkeys(("ranks", "differences"), Image(b"", 1))).to_markdown()
     assert "<script" not in text
     assert "<b>" not in text
-    assert escape(EVIL[1]) in text
+    assert safe(EVIL[1]) in text
     assert "\x1b" not in text
     assert not re.search(r"^# x", text, re.MULTILINE)
     assert not re.search(r"(?<!\\)\]\(javascript", text)

@@ -1,0 +1,86 @@
+"""What a report says, in which order: its blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hf_calib.report.document import Block, Bullets, Document, Figures, Lead, Section, Table, draw
+from hf_calib.report.figures import alt_texts, captions
+from hf_calib.report.text import (
+    bin_table,
+    class_table,
+    final_state,
+    footnotes,
+    label_table,
+    metric_table,
+    summary,
+)
+
+if TYPE_CHECKING:
+    from hf_calib.report._report import CalibrationReport
+
+
+def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
+    """The blocks of a report.
+
+    Args:
+        report: of any kind.
+        with_figures: whether to draw them, which takes longer than all else.
+    """
+    title = f"Calibration of {report.name}"
+    level = f"{100 * report.confidence_level:g}%"
+    metrics = Table(f"Metrics with their {level} bootstrap intervals", *metric_table(report), title=title)
+    images = {name: draw(figure) for name, figure in report.figures().items()} if with_figures else {}
+    figures = Figures(images, captions(report), alt_texts(report) if images else {})
+    blocks = [
+        Lead(summary(report)),
+        Section("Diagnosis", [Bullets(report.diagnosis)]),
+        *([Section("Caveats", [Bullets(report.warnings, label="Note: ")])] if report.warnings else []),
+        *_sections(report, level),
+        Section("Metrics", [metrics, Bullets(footnotes(report), faint=True)]),
+        *_against_shares(report, level),
+        *([Section("Figures", [figures])] if images else []),
+        *_rows(report, level),
+    ]
+    return Document(title, blocks, images)
+
+
+def _sections(report: CalibrationReport, level: str) -> list[Block]:
+    """What a report has beside its metrics: decisions, entities, inputs from elsewhere."""
+    found: list[Block] = []
+    if report.decisions is not None:
+        rule = Table("What the rule does, with 95% intervals", *report.decisions.table())
+        found.append(Section("Decisions", [rule, Bullets(report.decisions.sentences(), faint=True)]))
+    if report.entities is not None:
+        caption = f"Entities, with {level} intervals over sentences"
+        scores = Table(caption, *report.entities.table(), title="Entities")
+        found.append(Section("Entities", [scores, Bullets(report.entities.sentences(), faint=True)]))
+    for each in report.out_of_distribution:
+        caption = f"Inputs from elsewhere, with {level} intervals"
+        rates = Table(caption, *each.table(), title=f"Separated from {each.name}")
+        sentences = Bullets(each.sentences(), faint=True)
+        found.append(Section(f"Out of distribution: {each.name}", [rates, sentences]))
+    return found
+
+
+def _against_shares(report: CalibrationReport, level: str) -> list[Block]:
+    if report.soft_labels is None:
+        return []
+    caption = f"Metrics against soft labels, with {level} bootstrap intervals"
+    shares = Table(caption, *report.soft_labels.table(), title="Against soft labels")
+    how_to_read, found = report.soft_labels.sentences()[:2], report.soft_labels.sentences()[2:]
+    return [Section("Against soft labels", [shares, Bullets(how_to_read, faint=True), Bullets(found)])]
+
+
+def _rows(report: CalibrationReport, level: str) -> list[Block]:
+    """The tables of single bins and classes, or labels."""
+    state = final_state(report)
+    if report.multi_label:
+        labels = Table(f"Labels with their {level} bootstrap intervals", *label_table(report))
+        return [Section(f"Labels{state}", [labels])]
+    bins = Table("Bins, those that add most to the ECE first", *bin_table(report))
+    classes = Table("Classes, those with the largest class gap first", *class_table(report))
+    return [
+        Section(f"Bins that add most to the calibration error{state}", [bins]),
+        Section(f"Classes{state}", [classes]),
+    ]
