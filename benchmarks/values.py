@@ -167,7 +167,7 @@ def digest(value: Any) -> str:
 
     def add(part: Any) -> None:
         if isinstance(part, dict):
-            for key, item in part.items():
+            for key, item in sorted(part.items(), key=lambda each: str(each[0])):
                 add(key)
                 add(item)
         elif isinstance(part, np.ndarray):
