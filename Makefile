@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow check test-oldest bench studies clean
+.PHONY: setup demo test test-slow test-trl check test-oldest bench studies clean
 
 setup: $(VENV)/installed
 
@@ -21,6 +21,15 @@ test: setup
 # What `make test` leaves out.
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# With TRL, away from what the other tests run in.
+test-trl: .venv-trl/installed
+	.venv-trl/bin/python -m pytest tests/trl
+
+.venv-trl/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,trl]"
+	touch $@
 
 check: setup
 	$(BIN)/ruff check
@@ -67,4 +76,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trl demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -161,9 +161,7 @@ class Decisions:
                 raise ValueError("class_names that are no names")
             _restore(rule, record["fitted"], len(names))
             measured = {
-                name: Interval(*map(_finite, values))
-                for name, values in record["measured"].items()
-                if name in TITLES
+                name: _interval(values) for name, values in record["measured"].items() if name in TITLES
             }
             weights = record.get("fingerprint")
             if weights is not None and not (
@@ -252,6 +250,11 @@ def _names_in(config: Path) -> tuple[str, ...] | None:
     if not isinstance(names, Mapping) or not all(number.isdecimal() for number in names):
         return None
     return tuple(str(names[number]) for number in sorted(names, key=int))  # "10" may stand before "2"
+
+
+def _interval(values: Any) -> Interval:
+    value, low, high = map(_finite, values)
+    return Interval(value, low, high)
 
 
 def _read(path: Path) -> Any:

@@ -59,8 +59,8 @@ def train_and_report(
         TypeError: if the model cannot be saved as this would at the end; before the training.
         ValueError: if predictions of elsewhere would have no logits; before the training.
     """
-    if not hasattr(trainer._unwrapped, "save_pretrained"):
-        got = type(trainer._unwrapped).__name__
+    if not hasattr(trainer.unwrapped_model, "save_pretrained"):
+        got = type(trainer.unwrapped_model).__name__
         way_out = (
             "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
         )
@@ -127,7 +127,7 @@ def _calibration_rows(trainer: CalibrationTrainer) -> Predictions | None:
 
 
 def _class_names(trainer: CalibrationTrainer) -> Mapping[int, str]:
-    return getattr(trainer._config, "id2label", None) or {}
+    return getattr(trainer.model_config, "id2label", None) or {}
 
 
 def _write_report(

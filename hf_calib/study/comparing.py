@@ -154,7 +154,7 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
     args: Any = trainer.args
     found = {name: value for name, value in args.to_dict().items() if name not in _NOT_OF_THE_TRAINING}
     found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults
-    config = trainer._config
+    config = trainer.model_config
     datasets = {
         "train": trainer.train_dataset,
         "calibration": trainer.calibration_split,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
@@ -16,13 +19,53 @@ from hf_calib.export.heads import head_loses_bias
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
-    SavedMap,
     check_finite,
+    few_parameters,
     is_multi_label,
     load_map,
     map_title,
+    save_map,
     title_of,
 )
+
+# Entries of calibration.json that a model's config does without.
+_BESIDE_THE_CONFIG = ("base_model", "data", "fingerprint", "metrics")
+
+
+@dataclass(frozen=True)
+class FittedMap:
+    """A calibration map, and what is known about it.
+
+    Args:
+        scaler: fitted; any of `SCALERS` that folds.
+        about: further entries of calibration.json: the loss, the rows that it was fitted on, and so on.
+    """
+
+    scaler: Any
+    about: Mapping[str, Any]
+
+    def config_record(self) -> dict[str, Any]:
+        """What the model's config says of it."""
+        return {
+            "method": foldable_method(self.scaler),
+            **few_parameters(self.scaler),
+            **{key: value for key, value in self.about.items() if key not in _BESIDE_THE_CONFIG},
+        }
+
+    def save(self, path: Path) -> None:
+        """Write calibration.json into a folder, or as this file."""
+        save_map(self.scaler, path, self.about)
+
+    def is_in(self, path: Path) -> bool:
+        """Whether a calibration.json holds this map."""
+        try:
+            found = load_map(path).scaler
+        except ValueError:
+            return False
+        if method_of(found) not in FOLDABLE_SCALERS:
+            return False
+        pairs = zip(self.scaler.affine_map(), found.affine_map(), strict=True)
+        return all(np.array_equal(ours, theirs) for ours, theirs in pairs if not ours is theirs is None)
 
 
 def check_problem(scaler: Any, multi_label: bool | None) -> None:
@@ -121,7 +164,7 @@ def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels
     vars(scaler).update(outcome[0])
 
 
-def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedMap | None:
+def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> FittedMap | None:
     """The map that was saved with a checkpoint, if there is one of this scaler's method.
 
     Raises:
@@ -135,7 +178,7 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedM
     if method not in FOLDABLE_SCALERS:
         way_out = "a training writes none other: remove that file from the checkpoint"
         raise InputValueError(expected(str(file), "hold a map that folds", f"method {method!r}", way_out))
-    return saved if method == foldable_method(scaler) else None
+    return FittedMap(saved.scaler, saved.about) if method == foldable_method(scaler) else None
 
 
 def in_words(scaler: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sklearn.base import clone
 from transformers import TrainerCallback
@@ -22,9 +22,10 @@ from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
 
 STRATEGIES = ("end", "evaluate")
+Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
-class _CalibrationCallback(TrainerCallback):
+class CalibrationCallback(TrainerCallback):
     """A callback that works on the trainer; the trainer introduces itself when the callback is added."""
 
     trainer: Any = None  # the CalibrationTrainer, which imports this module
@@ -54,14 +55,14 @@ class EndOfTraining(TrainerCallback):
         history = state.log_history
         summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
         for callback in list(self.trainer.callback_handler.callbacks):
-            if isinstance(callback, _CalibrationCallback):
+            if isinstance(callback, CalibrationCallback):
                 callback.before_train_end(state)
         if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
             history.append(history.pop(summary))
-            self.trainer._summary_was_at = summary
+            self.trainer.summary_was_at = summary
 
 
-class AdaFocalCallback(_CalibrationCallback):
+class AdaFocalCallback(CalibrationCallback):
     """Updates the table of an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
 
     By default at each evaluation, on the whole calibration split, and at the end of each epoch where there are
@@ -171,7 +172,7 @@ class AdaFocalCallback(_CalibrationCallback):
         self._updating = False
 
 
-class CalibrationMapCallback(_CalibrationCallback):
+class CalibrationMapCallback(CalibrationCallback):
     """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
 
     At the end of the training, after the best model was loaded and before trackers close, the evaluation set
@@ -263,6 +264,11 @@ class TemperatureScalingCallback(CalibrationMapCallback):
         _check_option("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
         super().__init__(self.scaling, strategy=strategy)
+
+
+def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
+    """A trainer's callback of a kind."""
+    return next((each for each in trainer.callback_handler.callbacks if isinstance(each, kind)), None)
 
 
 def read_schedule(schedule: Any, name: str) -> dict[int, int]:

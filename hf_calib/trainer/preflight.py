@@ -15,15 +15,85 @@ from torch import Tensor
 from hf_calib._errors import InputTypeError, InputValueError, expected, few
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, own_callback
 from hf_calib.trainer.labels import (
     Labels,
     first_missing,
     generates_by_encoder_and_decoder,
     has_rows,
     number_of_classes,
+    read_labels,
 )
 
 Array = NDArray[Any]
+
+
+def check_data(trainer: Any) -> None:
+    """Refuse data that a training would fail on or be misled by, and warn of what its numbers will not say.
+
+    Raises:
+        TypeError, ValueError: saying what to change.
+    """
+    adafocal, split = own_callback(trainer, AdaFocalCallback), trainer.calibration_split
+    fitting = own_callback(trainer, CalibrationMapCallback)
+    if adafocal is not None and split is None:
+        got = "several evaluation sets" if isinstance(trainer.eval_dataset, dict) else "none"
+        requirement = (
+            f"be given for loss {trainer.calibration_config.loss!r}, whose gammas follow held-out predictions"
+        )
+        raise InputValueError(expected("calibration_dataset", requirement, got, "pass calibration_dataset"))
+    if adafocal is not None or fitting is not None:
+        check_calibration_split(split, None if adafocal is None else adafocal.n_samples)
+    if trainer.args.load_best_model_at_end:
+        check_best_metric(str(trainer.args.metric_for_best_model), trainer.eval_dataset)
+    _check_labels(trainer)
+    if fitting is not None:
+        trainer.check_goes_with(fitting.scaler)
+    if not trainer.is_world_process_zero():
+        return
+    if trainer.is_searching:  # which has said what it evaluates on
+        warn_of_double_roles(trainer.train_dataset, split, None, "The search")
+    elif split is None and fitting is not None:
+        warn_of_no_map(fitting.title, trainer.eval_dataset)
+    elif adafocal is not None or fitting is not None:
+        names = [] if adafocal is None else ["the loss's gammas"]
+        names += [] if fitting is None else [fitting.title]
+        what = " and ".join(names)
+        what = what[0].upper() + what[1:]
+        warn_of_double_roles(trainer.train_dataset, split, trainer.eval_dataset, what)
+    warn_of_split_batches(
+        trainer.calibration_loss,
+        micro_batch=trainer.args.train_batch_size,
+        processes=trainer.args.world_size,
+        accumulation=trainer.args.gradient_accumulation_steps,
+        gather=trainer.calibration_config.gather_batch,
+    )
+
+
+def _check_labels(trainer: Any) -> None:
+    """Decide the problem type, by the training split where the model does not say, and hold all splits to it."""
+    evaluation = trainer.eval_dataset
+    sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
+    splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
+    splits |= {f"evaluation {role!r}" if role in splits else role: each for role, each in sets.items()}
+    trainer._set_signature_columns_if_needed()
+    inputs: set[str] = set(trainer._signature_columns or ()) - {trainer.label_key, "label", "label_ids"}
+    labels = {role: read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
+    check_rows(splits, labels, inputs)
+    kinds = {role: trainer.has_label_per_class(dataset, role) for role, dataset in splits.items()}
+    if trainer.problem_type is None:
+        decided = next((kind for kind in kinds.values() if kind is not None), None)
+        if decided is not None:
+            trainer.decide_problem_type(decided)
+    multi_label = trainer.calibration_loss.multi_label
+    check_label_kinds(kinds, multi_label)
+    n_classes = number_of_classes(trainer.unwrapped_model)
+    check_label_values(
+        labels,
+        multi_label=multi_label,
+        n_classes=n_classes,
+        collated=lambda role, row: trainer.collated(splits[role], role, row),
+    )
 
 
 def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
@@ -232,7 +302,7 @@ def warn_of_double_roles(train: Any, calibration: Any, evaluation: Any, what: st
             "has seen, and is optimistic. Hold some examples out as eval_dataset."
         )
     if message is not None:
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, stacklevel=6)
 
 
 def warn_of_no_map(title: str, evaluation: Any) -> None:
@@ -246,7 +316,7 @@ def warn_of_no_map(title: str, evaluation: Any) -> None:
     warnings.warn(
         f"There is no calibration_dataset, and {found}. {title.capitalize()} will not be fitted, so the "
         "probabilities stay as trained. Pass calibration_dataset, or set calibration_method='none'.",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
@@ -275,5 +345,5 @@ def warn_of_split_batches(
         warnings.warn(
             f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {rows} "
             f"of the {whole} examples of an optimizer step. Results depend on how the batch is cut. {way_out}",
-            stacklevel=5,
+            stacklevel=6,
         )

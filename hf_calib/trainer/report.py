@@ -27,8 +27,8 @@ from hf_calib.report import (
     report_on_predictions,
 )
 from hf_calib.report.writing import write_to
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
-from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
+from hf_calib.scaling.saved_map import MAP_NAME
+from hf_calib.trainer.calibration_map import FittedMap
 
 if TYPE_CHECKING:
     from hf_calib.trainer.evaluation_pass import EvaluationPass
@@ -49,7 +49,7 @@ def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
     known = {
         role: {key: value for key, value in rows.items() if value is not None} for role, rows in roles.items()
     }
-    base = getattr(trainer._config, "_name_or_path", None)
+    base = getattr(trainer.model_config, "_name_or_path", None)
     return {
         "data": {role: rows for role, rows in known.items() if rows},
         **({"base_model": base} if is_hub_name(base) else {}),
@@ -152,11 +152,11 @@ def report_on(
         return None
     if labels.ndim == 2 and not np.isin(labels, (0, 1, -100)).all():
         return None
-    names = getattr(trainer._config, "id2label", None) or {}
+    names = getattr(trainer.model_config, "id2label", None) or {}
     class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
     predictions = Predictions(labels, logits=logits, class_names=class_names, sentences=sentences)
     return report_on_predictions(
-        predictions, name or trainer.calibration_loss.name, trainer.args.n_bins, scaler
+        predictions, name or trainer.calibration_loss.name, trainer.calibration_config.n_bins, scaler
     )
 
 
@@ -182,10 +182,11 @@ def write_results(
         metrics then, and a diagram.
     """
     path = folder / MAP_NAME
-    if not is_map_of(trainer.calibration_map, path):
-        save_map(trainer.calibration_map, path, trainer._about_map)
+    fitted: FittedMap = trainer.fitted_map
+    if not fitted.is_in(path):
+        fitted.save(path)
     (folder / REPORT).unlink(missing_ok=True)  # of an earlier evaluation
-    about = {key: value for key, value in trainer._about_map.items() if key != "folded"}
+    about = {key: value for key, value in fitted.about.items() if key != "folded"}
     record = (
         {key: value for key, value in _read(path).items() if key != "metrics"} | about | measured(trainer)
     )
@@ -226,23 +227,8 @@ def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
     if n_rows is not None:
         rows["n"] = n_rows
     if dataset is not None and dataset is trainer.calibration_split:
-        rows["seen"] = n_rows or trainer._about_map["n_examples"]
+        rows["seen"] = n_rows or trainer.fitted_map.about["n_examples"]
     return rows
-
-
-def is_map_of(scaler: Any, path: Path) -> bool:
-    """Whether a calibration.json holds this fitted scaler's map."""
-    try:
-        found = load_map(path).scaler
-    except ValueError:
-        return False
-    if method_of(found) not in FOLDABLE_SCALERS:
-        return False
-    theirs = found.affine_map()
-    ours = scaler.affine_map()
-    return all(
-        np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None or b is not None
-    )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from hf_calib.losses._adaptive import GammaTableLoss
 from hf_calib.metrics._inputs import check_integer
 from hf_calib.metrics.binning import FloatArray, IntArray, mean_bins, quantile_edges, sum_bins
 from hf_calib.metrics.calibration import top_label_calibration_error
-from hf_calib.trainer.callbacks import _CalibrationCallback
+from hf_calib.trainer.callbacks import CalibrationCallback
 from hf_calib.trainer.evaluation_pass import SCORES
 
 TRACE = "training_trace.json"
@@ -27,7 +27,7 @@ TRAINING = "training"
 _DIGITS = 6  # of the recorded numbers
 
 
-class TrainingTrace(_CalibrationCallback, ExportableState):
+class TrainingTrace(CalibrationCallback, ExportableState):
     """Records at each evaluation how calibrated the model is on the evaluation set and on training rows, bin by bin.
 
     For the figures of `hf_calib.papers` and of `hf_calib.papers.plots.dynamics`: pass it to
@@ -141,7 +141,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         sets = self.entries[-1]["sets"]
         sets[name] = self._summary(name, scores, edges)
         if self._loader is not None and TRAINING not in sets:  # several evaluation sets make one entry
-            scores = _numbers(trainer.quiet_pass(self._loader, keep_scores=True))
+            scores = _numbers(trainer.held_out.over(self._loader, keep_scores=True))
             if scores is not None:
                 sets[TRAINING] = self._summary(TRAINING, scores, edges)
         if state.is_world_process_zero:
@@ -160,7 +160,7 @@ class TrainingTrace(_CalibrationCallback, ExportableState):
         if self.n_training_rows and not hasattr(trainer.train_dataset, "__len__"):
             got, way_out = "a training set without a length", "set n_training_rows=0"
             raise InputValueError(expected("TrainingTrace", "draw training rows", got, way_out))
-        trainer.all_or_none(
+        trainer.raise_everywhere(
             partial(_check_place, Path(str(args.output_dir))), here=state.is_world_process_zero
         )
 

@@ -189,7 +189,7 @@ def record(**changes: Any) -> dict[str, Any]:
         (record(n_measured=10**400), "int too large"),
         (record(class_names=["a", "b", "c", 4]), "class_names that are no names"),
         (record(class_names=["a", "b", "c", "c"]), "expected class_names to be 4 different names"),
-        (record(measured={"answered": [1]}), "missing 2 required positional arguments: 'low' and 'high'"),
+        (record(measured={"answered": [1]}), "not enough values to unpack \\(expected 3, got 1\\)"),
     ],
 )
 def test_what_is_no_decisions_file(changed: Any, message: str, tmp_path: Path) -> None:

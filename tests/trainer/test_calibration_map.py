@@ -27,7 +27,7 @@ from hf_calib.scaling import (
 )
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, is_multi_label
-from hf_calib.trainer.arguments import CALIBRATION_METHODS
+from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
 from tests.helpers.marks import others_slow
 from tests.helpers.tiny import (

@@ -313,11 +313,12 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
     def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return outputs.logits.sum()
 
-    message = "expected the loss to be named by args.loss, got compute_loss_func"
+    message = "expected the loss to be given once, got compute_loss_func beside loss='focal'"
+    focal = arguments(tmp_path, loss="focal")
     with pytest.raises(ValueError, match=message):
-        CalibrationTrainer(tiny_bert(), arguments(tmp_path), compute_loss_func=own_loss)
+        CalibrationTrainer(tiny_bert(), focal, compute_loss_func=own_loss)
     with pytest.raises(ValueError, match=message):
-        CalibrationTrainer(tiny_bert(), arguments(tmp_path), None, None, None, None, None, own_loss)
+        CalibrationTrainer(tiny_bert(), focal, None, None, None, None, None, own_loss)
 
 
 def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""`CalibrationConfig`: the loss and the calibration map of a training, as fields that any arguments can have."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib.losses import LOSSES, make_loss
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.methods import FOLDABLE_SCALERS
+from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
+
+if TYPE_CHECKING:
+    ClassWeights = Sequence[float] | str | None
+else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
+    ClassWeights = list[str] | None
+
+BALANCED = "balanced"
+CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
+TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
+LOSS_REDUCTIONS = ("mean", "sum")
+# Lowest and highest value of whole numbers.
+_WHOLE_NUMBERS = {
+    "n_bins": (1, 10_000),
+    "gamma_update_steps": (1, 10**9),
+    "gamma_update_samples": (1, 10**12),
+}
+
+
+@dataclass(repr=False)
+class CalibrationConfig:
+    """What a `CalibrationMixin` needs to know: the loss, the updates of its gammas, and the calibration map.
+
+    `CalibrationTrainingArguments` has these fields beside those of the Trainer. Where a trainer's arguments are of
+    another class, the config is passed beside them. Everything is checked here, before any data is touched.
+
+    The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, before or after
+    `loss` itself; a training refuses those that its loss does not have.
+
+    Raises:
+        ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
+            range; the message names what is allowed.
+
+    >>> CalibrationConfig(loss="focal", loss_kwargs={"gamma": 2.0}).make_loss().hyperparameters
+    {'gamma': 2.0}
+    """
+
+    loss: str = field(
+        default="cross_entropy",
+        metadata={"help": "Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ..."},
+    )
+    loss_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Hyperparameters of the loss, as JSON: '{\"gamma\": 3.0}'."}
+    )
+    class_weights: ClassWeights = field(
+        default=None,
+        metadata={
+            "help": "One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c), "
+            "from the n_c labels of each class in the training split."
+        },
+    )
+    n_bins: int = field(default=15, metadata={"help": "Number of bins of the reported calibration errors."})
+    gamma_update_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many optimizer "
+            "steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'."
+        },
+    )
+    gamma_update_schedule: dict[int, int] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Instead of gamma_update_steps: from which epoch on to update every how many optimizer steps, as "
+            'JSON: \'{"25": 100, "40": 1}\'. Before the first of these epochs, as by default.'
+        },
+    )
+    gamma_update_samples: int | None = field(
+        default=None,
+        metadata={
+            "help": "With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed random subset "
+            "of this many examples of the calibration split. Default: all of it."
+        },
+    )
+    training_trace: bool = field(
+        default=False,
+        metadata={
+            "help": "Record at each evaluation what the figures of hf_calib.papers need, in training_trace.json. "
+            "Costs a forward pass over 1,000 training rows each; see hf_calib.TrainingTrace."
+        },
+    )
+    calibration_method: str | None = field(
+        default=None,
+        metadata={
+            "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
+            f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
+            "temperature_criterion is ece or adaptive_ece, for causal language models, and for heads without a bias."
+        },
+    )
+    temperature_criterion: str = field(
+        default="nll",
+        metadata={
+            "help": "What a temperature minimises on the calibration split: nll (exact), ece or adaptive_ece "
+            "(grid 0.1 to 10, as in the papers), or none for no temperature."
+        },
+    )
+    calibration_strategy: str = field(
+        default="end",
+        metadata={
+            "help": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too."
+        },
+    )
+    gather_batch: bool = field(
+        default=False,
+        metadata={
+            "help": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece) over the micro-batches "
+            "of all processes instead of each process's own."
+        },
+    )
+
+    loss_reduction: str = field(
+        default="mean",
+        metadata={
+            "help": "'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image papers, "
+            "their 'sum', which goes with max_grad_norm=2."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self.check_calibration()
+
+    def check_calibration(self) -> None:
+        """Refuse what is out of range, or does not go together.
+
+        Raises:
+            TypeError, ValueError: naming what is allowed.
+        """
+        self.loss_kwargs = read_mapping(self.loss_kwargs)
+        for name, options in (("calibration_strategy", STRATEGIES), ("loss_reduction", LOSS_REDUCTIONS)):
+            value = getattr(self, name)
+            if value not in options:
+                way_out = did_you_mean(value, options)
+                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
+        check_whole_numbers(self, _WHOLE_NUMBERS)
+        if not isinstance(self.gather_batch, bool):
+            got = repr(self.gather_batch)
+            raise InputTypeError(expected("gather_batch", "be True or False", got, "write it without quotes"))
+        if self.gamma_update_schedule is not None and self.gamma_update_steps is not None:
+            got, way_out = f"gamma_update_steps={self.gamma_update_steps}", "leave one of them out"
+            raise InputValueError(
+                expected("gamma_update_schedule", "go without gamma_update_steps", got, way_out)
+            )
+        by_steps = self.gamma_update_steps or self.gamma_update_schedule
+        if self.gamma_update_samples is not None and not by_steps:
+            requirement, way_out = "go with gamma_update_steps or gamma_update_schedule", "set one of them"
+            raise InputValueError(expected("gamma_update_samples", requirement, "neither", way_out))
+        self.make_scaler()
+        self.class_weights = _numbers(self.class_weights)
+        self.make_loss()
+
+    if not TYPE_CHECKING:  # which would take every attribute for one of these
+
+        def __getattr__(self, name):
+            key = name.removeprefix("loss_")
+            if key != name and key in (hyperparameters := self.make_loss().hyperparameters):
+                return hyperparameters[key]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "gamma_update_schedule":
+            value = _from_json(value) if isinstance(value, str) else value
+            value = None if value is None else read_schedule(value, name)
+        if name == "loss_kwargs" and isinstance(value, dict):
+            value = {key: _plain(item) for key, item in value.items()}
+        key = name.removeprefix("loss_")
+        if key == name or name in type(self).__dataclass_fields__:
+            super().__setattr__(name, value)
+            return
+        # Of any loss: `loss` may be set next, and make_loss holds the two together.
+        if not any(key in entry.hyperparameters for entry in LOSSES.values()):
+            known = self.make_loss().hyperparameters
+            requirement = f"name a hyperparameter of loss {self.loss!r}"
+            raise InputValueError(
+                expected("an argument loss_*", requirement, repr(name), did_you_mean(key, known))
+            )
+        self.loss_kwargs = {**(self.loss_kwargs or {}), key: value}  # type: ignore[dict-item]
+
+    def make_loss(
+        self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
+    ) -> Any:
+        """The `CalibrationLoss` that this describes.
+
+        Args:
+            problem_type: the model's; None tells the labels apart by their dtype.
+            balanced_weights: what `class_weights="balanced"` stands for; the trainer counts labels for it.
+        """
+        name = self.loss
+        kwargs = dict(self.loss_kwargs or {})  # type: ignore[arg-type]
+        smoothing = getattr(self, "label_smoothing_factor", 0)  # of a Trainer's arguments
+        if smoothing != 0:
+            name, kwargs = "label_smoothing", {"smoothing": smoothing}
+        weights = balanced_weights if self.class_weights == BALANCED else self.class_weights
+        return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
+
+    def make_scaler(self) -> Any:
+        """The scaler, not fitted, that this describes; None for no calibration map.
+
+        Raises:
+            ValueError: for an unknown method or criterion, or a criterion that does not go with the method.
+        """
+        method, criterion = self.calibration_method, self.temperature_criterion
+        if method is None:
+            method = "auto" if criterion == "nll" else "temperature"
+        for name, value, options in (
+            ("calibration_method", method, CALIBRATION_METHODS),
+            ("temperature_criterion", criterion, TEMPERATURE_CRITERIA),
+        ):
+            if value not in options:
+                way_out = did_you_mean(value, options)
+                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
+        if method not in ("temperature", "none") and criterion != "nll":
+            requirement = "be given with calibration_method='temperature' only"
+            got = f"{criterion!r} with calibration_method={method!r}"
+            way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
+            raise InputValueError(expected("temperature_criterion", requirement, got, way_out))
+        if "none" in (method, criterion):
+            return None
+        if method == "temperature":
+            return TemperatureScaling(criterion)  # type: ignore[arg-type]
+        return FOLDABLE_SCALERS[method].load()()
+
+
+def check_whole_numbers(given: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise unless attributes are None or integers in their ranges."""
+    for name, (low, high) in ranges.items():
+        value = getattr(given, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and low <= value <= high):
+            way_out = "leave it out for the default"
+            requirement = f"be a whole number, at least {low}, at most {high}"
+            raise InputValueError(expected(name, requirement, repr(value), way_out))
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch, or an array of them, as JSON can hold it; infinity as "inf"."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return "inf" if isinstance(plain, float) and plain == math.inf else plain
+
+
+def _numbers(weights: Any) -> list[float] | str | None:
+    """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        weights = [weights]
+    words = weights if isinstance(weights, Mapping) else list(_plain(weights))
+    if words == [BALANCED]:
+        return BALANCED
+    try:
+        if isinstance(words, Mapping):
+            raise TypeError  # its keys would be taken for the weights
+        numbers = [float(weight) for weight in words]
+    except (TypeError, ValueError) as error:
+        requirement = f"be numbers, or {BALANCED!r}"
+        raise InputValueError(
+            expected("class_weights", requirement, repr(weights), "one number per class, in order")
+        ) from error
+    return numbers
+
+
+def _from_json(text: str) -> Any:
+    """What the text is as JSON; else the text itself, for the check that follows to refuse."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_mapping(value: Any) -> dict[str, Any] | None:
+    """Read JSON from the command line."""
+    requirement, way_out = "be a mapping of hyperparameters, or JSON of one", "write '{\"name\": value}'"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            got = f"{value!r} ({error})"
+            raise InputValueError(expected("loss_kwargs", requirement, got, way_out)) from error
+    if value is not None and not isinstance(value, dict):
+        raise InputValueError(expected("loss_kwargs", requirement, repr(value), way_out))
+    return value
