@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
         TrainingTrace,
+        cross_calibrate,
     )
 
 __version__ = "0.2.0"
@@ -33,6 +34,7 @@ __all__ = [
     "TemperatureScalingCallback",
     "TrainingTrace",
     "compare",
+    "cross_calibrate",
     "fold",
     "fold_temperature",
     "pipeline",
@@ -48,6 +50,7 @@ _HOMES = {
     "TemperatureScalingCallback": "hf_calib.trainer",
     "TrainingTrace": "hf_calib.trainer",
     "compare": "hf_calib.study",
+    "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",

@@ -80,6 +80,7 @@ def test_the_public_names() -> None:
         "TemperatureScalingCallback",
         "TrainingTrace",
         "compare",
+        "cross_calibrate",
         "fold",
         "fold_temperature",
         "pipeline",

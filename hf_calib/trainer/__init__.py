@@ -35,6 +35,7 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
 from hf_calib.trainer.config import CalibrationConfig
+from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.mixin import CalibrationMixin
 from hf_calib.trainer.trainer import CalibrationTrainer
 from hf_calib.trainer.training_trace import TrainingTrace
@@ -46,6 +47,8 @@ __all__ = [
     "CalibrationMixin",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
+    "CrossCalibration",
     "TemperatureScalingCallback",
     "TrainingTrace",
+    "cross_calibrate",
 ]

@@ -25,6 +25,7 @@ from tests.helpers.runs import (
     GLOBAL_BATCH,
     RAGGED,
     RAGGED_ROWS,
+    cross_calibrated,
     evaluate,
     resume,
     run,
@@ -98,6 +99,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             refused()
         except Exception as error:
             found["not pushed"] += f"{type(error).__name__}: {error}\n"
+    found["cross-calibrated"] = [cross_calibrated(folder / "cross", GLOBAL_BATCH // 2) for _ in range(2)]
     found["searched"] = searched(folder / "searched", GLOBAL_BATCH // 2)
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
     of_predictions.calibration_report = partial(calibration_report, n_resamples=10)

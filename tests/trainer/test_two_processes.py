@@ -23,6 +23,7 @@ from tests.helpers.runs import (
     RAGGED,
     RAGGED_ROWS,
     assert_equal_runs,
+    cross_calibrated,
     evaluate,
     run,
     searched,
@@ -178,6 +179,16 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
     for ours, theirs in zip(first, second, strict=True):
         reason = ours.split(": ", 1)[1]
         assert theirs == f"RuntimeError: Another process failed: {reason}"
+
+
+@pytest.mark.slow
+def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = (found["cross-calibrated"] for found in evaluations)
+    assert first == second
+    assert first[0] == first[1]  # the second call has trained the last model only
+    alone = cross_calibrated(tmp_path, GLOBAL_BATCH)
+    assert first[0] == pytest.approx(alone, rel=1e-3)
+    assert len(list(tmp_path.glob("fold_*/*"))) == 2
 
 
 @pytest.mark.slow
