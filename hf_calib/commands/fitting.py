@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax
 from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
@@ -26,8 +25,6 @@ FOLDED = tuple(
 )  # those that a model's head can hold
 
 _BEFORE_CORRECTION = "before the correction of the class frequencies, as these rows have the source's"
-_BEYOND_CHANCE = 2  # times as many rows in both files as coincide within them, for these to be the same
-_SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: scores were rounded
 
 
 class Measured(NamedTuple):
@@ -209,31 +206,3 @@ def _note_in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
     return (
         f"The scaler was fitted on {n_seen:,} of the {n_reported:,} rows of this report. {consequence} {way_out}",
     )
-
-
-def rows_in_both(found: Predictions, tested: Predictions) -> int:
-    """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
-
-    Where scores were rounded, different examples coincide. Of 16-bit logits some do: no more in both files than
-    within them. Where it is many, only the very same rows count.
-    """
-    keys = [_row_keys(predictions) for predictions in (found, tested)]
-    (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
-    _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
-    shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
-    if shared == len(found) == len(tested):
-        return shared
-    distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
-    twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
-    by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
-    return shared if distinct and shared > _BEYOND_CHANCE * by_chance else 0
-
-
-def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
-    """(N,) a hash of each row's label and log-probabilities, to four decimals: logits and probabilities agree."""
-    log_probs = log_softmax(predictions.as_logits().astype(np.float64), axis=1)
-    # Below, a probability read from float32 is not that of the logits.
-    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64).view(np.uint64)
-    rng = np.random.default_rng(0)
-    factors = rng.integers(2**63, size=digits.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]

@@ -14,6 +14,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.tasks import MULTI_LABEL, TASKS, LabelKind, Task
 
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
@@ -170,8 +171,6 @@ class Opened:
         if "test_data" not in self.sets:
             return 0
         if self.classifier is None:
-            from hf_calib.commands.fitting import rows_in_both
-
             return rows_in_both(self._found["data"], self._found["test_data"])
         fitted, tested = (
             self.classifier.identities(self.rows[name], self.reading, name=self.sets[name].data)

@@ -10,7 +10,6 @@ from hf_calib.report.document import draw
 from hf_calib.report.writing import write_document
 from hf_calib.study.content import document_of
 from hf_calib.study.figures import CAPTIONS, draw_figures
-from hf_calib.study.record import to_dict
 from hf_calib.study.results import StudyResults
 
 
@@ -30,7 +29,7 @@ def write_study_report(results: StudyResults, folder: Path) -> None:
         ValueError: if a folder is in a file's place, or the other way round; nothing is written then.
     """
     images = {name: draw(figure) for name, figure in draw_figures(results).items()}
-    record = to_dict(results)
+    record = results.to_dict()
     with whole_folder(folder, merge=_replace_report) as made:
         write_document(document_of(results, images), record, made)
         with (made / "results.csv").open("w", encoding="utf-8", newline="") as file:

@@ -21,7 +21,6 @@ from hf_calib._markdown import safe
 from hf_calib.report.document import Image
 from hf_calib.study.content import document_of
 from hf_calib.study.figures import alt_texts, best_map, draw_figures
-from hf_calib.study.record import to_dict
 from hf_calib.study.report import write_study_report
 from hf_calib.study.results import Difference, Estimate, StudyResults
 from hf_calib.study.text import best_first, difference_table, main_table, summary, what_was_trained
@@ -162,7 +161,7 @@ def test_the_files_of_a_report(written_report: Path) -> None:
     markdown = (written_report / "report.md").read_text(encoding="utf-8")
     assert {f"figures/{name}.png" for name in re.findall(r"\]\(figures/(\w+)\.png\)", markdown)} == figures
     text = (written_report / "report.json").read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(to_dict(evil())))
+    assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(evil().to_dict()))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -180,7 +179,7 @@ def test_every_case_has_its_text_and_figures(case: str) -> None:
     assert page.tags.count("table") == len(tables) == n_tables
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
-    json.dumps(to_dict(results), allow_nan=False)
+    json.dumps(results.to_dict(), allow_nan=False)
     assert all(len(line) <= 110 for line in summary(results).splitlines())
 
 
@@ -230,7 +229,7 @@ def test_html_holds_everything_loads_nothing_and_runs_nothing(written_report: Pa
 
 def test_the_record_holds_every_number_and_no_nan() -> None:
     results = evil()
-    record = to_dict(results)
+    record = results.to_dict()
     json.dumps(record, allow_nan=False)
 
     def is_same(number: float | None, recorded: float | None) -> bool:
