@@ -20,7 +20,7 @@ from hf_calib.report import CalibrationReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
-from hf_calib.tasks import SINGLE_LABEL, LabelKind
+from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, LabelKind
 
 if TYPE_CHECKING:
     from hf_calib.predictions.classifier import Classifier
@@ -115,7 +115,10 @@ def calibrate(
     criterion = criterion or "nll"
     check_kind(kind, reading, single_only)
     known = _methods(kind, is_model=data is not None, has_target=target is not None)
-    make_scaler(method or "auto", criterion, n_bins, known)
+    if (
+        data is not None or method not in MULTI_LABEL.maps
+    ):  # of a file it is not known yet how labels are given
+        make_scaler(method or "auto", criterion, n_bins, known)
     check_output(output)
     sets = {
         "data": rows or RowSet(source),

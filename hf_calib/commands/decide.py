@@ -19,7 +19,6 @@ from hf_calib.commands.opening import (
     Opened,
     Running,
     check_data,
-    check_kind,
     name_of,
     open_source,
     task_of_source,
@@ -166,8 +165,7 @@ def decide(
     check_data(source, data)
     task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
     if task is not None:
-        _check_independent(task.labels, source)
-        check_kind(task.labels, reading, {"hf-calib decide": True})
+        _check_decides(task.labels, source)
     make_scaler(method, "nll", 15, METHODS if data is None else FOLDED)
     check_output(output)
     is_folded = False
@@ -183,7 +181,7 @@ def decide(
         "test_data": None if test is None else replace(test, argument="test_data"),
     }
     opened = open_source(source, data, sets, reading, running, prepare=check_rule)
-    check_kind(opened.kind, reading, {"hf-calib decide": True})
+    _check_decides(opened.kind, source)
     rule = chosen[0] if chosen else make_rule(opened.class_names)
     _check_rows(rule, opened.n_rows("data"), is_split=test is None, is_calibrated=is_folded)
     scaler = None if is_folded else make_scaler(method, "nll", 15, METHODS)
@@ -196,7 +194,12 @@ def decide(
     return decided
 
 
-def _check_independent(kind: LabelKind, source: str) -> None:
+def _check_decides(kind: LabelKind, source: str) -> None:
+    """Refuse labels that a rule makes no promise for."""
+    if kind.sigmoid:
+        way_out = "fit LabelThresholds of hf_calib.decisions for several labels a row"
+        requirement = "have one class a row"
+        raise InputValueError(expected("the predictions", requirement, f"several in {source}", way_out))
     if not kind.independent:
         way_out = "its promises hold for rows that are independent of each other, as tokens are not"
         raise InputValueError(expected("the model", "classify texts or images", source, way_out))
