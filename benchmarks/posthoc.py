@@ -152,7 +152,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def chosen(results: list[dict[str, Any]]) -> str:
-    """What "auto" took, with how often; the strengths of the penalty are put together."""
+    """The maps that "auto" chose and how often; strengths of a penalty count as one map."""
     choices = [result["choice"].split("(")[0] for result in results if result["choice"]]
     return ", ".join(f"{choice} {choices.count(choice)}" for choice in sorted(set(choices)))
 

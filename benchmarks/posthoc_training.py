@@ -38,7 +38,7 @@ class Splits(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is trained: how the splits are read, tokens of a text, training rows, epochs."""
+    """A dataset and how to train on it: its splits, tokens of a text, training rows, epochs."""
 
     read: Callable[[Path], tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]]
     max_length: int

@@ -1,4 +1,4 @@
-"""What a prior correction is worth on real models, where test rows have other class frequencies than calibration rows.
+"""Prior correction on real models, where test rows have other class frequencies than calibration rows.
 
     python benchmarks/prior_shift.py outputs/posthoc
 

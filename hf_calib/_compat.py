@@ -91,7 +91,7 @@ def full_float32() -> Iterator[None]:
 
 
 def program_of(exported: Any) -> Any:
-    """What an exporter of transformers has made: an `onnx_ir.Model`, or an `ExportedProgram` of torch.
+    """The program in an exporter's result: an `onnx_ir.Model`, or an `ExportedProgram` of torch.
 
     Newer versions wrap it. In 5.17 an ONNX exporter returns torch's `ONNXProgram`, another one the program itself;
     ends with the first version that returns `ExportedModel` as the oldest supported.

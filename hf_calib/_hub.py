@@ -275,7 +275,7 @@ def _commit(
 
 
 def _find(api: HfApi, repo_id: str, revision: str | None) -> Any:
-    """What the Hub says of a repository at the end of a branch, its commit and its files; None if there is none."""
+    """Commit and files at the head of a branch, as the Hub gives them; None without such a repository."""
     try:
         return _again(lambda: api.model_info(repo_id, revision=revision))
     except (errors.GatedRepoError, errors.DisabledRepoError):
@@ -339,7 +339,7 @@ def _asked_pause(error: BaseException) -> float | None:
 
 
 def _explained(error: Exception, repo_id: str, token: str, remains: list[str]) -> Exception:
-    """What a user is told, without the token; the error itself where it is none that a push should meet."""
+    """The error for the user, without the token; the same error where a push does not expect it."""
     if isinstance(error, InputError):
         return error
     if isinstance(error, ValueError) and CARD in str(error):

@@ -1,4 +1,4 @@
-"""What models and data are called in reports and cards."""
+"""Names of models and data in reports and cards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain_name(name: str) -> str:
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """What several data are called: of paths the last two parts, or as many as tell them apart; all else as it is.
+    """Names of several data: of paths the last two parts, or as many as make them differ; all else as it is.
 
     Raises:
         ValueError: if one is given twice.

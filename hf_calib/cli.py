@@ -39,7 +39,7 @@ class Criterion(str, Enum):
 
 
 class Format(str, Enum):
-    """What a model is exported to."""
+    """Formats that a model can be exported to."""
 
     onnx = "onnx"
     torch = "torch"

@@ -1,4 +1,4 @@
-"""What the README says exists."""
+"""Everything the README names exists."""
 
 from __future__ import annotations
 

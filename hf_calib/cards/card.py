@@ -134,7 +134,7 @@ def _with_section(text: str, section: str) -> str:
 
 
 def _around_old_section(text: str) -> tuple[str, str]:
-    """What stands before and after the section that version 0.1 wrote, which had no marks."""
+    """The text before and after the section that version 0.1 wrote, which had no marks."""
     found = re.search(
         rf"^{re.escape(HEADING)}\n\nTrained with the loss .*?(?=^#{{1,2}} |\Z)", text, re.S | re.M
     )

@@ -1,4 +1,4 @@
-"""What a model's folder says of it, read from its JSON files for the card; nothing in them is trusted."""
+"""Facts for the card from the JSON files of a model's folder, each checked before use."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ _FIGURES = (
 
 
 def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
-    """What the trainer's evaluation measured without keeping logits."""
+    """Measurements of a trainer's evaluation that kept no logits."""
     measured = _mapping(record.get("metrics"))
     metrics = {}
     for column in ("before", "after"):

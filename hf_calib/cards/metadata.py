@@ -110,7 +110,7 @@ def is_dataset_name(name: object) -> bool:
 
 
 def _license_of(base_models: Sequence[str]) -> str | None:
-    """What the card of the only base model says, if the Hub can be asked."""
+    """The license on the card of the only base model, if the Hub can be asked."""
     if len(base_models) != 1:
         return None
     try:

@@ -137,7 +137,7 @@ def print_report(report: CalibrationReport) -> None:
 
 
 def print_document(document: Document) -> None:
-    """What of a document has a place on a screen."""
+    """Print the blocks of a document that a terminal can show."""
     from rich.console import Console
 
     document.show(Console())
@@ -189,7 +189,7 @@ def _moved_classes(
 
 
 def print_decided(decided: Decided) -> None:
-    """What the rule does before and after calibration, and the rows that this was found on."""
+    """Print a decision rule's results before and after calibration, and the rows they are from."""
     print_table(f"Decisions of {decided.name}", *decided.section.table())
     calibrated = f", {decided.method} on {decided.n_calibrated_on:,} others" if decided.method else ""
     rule, *others = decided.section.sentences()
@@ -205,7 +205,7 @@ def print_study(results: StudyResults) -> None:
 
 
 def print_changes(changes: Changes) -> None:
-    """What is about to be uploaded, and on stderr what is removed or left out."""
+    """Print the files about to be uploaded, and on stderr those removed or left out."""
     print_lines([f"Uploading {len(changes.added)} files to {changes.repo_id}: {', '.join(changes.added)}"])
     print_removed(changes)
 

@@ -300,7 +300,7 @@ class _Loaded:
 
 
 def _caveats(model: _Loaded, method: str | None, seen: int) -> Iterator[str]:
-    """What to know of a quantised model: of the map it had, and of test texts that the new one was fitted on."""
+    """Caveats of a quantised model: about the map it had, and about test texts that the new one was fitted on."""
     if method == "prior_correction":
         yield (
             "The model was corrected to other class frequencies. The map of its int8 form is for those of the "

@@ -28,7 +28,7 @@ _BEFORE_CORRECTION = "before the correction of the class frequencies, as these r
 
 
 class Measured(NamedTuple):
-    """What `fit_and_measure` returns.
+    """Result of `fit_and_measure`.
 
     Args:
         served: the fitted scaler, or its correction to other class frequencies.

@@ -33,7 +33,7 @@ _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padd
 
 @dataclass(frozen=True)
 class Original:
-    """What a model's config says of its training, and of the map that was undone.
+    """A model config's record of its training, and of the map that was undone.
 
     Args:
         training: entries of the config.

@@ -160,7 +160,7 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
 
 
 def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
-    """What becomes of the images that are not RGB, in two sentences; None where all are.
+    """How images that are not RGB are converted, in two sentences; None where all are RGB.
 
     >>> conversion_note({"RGB": 8, "L": 1, "RGBA": 1}, "test")
     '2 of the 10 images of test are converted to RGB (1 L, 1 RGBA). Grey is repeated, and transparency dropped.'

@@ -135,7 +135,7 @@ def stacked_pixels(batch: Mapping[str, Any]) -> Tensor:
 
 
 def model_inputs(images: Tensor, processor: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model reads: the images normalised, and the labels of the batch."""
+    """The model's inputs: normalised images, and the labels of the batch."""
     values = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
     if processor.do_rescale:
         values *= processor.rescale_factor

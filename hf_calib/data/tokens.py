@@ -245,7 +245,7 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
 
 
 def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple[Dataset, str | None]:
-    """What `tokenize_words` returns, and a sentence on the tokens that the model does not read, if there are any."""
+    """The result of `tokenize_words`, and a sentence on words that the model does not read, if any."""
     if not tokenizer.is_fast:
         got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
         raise InputValueError(expected("the tokenizer", "tell the words of its sub-words", got, way_out))

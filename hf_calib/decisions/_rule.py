@@ -36,13 +36,13 @@ class Rule(ABC):
 
     @abstractmethod
     def promise(self) -> str:
-        """What the rule does, as the end of a sentence that begins with "It"."""
+        """The rule in words, to end a sentence that begins with "It"."""
 
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
         """Raise where so few calibration rows cannot keep the promise."""
 
     def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
-        """What the rule does on other rows; see `hf_calib.decisions.measured.TITLES`."""
+        """Results of the rule on other rows; see `hf_calib.decisions.measured.TITLES`."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:

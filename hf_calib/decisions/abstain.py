@@ -136,7 +136,7 @@ class AbstainRule(Rule):
         *,
         accuracies: Sequence[float],
     ) -> PromiseCurve:
-        """What other rules like this one, each with a promised accuracy of its own, do on other rows.
+        """Coverage and accuracy on other rows of rules like this one, each with its own promised accuracy.
 
         Args:
             probs: (N, C) to fit on, with labels (N,).

@@ -1,4 +1,4 @@
-"""What a rule does on rows that it was not fitted on, with intervals."""
+"""Results of a rule on rows that it was not fitted on, with intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class PromiseCurve:
-    """What is answered, and how right, for several promised accuracies; see `AbstainRule.curve`.
+    """Coverage and accuracy for several promised accuracies; see `AbstainRule.curve`.
 
     Args:
         promised: accuracies, those that the calibration rows are enough for.

@@ -104,7 +104,7 @@ class Decisions:
             unfinished.write_text(text + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """What decisions.json holds, of JSON's own types."""
+        """The content of decisions.json, in JSON's own types."""
         fitted = {name: values.tolist() for name, values in vars(self.rule).items() if name.endswith("_")}
         return {
             "version": VERSION,
@@ -148,7 +148,7 @@ class Decisions:
 
     @classmethod
     def from_dict(cls, record: Any, source: str = FILE) -> Decisions:
-        """What `to_dict` made, checked: nothing in it is trusted."""
+        """Decisions from the result of `to_dict`, with every field checked."""
         try:
             if record["version"] != VERSION:
                 raise ValueError(f"version {str(record['version'])[:20]!r}")
@@ -174,7 +174,7 @@ class Decisions:
             raise InputValueError(expected(source, "hold decisions", reason[:300], _WAY_OUT)) from error
 
     def sentence(self) -> str:
-        """What the decisions do, in one sentence, with what was measured where it was."""
+        """The decisions in one sentence, with their measured results if there are any."""
         found = self.measured
         rows = f"on {self.n_measured:,} rows that it was not fitted on"
         if isinstance(self.rule, AbstainRule) and "answered" in found:

@@ -20,7 +20,7 @@ _MOST_STEPS = 100  # of the F1's fixed point, which takes fewer than ten
 
 
 class _Cuts(NamedTuple):
-    """What each threshold predicts: m rows, of which `hits` are right, of `positives` that there are."""
+    """Predictions at each threshold: m rows, `hits` of them right, out of `positives` in the data."""
 
     thresholds: FloatArray
     m: IntArray
@@ -165,7 +165,7 @@ class LabelThresholds(Rule):
         return [float(cut.thresholds[self._gain(cut).argmax()]) for cut in cuts]
 
     def _gain(self, cut: _Cuts) -> FloatArray:
-        """What each threshold of one label is worth."""
+        """The gain of each threshold of one label."""
         if self.costs is None:
             return 2 * cut.hits / (cut.m + cut.positives)
         false_positive, false_negative = self.costs

@@ -162,7 +162,7 @@ def _word(key: Any) -> Any:
 
 
 def _typed(value: Any, types: set[Any]) -> str:
-    """What one would type on the command line: the word, unless the argument takes what YAML makes of it."""
+    """The value as typed on a command line: the word, unless the argument takes YAML's own type."""
     if isinstance(value, _Scalar):
         return str(value.value) if type(value.value) in types else value.word
     return str(value)
@@ -177,7 +177,7 @@ def _as_words(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML makes of a value; a string like 2e-5, which it takes for text, is a number."""
+    """A value as YAML reads it; a string like 2e-5, which YAML takes for text, becomes a number."""
     if isinstance(value, _Scalar):
         return value.value
     if isinstance(value, dict):

@@ -45,7 +45,7 @@ _OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", 
 
 
 class Changes(NamedTuple):
-    """What a push is about to change.
+    """Changes that a push is about to make.
 
     Args:
         repo_id: the repository, with its owner.
@@ -60,7 +60,7 @@ class Changes(NamedTuple):
     left_out: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """What a user should know before it happens."""
+        """The changes in words, for the user to read before the upload."""
         said = []
         if self.removed:
             said.append(

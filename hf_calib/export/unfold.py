@@ -33,7 +33,7 @@ _WITHIN = "unfolded_within"
 
 @dataclass(frozen=True)
 class Unfolded(Generic[_Model]):
-    """What `unfold` returns.
+    """Result of `unfold`.
 
     Args:
         model: the model that was passed, as it was before the fold.

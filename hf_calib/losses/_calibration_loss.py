@@ -34,7 +34,7 @@ Gather = Callable[[list[Tensor]], tuple[list[Tensor], int]]
 
 @dataclass(frozen=True)
 class Formula:
-    """What a loss is made of: `scale * weight * CE + sum(coefficient * penalty)`."""
+    """The parts of a loss: `scale * weight * CE + sum(coefficient * penalty)`."""
 
     scale: float = 1.0
     weight: Weight | None = None  # None: 1

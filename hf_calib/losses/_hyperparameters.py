@@ -31,7 +31,7 @@ SHARED_ARGUMENTS = ("class_weights", "problem_type")
 
 @dataclass(frozen=True)
 class Range:
-    """What a value may be: in words, and as a function that returns it in its own type or raises."""
+    """The valid values of a hyperparameter: in words, and as a function that converts a value or raises."""
 
     requirement: str
     parse: Callable[[Any], Any]  # raises TypeError or ValueError

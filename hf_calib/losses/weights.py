@@ -67,7 +67,7 @@ class BrierNormWeight(Weight):
 
 @dataclass(frozen=True)
 class HeldOutGapWeight(Weight):
-    """What the table of `ece_ce` says of each example, which is its weight as it stands."""
+    """The value of `ece_ce`'s table for each example, used as its weight."""
 
     def value(self, stats: RowStatistics, gamma: Gamma) -> Tensor:
         return torch.as_tensor(gamma)

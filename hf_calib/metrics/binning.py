@@ -34,7 +34,7 @@ class BinSums(NamedTuple):
 
 
 class BinMeans(NamedTuple):
-    """What a reliability diagram shows of each bin; the means of an empty bin are NaN."""
+    """Count, mean confidence and accuracy of each bin of a reliability diagram; NaN means for an empty bin."""
 
     counts: FloatArray
     confidence: FloatArray

@@ -123,7 +123,7 @@ def percentile_intervals(
     confidence_level: float,
     seed: int,
 ) -> list[Interval]:
-    """What `bootstrap_interval` gives for each (name, options), from resamples that are drawn once for all.
+    """`bootstrap_interval` for each (name, options), from resamples that are drawn once for all.
 
     For metrics whose resampling is "counts": there the drawing costs more than the metrics do.
     """

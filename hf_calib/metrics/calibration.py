@@ -289,7 +289,7 @@ def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:
 
 
 def _squared_noise(sums: BinSums) -> FloatArray:
-    """What label noise adds to the squared gap of each bin; all of it where one example cannot tell."""
+    """The part of each bin's squared gap due to label noise; all of the gap in a bin of one example."""
     members = np.maximum(sums.counts, 1)
     accuracy = sums.correct / members
     gaps = (sums.confidence - sums.correct) / members

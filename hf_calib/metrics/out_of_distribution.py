@@ -34,7 +34,7 @@ ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is take
 
 
 class RocCurve(NamedTuple):
-    """What is flagged as the threshold falls: the share of the familiar inputs, and of those from elsewhere."""
+    """True and false positive rates as the threshold falls, the out-of-distribution inputs as positives."""
 
     inside: FloatArray
     outside: FloatArray

@@ -76,7 +76,7 @@ class TracedSet:
 
 @dataclass(frozen=True)
 class Trace:
-    """What `hf_calib.TrainingTrace` has recorded.
+    """A record of `hf_calib.TrainingTrace`.
 
     Attributes:
         loss: the name of the loss.

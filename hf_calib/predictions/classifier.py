@@ -135,7 +135,7 @@ class Classifier(ABC):
 
     @abstractmethod
     def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
-        """What the model reads of these."""
+        """The inputs that the model reads of these."""
 
     def served_logits(self, served: Sequence[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
         """(n, C) of what a pipeline gives scores for, of these rows; `logits` (N, C) are those of all rows."""
@@ -146,12 +146,12 @@ class Classifier(ABC):
         """Options of a pipeline with the model saved in a folder, and of its call."""
 
     def scores_of_served(self, results: Any) -> list[dict[str, float]]:
-        """What a pipeline returned, as class name -> score for each of `served_logits`."""
+        """A pipeline's output, as class name -> score for each of `served_logits`."""
         return [{each["label"]: each["score"] for each in scores} for scores in results]
 
     @abstractmethod
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
-        """What two examples of the same input have in common, for each example."""
+        """A key for each example, equal for examples of the same input."""
 
 
 def load_classifier(

@@ -139,15 +139,15 @@ class _CalibratedClassification(_Calibrated):
 
 
 class CalibratedTextClassificationPipeline(_CalibratedClassification, TextClassificationPipeline):  # type: ignore[misc]
-    """What `pipeline` returns for texts."""
+    """The pipeline that `pipeline` returns for texts."""
 
 
 class CalibratedImageClassificationPipeline(_CalibratedClassification, ImageClassificationPipeline):  # type: ignore[misc]
-    """What `pipeline` returns for images."""
+    """The pipeline that `pipeline` returns for images."""
 
 
 class CalibratedTokenClassificationPipeline(_Calibrated, TokenClassificationPipeline):
-    """What `pipeline` returns for tokens."""
+    """The pipeline that `pipeline` returns for tokens."""
 
     def postprocess(self, all_outputs: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         # The softmax that follows gives the probabilities back.

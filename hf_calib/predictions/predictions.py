@@ -100,7 +100,7 @@ class Predictions:
 
     @property
     def kind(self) -> LabelKind:
-        """What the labels are of."""
+        """The kind of labels: one a row, several a row, or of tokens."""
         if self.labels.ndim == 2:
             return MULTI_LABEL
         return SINGLE_LABEL if self.sentences is None else TOKENS

@@ -1,4 +1,4 @@
-"""What a report says, in which order: its blocks."""
+"""The blocks of a report, in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
 
 
 def _sections(report: CalibrationReport, level: str) -> list[Block]:
-    """What a report has beside its metrics: decisions, entities, inputs from elsewhere."""
+    """The sections after the metrics: decisions, entities, out-of-distribution inputs."""
     found: list[Block] = []
     if report.decisions is not None:
         rule = Table("What the rule does, with 95% intervals", *report.decisions.table())

@@ -31,7 +31,7 @@ class DecisionSection:
     curves: Mapping[str, PromiseCurve] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
-        """What is promised, and for whom."""
+        """The promise of the rule, and the inputs it holds for."""
         said = [
             f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows that this report leaves out."
         ]
@@ -43,7 +43,7 @@ class DecisionSection:
         return said
 
     def table(self) -> Table:
-        """What the rule does, with 95% intervals, before and after calibration."""
+        """Results of the rule, with 95% intervals, before and after calibration."""
         states = columns(self.before, self.after)
         keys = [key for key in TITLES if any(key in found for found in states.values())]
         rows = [

@@ -191,7 +191,7 @@ class Figures(Block):
 
 @dataclass(frozen=True)
 class Folded(Block):
-    """What is seen on a page once its title is opened; in Markdown it is always."""
+    """Blocks that a page shows once their title is opened; Markdown shows them always."""
 
     title: str
     block: Block

@@ -47,7 +47,7 @@ class EntitySection:
     found_after: Entities | None = field(repr=False, compare=False)
 
     def sentences(self) -> list[str]:
-        """What was counted, and what the rows mean."""
+        """How entities were counted, and the meaning of the rows."""
         return [
             f"{self.n_true:,} true entities in {self.n_sentences:,} sentences; predicted are {self._predicted()}. One "
             "is right where a true entity has the same type, first and last token. Intervals resample sentences.",

@@ -51,12 +51,12 @@ LABEL_CAPTIONS = {
 
 
 def captions(report: CalibrationReport) -> dict[str, str]:
-    """What is below each figure."""
+    """The caption of each figure."""
     return LABEL_CAPTIONS if report.multi_label else CAPTIONS
 
 
 def alt_texts(report: CalibrationReport) -> dict[str, str]:
-    """What each figure shows, in numbers, for readers who cannot see it."""
+    """Each figure in numbers, for readers who cannot see it."""
     if report.multi_label:
         return _label_alt_texts(report)
     curves = report.decisions.curves if report.decisions is not None else {}
@@ -129,7 +129,7 @@ def _of_detection(report: CalibrationReport) -> str:
 
 
 def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
-    """What `CalibrationReport.figures` returns."""
+    """Result of `CalibrationReport.figures`."""
     if report.multi_label:
         return _draw_label_figures(report)
     states = {report.name: report.before}
@@ -187,7 +187,7 @@ def _draw_label_figures(report: CalibrationReport) -> dict[str, Figure]:
 
 
 def _label_alt_texts(report: CalibrationReport) -> dict[str, str]:
-    """What each figure shows, in numbers, for readers who cannot see it."""
+    """Each figure in numbers, for readers who cannot see it."""
     errors = {
         key: ", ".join(
             f"{name} {state.metrics[f'{key}_ece'].value:.4f}"

@@ -67,7 +67,7 @@ def _p_value(label: LabelMeasurements) -> float:
 
 
 def warnings_about_labels(report: CalibrationReport) -> tuple[str, ...]:
-    """What makes the numbers uncertain."""
+    """The report's notes, and warnings about labels with one value, or few true rows."""
     found = list(report.notes)
     labels = report.before.labels
     one_value = [label.name for label in labels if label.n_true in (0, label.n_known)]

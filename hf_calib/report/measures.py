@@ -22,7 +22,7 @@ _MOST_CALLS, _FEWEST_CALLS = 200, 50
 
 
 class Settings(NamedTuple):
-    """What every number of a report is computed with."""
+    """Settings that every number of a report is computed with."""
 
     n_bins: int
     confidence_level: float
@@ -44,7 +44,7 @@ class Measure:
 
     @property
     def resampling(self) -> str:
-        """What a bootstrap resample reads; see `hf_calib.metrics.by_name.Metric`."""
+        """The inputs that a bootstrap resample draws; see `hf_calib.metrics.by_name.Metric`."""
         return METRICS[self.metric].resampling if self.part is None else "rows"
 
 

@@ -32,7 +32,7 @@ class OodSection:
     after: Mapping[str, OodDetection] | None = None
 
     def sentences(self) -> list[str]:
-        """What was compared, and what the columns mean."""
+        """The data that were compared, and the meaning of the columns."""
         return [
             f"{self.n_examples:,} inputs of {self.name}, which are none of the classes, against the rows of "
             "this report. An input is flagged where its uncertainty is above a threshold.",
@@ -53,7 +53,7 @@ class OodSection:
         return ["told by", *states], rows
 
     def curves(self) -> dict[str, OodDetection]:
-        """What a figure draws: each score, after calibration where there is that."""
+        """ROC curves for the figure: each score, after calibration where it was measured."""
         found = self.before if self.after is None else self.after
         return {OOD_SCORES[score]: detection for score, detection in found.items()}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def to_record(report: CalibrationReport) -> dict[str, Any]:
-    """What `CalibrationReport.to_dict` returns."""
+    """Result of `CalibrationReport.to_dict`."""
     measured = {
         state: None if each is None else _assessment(each, report)
         for state, each in (("before", report.before), ("after", report.after))

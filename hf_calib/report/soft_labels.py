@@ -63,7 +63,7 @@ class SoftLabelSection:
     after: Mapping[str, Interval] | None = None
 
     def sentences(self) -> list[str]:
-        """What the soft labels are, and how to read the table."""
+        """The source of the soft labels, and how to read the table."""
         said = [
             f"{self.n_examples:,} soft labels: each class's share among an example's annotators. In the binned errors "
             "the share of the predicted class stands where being right does above, so that a hard example is no "

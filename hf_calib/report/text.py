@@ -29,7 +29,7 @@ _LABEL_FOOTNOTES = (
 
 
 def columns(before: T, after: T | None) -> dict[str, T]:
-    """What was found before and after calibration, by the name that a table gives it."""
+    """Values before and after calibration, by the name of their table column."""
     return {"value": before} if after is None else {"before": before, "after": after}
 
 

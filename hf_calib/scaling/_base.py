@@ -42,7 +42,7 @@ class AffineScaling(LogitScaling):
         return mapping(rows)
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head."""
+        """The affine map that `fold` writes into a classification head."""
         check_is_fitted(self, "weight_")
         return AffineMap(self.weight_, self.bias_)
 

@@ -169,7 +169,7 @@ class _OwnCurvature:
     def inverse(
         self, size: int, penalties: FloatArray, least: float = _LEAST_CURVATURE
     ) -> Callable[[FloatArray], FloatArray]:
-        """What divides a (2, C) gradient by the mean curvature with that of the penalties, (2, 1)."""
+        """A function that divides a (2, C) gradient by the mean curvature with that of the penalties, (2, 1)."""
         count, first, second = self.moments / size
         if self.products is not None:
             c = len(count)
@@ -324,7 +324,7 @@ def fit_matrix(
 def _inverse_by_class(
     kept: list[tuple[NDArray[Any], NDArray[Any]]], size: int, weight_penalty: float, bias_penalty: float
 ) -> Callable[[FloatArray], FloatArray]:
-    """What divides the gradient in V and the bias by the curvature of each class: C x C^2 numbers."""
+    """A function that divides the gradient in V and the bias by the curvature of each class: C x C^2 numbers."""
     c = kept[0][1].shape[1]
     blocks_of = np.zeros((c, c + 1, c + 1))
     for rows, probs in kept:
@@ -348,7 +348,7 @@ def _inverse_by_class(
 def _inverse_of_product(
     moment: FloatArray, mass: FloatArray, size: int, weight_penalty: float
 ) -> Callable[[FloatArray], FloatArray]:
-    """What divides the gradient in V by one C x C curvature for all classes, times a number for each."""
+    """A function that divides the gradient in V by one C x C curvature for all classes, times a number for each."""
     eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
     scale = _at_least(np.outer(eigenvalues, mass / size) + 2 * weight_penalty, _LEAST_CURVATURE)
     own = np.zeros((2, len(mass)))

@@ -33,7 +33,7 @@ class Curve(NamedTuple):
 
 
 class _Objective:
-    """What the two slopes at the ends, beta -> 0 (`drift`) and beta -> inf (`shortfall`), tell."""
+    """An objective in beta, with its slopes at the ends: beta -> 0 (`drift`) and beta -> inf (`shortfall`)."""
 
     size: int  # examples
     drift: float  # mean over examples of (mean logit - label's logit)

@@ -121,7 +121,7 @@ class PerLabelTemperatureScaling(Scaler):
         return expit(scaled, out=scaled)
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head: z / T, label by label."""
+        """The affine map z / T, label by label, that `fold` writes into a classification head."""
         check_is_fitted(self, "temperatures_")
         return AffineMap(1 / self.temperatures_)
 

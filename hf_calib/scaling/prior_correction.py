@@ -79,7 +79,7 @@ class PriorCorrection(LogitScaling):
         return self.affine_map()(as_fitted_logits(logits, len(self._bias())))
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head: the scaler's map, and then the bias."""
+        """The affine map that `fold` writes into a classification head: the scaler's map, and then the bias."""
         bias = self._bias()
         own = AffineMap(np.ones(len(bias)), bias)
         return own if self.scaler is None else self.scaler.affine_map().then(own)

@@ -38,7 +38,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class SavedMap(NamedTuple):
-    """What `load_map` returns.
+    """Result of `load_map`.
 
     Args:
         scaler: as it was fitted, bit for bit.
@@ -262,7 +262,7 @@ def _check_setting(name: str, value: Any) -> None:
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
-    """What a model's config, an object or that of a config.json, says of its map; a copy, empty if nothing of ours."""
+    """The record of a map in a model's config (object, or dict of a config.json): a copy, empty if there is none."""
     found = config.get("calibration") if isinstance(config, Mapping) else getattr(config, "calibration", None)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -279,7 +279,7 @@ def check_finite(scaler: Any) -> None:
 
 
 def few_parameters(scaler: Any) -> dict[str, Any]:
-    """What a model's config records of a fitted map; of the C x C numbers of one that mixes the classes only a hash."""
+    """The record of a fitted map for a model's config; a C x C map is recorded by a hash."""
     if foldable_method(scaler) == "prior_correction":
         first = scaler.scaler
         recorded = {} if first is None else {"scaler": foldable_method(first), **few_parameters(first)}

@@ -139,7 +139,7 @@ class TemperatureScaling(Scaler):
         return softmax_in_place(scaled)
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head: z / T."""
+        """The affine map z / T that `fold` writes into a classification head."""
         check_is_fitted(self, "temperature_")
         return AffineMap(np.array(1 / self.temperature_))
 

@@ -197,7 +197,7 @@ class VectorScaling(LinearScaling):
         return mapping(as_fitted_logits(logits, len(self.bias_)))
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head."""
+        """The affine map that `fold` writes into a classification head."""
         check_is_fitted(self, "weight_")
         return AffineMap(self.weight_, self.bias_)
 
@@ -245,7 +245,7 @@ class MatrixScaling(PenalisedMatrixScaling):
     """
 
     def affine_map(self) -> AffineMap:
-        """What `fold` writes into a classification head."""
+        """The affine map that `fold` writes into a classification head."""
         check_is_fitted(self, "weight_")
         return AffineMap(self.weight_, self.bias_)
 

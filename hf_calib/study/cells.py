@@ -77,7 +77,7 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
 
 
 def fault(rows: Predictions) -> str | None:
-    """What keeps rows out of a comparison, to go on from "its test predictions"; or None."""
+    """The fault that keeps rows out of a comparison, to follow "its test predictions"; or None."""
     logits, labels = rows.as_logits(), rows.labels
     n_rows, n_classes = logits.shape
     if n_rows == 0:

@@ -150,7 +150,7 @@ def _made(
 
 
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
-    """What the training depends on, as far as arguments, config and datasets tell."""
+    """The training's configuration, as far as arguments, config and datasets record it."""
     args: Any = trainer.args
     found = {name: value for name, value in args.to_dict().items() if name not in _NOT_OF_THE_TRAINING}
     found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults

@@ -1,4 +1,4 @@
-"""What a study's report says, in which order: its blocks."""
+"""The blocks of a study's report, in order."""
 
 from __future__ import annotations
 

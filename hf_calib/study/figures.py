@@ -90,7 +90,7 @@ def best_map(results: StudyResults) -> str | None:
 
 
 def alt_texts(results: StudyResults) -> dict[str, str]:
-    """What each figure shows, in numbers, for readers who cannot see it."""
+    """Each figure in numbers, for readers who cannot see it."""
     firsts, distinct = [], []
     for metric, short in MAIN_METRICS.items():
         ranks = {key: rank.value for key, rank in results.ranks.items() if key[2] == metric}

@@ -93,7 +93,7 @@ def _but_its_seed(arguments: Mapping[str, Any]) -> str:
 
 
 def read_plan(study: Path) -> dict[str, Any]:
-    """What study.json says.
+    """The plan in study.json.
 
     Raises:
         ValueError: if there is none, or it is not of a study.

@@ -144,7 +144,7 @@ def _variant(word: str, script: Path | None) -> Variant:
 def resolved(
     script: str, configs: Sequence[Path], arguments: Sequence[str], variant: Variant | None = None
 ) -> dict[str, Any]:
-    """What all trainings of a study depend on, or those of one loss: the script's arguments, from files and words.
+    """The script's arguments, from files and words, for all trainings of a study or those of one loss.
 
     Args:
         script: its file's name.

@@ -71,7 +71,7 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyResults:
-    """What a study of losses x seeds shows; made by `measure_study`.
+    """Results of a study of losses x seeds; made by `measure_study`.
 
     A "none" among the methods is the network as trained; the others are post-hoc maps. A metric that is undefined for a
     cell has no entry in `values`, and one without any value none in the other tables.

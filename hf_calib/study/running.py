@@ -298,7 +298,7 @@ def _lock(folder: Path) -> IO[bytes] | None:
 
 
 def _environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
-    """What each of the jobs has of the machine."""
+    """The environment variables of each job: its share of GPUs and threads."""
     made: list[dict[str, str]] = [{} for _ in range(jobs)]
     if "OMP_NUM_THREADS" not in os.environ:
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

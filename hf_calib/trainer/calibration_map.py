@@ -45,7 +45,7 @@ class FittedMap:
     about: Mapping[str, Any]
 
     def config_record(self) -> dict[str, Any]:
-        """What the model's config says of it."""
+        """The record of the map for the model's config."""
         return {
             "method": foldable_method(self.scaler),
             **few_parameters(self.scaler),
@@ -182,5 +182,5 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> Fitted
 
 
 def in_words(scaler: Any) -> str:
-    """What stands behind "after" in tables: T = 1.234, or the map's title."""
+    """The map in a table's column title: T = 1.234, or the map's title."""
     return f"T = {scaler.temperature_:.3f}" if foldable_method(scaler) == "temperature" else title_of(scaler)

@@ -248,7 +248,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _problem(checkpoint: Path, processes: int = 1) -> str | None:
-    """What makes a checkpoint incomplete; None for a complete one.
+    """The reason why a checkpoint is incomplete; None for a complete one.
 
     The first process writes the Trainer's state last. The others write their random states at any time.
     """

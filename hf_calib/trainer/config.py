@@ -33,7 +33,7 @@ _WHOLE_NUMBERS = {
 
 @dataclass(repr=False)
 class CalibrationConfig:
-    """What a `CalibrationMixin` needs to know: the loss, the updates of its gammas, and the calibration map.
+    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibration map.
 
     `CalibrationTrainingArguments` has these fields beside those of the Trainer. Where a trainer's arguments are of
     another class, the config is passed beside them. Everything is checked here, before any data is touched.
@@ -272,7 +272,7 @@ def _numbers(weights: Any) -> list[float] | str | None:
 
 
 def _from_json(text: str) -> Any:
-    """What the text is as JSON; else the text itself, for the check that follows to refuse."""
+    """The text parsed as JSON; else the text itself, for the check that follows to refuse."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

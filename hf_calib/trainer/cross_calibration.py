@@ -46,7 +46,7 @@ _FREE = (
 
 
 class CrossCalibration(NamedTuple):
-    """What `cross_calibrate` returns.
+    """Result of `cross_calibrate`.
 
     Args:
         trainer: trained on all rows; evaluations and `save_calibrated_model` have the map.
@@ -297,7 +297,7 @@ def _folds(dataset: Any, label_key: str, n_folds: int, seed: int) -> NDArray[np.
 def _description(
     trainer: CalibrationTrainer, dataset: Any, n_folds: int, seed: int, weights: str
 ) -> dict[str, Any]:
-    """What the out-of-fold logits depend on, as JSON holds it; but not the code of make_trainer."""
+    """Everything the out-of-fold logits depend on but the code of make_trainer, in JSON's types."""
     arguments = {k: v for k, v in trainer.args.to_dict().items() if not k.startswith(_FREE)}
     described = {
         "n_folds": n_folds,

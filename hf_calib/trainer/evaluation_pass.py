@@ -166,7 +166,7 @@ class EvaluationPass:
         return logits.cpu().numpy(), labels.cpu().numpy()
 
     def predictions(self, names: Mapping[int, str]) -> Predictions:
-        """What `logits_and_labels` and `sentences` give, with the names of the classes by their numbers.
+        """Predictions from `logits_and_labels` and `sentences`, with the names of the classes by their numbers.
 
         The logits may be NaN: nothing is validated.
         """

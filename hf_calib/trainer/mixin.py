@@ -142,7 +142,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
     @property
     def calibration_config(self) -> CalibrationConfig:
-        """What was asked for: the trainer's arguments, where these say it."""
+        """The configuration that was given; without one, the trainer's arguments."""
         return self.args if self._given_config is None else self._given_config
 
     @property
@@ -151,7 +151,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         return None if self.fitted_map is None else self.fitted_map.scaler
 
     def _calibration_arguments(self) -> tuple[Any, ...]:
-        """What loss and callbacks are made from."""
+        """The configuration that loss and callbacks are made from."""
         loss, args = self.calibration_config.make_loss(), self.calibration_config
         weights = args.class_weights if loss.class_weights is None else loss.class_weights.tolist()
         schedule = dict(args.gamma_update_schedule or {})  # type: ignore[arg-type]  # read when it was set
@@ -248,7 +248,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self._arrange_callbacks()
 
     def _make_scaler(self) -> Any:
-        """What the arguments say; by default a temperature where a map is too much or its bias would be lost."""
+        """The scaler of the arguments; by default a temperature where a map is too much or its bias would be lost."""
         config, model = self.calibration_config, self.unwrapped_model
         scaler = config.make_scaler()
         is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)

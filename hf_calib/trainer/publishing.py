@@ -1,4 +1,4 @@
-"""What a trainer saves and pushes: the model as trained, the calibrated model, its card."""
+"""Saving and pushing of a trainer's models: as trained, calibrated, with its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last evaluation of a `CalibrationTrainer` showed, written beside the model for its card."""
+"""The last evaluation of a `CalibrationTrainer`, written beside the model for its card."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPORT = f"{REPORT_FOLDER}/report.json"
 
 
 def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
-    """What calibration.json says of the rows and the base model, as far as the datasets and the config tell."""
+    """The rows and the base model for calibration.json, as far as the datasets and the config record them."""
     train = trainer.train_dataset
     calibration: dict[str, Any] = {"split": split, "n": n_examples}
     if split in ("calibration", "evaluation"):

@@ -278,7 +278,7 @@ class SearchMixin(Trainer):
         return self._arguments_before is not None
 
     def restore_arguments(self) -> None:
-        """What the trial before has set is not the next one's."""
+        """Undo the settings of the trial before."""
         for name, value in (self._arguments_before or {}).items():
             setattr(self.args, name, value)
 

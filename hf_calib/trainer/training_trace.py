@@ -92,7 +92,7 @@ class TrainingTrace(CalibrationCallback, ExportableState):
         self._training_rows: IntArray = np.empty(0, np.intp)
 
     def state(self) -> dict[str, Any]:
-        """What checkpoints keep; see `transformers.trainer_callback.ExportableState`."""
+        """The state that checkpoints keep; see `transformers.trainer_callback.ExportableState`."""
         return {
             "args": {"n_training_rows": self.n_training_rows, "n_kept_rows": self.n_kept_rows},
             "attributes": {"settings": self.settings, "entries": self.entries, "rows": self.rows},

@@ -1,4 +1,4 @@
-"""What confidence does as the training goes on: maximum logits, the rival's probability, learned rows, ECE.
+"""Confidence over the course of training: maximum logits, the rival's probability, learned rows, ECE.
 
     python recipes/studies/confidence_dynamics.py
 

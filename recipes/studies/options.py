@@ -1,4 +1,4 @@
-"""What the studies' options accept, so that a wrong one is said before anything is trained."""
+"""Types of the studies' options, so that a wrong value is reported before anything is trained."""
 
 import argparse
 import tempfile

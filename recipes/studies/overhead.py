@@ -1,4 +1,4 @@
-"""What the updates of AdaFocal's gammas cost: their share of an epoch's time, and the forward passes they add.
+"""Cost of the updates of AdaFocal's gammas: their share of an epoch's time, and the forward passes they add.
 
     python recipes/studies/overhead.py
 

@@ -1,4 +1,4 @@
-"""What a recalibration could still save after training with focal calibration loss, against gamma and lambda.
+"""The post-processing gap after training with focal calibration loss, against gamma and lambda.
 
     python recipes/studies/post_processing_gap.py --data sklearn/20newsgroups
 

@@ -1,4 +1,4 @@
-"""What studies write and say of their numbers: a JSON file, and means over seeds."""
+"""Results of studies: a JSON file, and means over seeds."""
 
 import json
 import os

@@ -77,7 +77,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(workplace: Path) -> dict[str, Any]:
-    """What the command says of the folded model's ONNX graph, in the folder graph."""
+    """Output of the command for the folded model's ONNX graph, in the folder graph."""
     for name in ("report.json", "head.safetensors"):
         (workplace / "folded" / "calibration").mkdir(exist_ok=True)
         (workplace / "folded" / "calibration" / name).write_text("{}")
@@ -93,7 +93,7 @@ def graph(exported: dict[str, Any], workplace: Path) -> Path:
 
 
 def probabilities(folder: Path, texts: list[str]) -> NDArray[np.float64]:
-    """What a pipeline of transformers gives."""
+    """Probabilities of a pipeline of transformers."""
     classify = transformers.pipeline("text-classification", str(folder), top_k=None, device="cpu")
     order = list(classify.model.config.id2label.values())
     scores = [{row["label"]: row["score"] for row in rows} for rows in classify(texts)]

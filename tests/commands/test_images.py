@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
 
 
 def logits_of(place: Path, name: str) -> np.ndarray:
-    """What the network gives, without the command's code."""
+    """Logits of the network, without the command's code."""
     model = transformers.AutoModelForImageClassification.from_pretrained(place / "model")
     with torch.no_grad():
         return model(pixel_values=pixels_of(pandas.read_parquet(place / name))).logits.numpy()

@@ -157,7 +157,7 @@ def folded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unfolded(tmp_path: Path, folded: Path) -> Path:
-    """What a training leaves: the model as trained, its map, and a pickle."""
+    """The output of a training: the model as trained, its map, and a pickle."""
     folder = tmp_path / "unfolded"
     shutil.copytree(folded, folder)
     tiny_bert().save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What lies beside a model is known to be about its weights: the fingerprint of calibration.json and decisions.json."""
+"""The fingerprint ties calibration.json and decisions.json to the weights beside them."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_an_existing_directory_holds_the_new_model_only(tmp_path: Path) -> None:
 
 
 class TestOriginals:
-    """What folding and merging start from is not saved over."""
+    """Sources of folding and merging are never overwritten."""
 
     def test_the_folder_of_the_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = tmp_path / "model"

@@ -17,7 +17,7 @@ Files = dict[str, bytes]
 
 
 class Fault(NamedTuple):
-    """What happens to a request instead of its answer.
+    """A fault that a request meets instead of its answer.
 
     Args:
         status: of an error; 0 cuts the connection.

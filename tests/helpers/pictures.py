@@ -1,4 +1,4 @@
-"""What a test sees of a figure."""
+"""Readings of a figure for tests."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def cross_calibrated(folder: Path, micro: int) -> dict[str, float]:
 
 
 def searched(folder: Path, micro: int) -> dict[str, Any]:
-    """What a search of two trials finds, what it leaves in args, and what a training with them gives."""
+    """A search of two trials: its result, the args after it, and a training with these."""
     trainer = CalibrationTrainer(
         model_init=lambda: tiny_bert(),
         args=arguments(folder, per_device_train_batch_size=micro, per_device_eval_batch_size=4),

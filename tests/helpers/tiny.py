@@ -130,7 +130,7 @@ def logged(trainer: Any, key: str) -> list[float]:
 
 
 def last_evaluation(trainer: Any) -> dict[str, float]:
-    """What the log says of the last evaluation."""
+    """The last evaluation in the log."""
     return [entry for entry in trainer.state.log_history if "eval_ece" in entry][-1]
 
 

@@ -1,4 +1,4 @@
-"""What every loss keeps to, whatever its formula: reductions, ignored rows, invariances, finite extremes."""
+"""The contract of every loss, whatever its formula: reductions, ignored rows, invariances, finite extremes."""
 
 from __future__ import annotations
 

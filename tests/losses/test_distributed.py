@@ -40,7 +40,7 @@ def cut(rank: int, cuts: tuple[int, int]) -> slice:
 
 
 def shared_results(rank: int) -> dict[str, Any]:
-    """What the process has of each loss: value of the whole batch, gradient of its own rows."""
+    """Results of each loss in one process: value of the whole batch, gradient of its own rows."""
     logits, labels = batch()
     results: dict[str, Any] = {}
     for i, (name, hyperparameters) in enumerate(LOSSES):

@@ -117,7 +117,7 @@ def test_weights_start_as_in_keras() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
-    """What a CPU does, against the layers written out, one text at a time: logits and gradients, in float64."""
+    """Logits and gradients on a CPU, against the layers written out, one text at a time, in float64."""
     model = with_biases(make_model(initializer_range=1.0)).double()
     lengths = torch.randint(1, 30, (50,), generator=torch.Generator().manual_seed(1)).tolist()
     texts = [torch.randint(1, 40, (length,)) for length in [*lengths, 1, 30]]

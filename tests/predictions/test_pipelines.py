@@ -97,7 +97,7 @@ def test_the_scores_are_the_scalers(method: str, tmp_path: Path) -> None:
 
 
 def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
-    """What differs from the plain pipeline is the scores, and the order that they give."""
+    """Only the scores differ from the plain pipeline, and the order that they give."""
     model = tiny_bert()
     scaler = fitted(scaling.SplineScaling(), model)
     folder = saved(tmp_path, model, scaler)
@@ -316,7 +316,7 @@ def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def on_hub(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
-    """What a process found that pushes to a Hub and loads from there, and what the Hub saw."""
+    """Results of a process that pushes to a Hub and loads from there, and the requests the Hub saw."""
     folder = tmp_path_factory.mktemp("hub")
     with running_hub() as hub:
         settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}

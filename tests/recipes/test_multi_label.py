@@ -64,7 +64,7 @@ def go_emotions(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def trained(go_emotions: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """What a training leaves, and what it printed."""
+    """Files and output of a training."""
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
     with contextlib.redirect_stdout(printed):
         run("text_classification.py", *SHORT, *go_emotions, "--loss", "focal", "--output_dir", str(folder))

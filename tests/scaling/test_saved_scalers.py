@@ -28,7 +28,7 @@ from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
 
 @pytest.fixture(autouse=True)
 def _let_them_warn() -> Iterator[None]:
-    """What each says about data that do not determine it is tested in its own file."""
+    """Warnings about data that do not determine a scaler are tested in its own file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

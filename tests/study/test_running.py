@@ -46,7 +46,7 @@ def plan(
 
 
 def train(study: Path, *arguments: str, jobs: int = 1, **options: object) -> tuple[list[str], dict[str, str]]:
-    """What was said, and why what failed."""
+    """Standard output, and the reasons of failures."""
     said: list[str] = []
     launch, cells = plan(study, *arguments, **options)
     failed = train_cells(launch, cells, jobs=jobs, say=said.append)

@@ -1,4 +1,4 @@
-"""What evaluations report, at what cost, and that the rest of the stock Trainer's evaluation is untouched."""
+"""Content and cost of evaluations; the rest of the stock Trainer's evaluation is untouched."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Rows(Dataset[dict[str, Any]]):
 
 
 class Seen(TrainerCallback):
-    """What each training began with and ended with."""
+    """Start and end of each training."""
 
     def __init__(self) -> None:
         self.trainer: CalibrationTrainer

@@ -1,4 +1,4 @@
-"""What is drawn while the calibration split is looked at does not move the training's random streams."""
+"""Passes over the calibration split do not move the training's random streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused, and what is warned of, before a training starts."""
+"""Errors and warnings about data before a training starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two processes do together is what one process does alone. One launch serves all tests here."""
+"""Two processes together give the results of one alone. One launch serves all tests here."""
 
 from __future__ import annotations
 

@@ -69,11 +69,11 @@ class Statistic:
         raise self._refusal("multi-label")
 
     def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
-        """What `alpha` gets, (N,), and what `factor` and `add_to` read."""
+        """The coefficients that `alpha` gets, (N,), and that `factor` and `add_to` read."""
         raise self._refusal("chunked")
 
     def factor(self, block: Block, coefficients: Rows) -> Tensor | None:
-        """What is added to alpha, (n, C) and not used elsewhere; coefficients come as (n, k)."""
+        """The term to add to alpha, (n, C), which the caller may overwrite; coefficients come as (n, k)."""
         return None
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:

@@ -54,7 +54,7 @@ class RowStatistics:
 
 
 def read_by(*parts: Sequence[Statistic]) -> tuple[Statistic, ...]:
-    """What all parts of a loss read together: each statistic once, the cross entropy first."""
+    """The statistics that the parts of a loss read: each once, the cross entropy first."""
     return tuple(dict.fromkeys([CROSS_ENTROPY, *(statistic for part in parts for statistic in part)]))
 
 

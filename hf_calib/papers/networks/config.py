@@ -1,4 +1,4 @@
-"""What the configurations of the papers' networks share."""
+"""The base of the configurations of the papers' networks."""
 
 from __future__ import annotations
 

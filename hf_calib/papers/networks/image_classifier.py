@@ -1,4 +1,4 @@
-"""What the papers' image networks share: pixels in, logits and loss out."""
+"""The base of the papers' image networks: pixels in, logits and loss out."""
 
 from __future__ import annotations
 
