@@ -127,19 +127,13 @@ MODULES = {
 }
 # Imports within functions that close a circle, each for a reason that stands beside it.
 BACKWARDS = {
-    (
-        "hf_calib.metrics",
-        "hf_calib.report",
-    ),  # `calibration_report` is found beside the metrics that it is made of
-    (
-        "hf_calib.losses._calibration_loss",
-        "hf_calib.losses.table",
-    ),  # the error that lists the multi-label losses
-    (
-        "hf_calib.scaling.scaler",
-        "hf_calib.scaling.saved_map",
-    ),  # `save_pretrained` of the class that all scalers have
-    ("hf_calib.scaling.scaler", "hf_calib.scaling._hub"),  # its `from_pretrained` and `push_to_hub`
+    # `calibration_report` is found beside the metrics that it is made of.
+    ("hf_calib.metrics", "hf_calib.report"),
+    # The error that lists the multi-label losses.
+    ("hf_calib.losses._calibration_loss", "hf_calib.losses.table"),
+    # Methods of the class that all scalers have: `save_pretrained`, `from_pretrained`, `push_to_hub`.
+    ("hf_calib.scaling.scaler", "hf_calib.scaling.saved_map"),
+    ("hf_calib.scaling.scaler", "hf_calib.scaling._hub"),
 }
 
 
