@@ -31,6 +31,7 @@ from hf_calib.scaling.methods import SCALERS
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.commands.test_cli import call
 from tests.helpers.hub_server import running_hub
+from tests.helpers.places import ROOT
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
 from tests.helpers.tiny import arguments, sequences, text_of, tiny_bert, tiny_trainer, tokenizer
 from tests.helpers.trained import images_trainer
@@ -84,11 +85,13 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PUSH_AND_MEASURE = """
-import functools, sys
+import sys
+import pytest
 from huggingface_hub import HfApi
 from hf_calib.cli import app
-from hf_calib.commands import evaluate
-evaluate.calibration_report = functools.partial(evaluate.calibration_report, n_resamples=20)  # of intervals only
+from tests.helpers.places import ROOT
+from tests.helpers.reports import few_resamples
+few_resamples(pytest.MonkeyPatch())
 from hf_calib.cards import write_card
 api = HfApi(token="hf_madeUpForThisTest")
 api.create_repo("me/base")
@@ -112,7 +115,7 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: P
     assert command[1] == "evaluate me/x --data test.csv --max-length 7"
     with running_hub() as hub:
         settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [sys.executable, "-c", PUSH_AND_MEASURE, str(folder), *command[1].split(), "--json"],
             cwd=calibrated,

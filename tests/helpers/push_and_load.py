@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from huggingface_hub import HfApi
-from matplotlib.figure import Figure
 from transformers import AutoModelForSequenceClassification
 
 from hf_calib.decisions import CostRule, Decisions
-from hf_calib.report import CalibrationReport
-from hf_calib.trainer import report
+from tests.helpers.reports import few_resamples, no_figures
 from tests.helpers.tiny import last_evaluation, tiny_bert
 from tests.helpers.trained import lora, trained
 
@@ -73,9 +71,8 @@ def push(
 
 if __name__ == "__main__":
     # What the reports in the cards hold is tested elsewhere.
-    report.calibration_report = partial(report.calibration_report, n_resamples=20)
-    CalibrationReport.figures = lambda self: {"reliability": Figure((1, 1))}
-    CalibrationReport.to_html = lambda self: ""
+    few_resamples(pytest.MonkeyPatch())
+    no_figures(pytest.MonkeyPatch())
     folder, token = Path(sys.argv[1]), sys.argv[2]
     found = {
         "plain": push("plain", folder / "plain", token),

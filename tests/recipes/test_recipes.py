@@ -275,13 +275,13 @@ def test_networks_of_the_papers_from_scratch(
 def test_images_from_elsewhere(
     image_arguments: list[str], image_models: dict[str, str], shared_data: Path, tmp_path: Path
 ) -> None:
-    other = ["--ood_data", "gaussian_noise", str(shared_data / "mnist" / "test.parquet")]
+    other = ["--ood_data", str(shared_data / "mnist" / "test.parquet"), "--ood_noise", "true"]
     settings = ["--model", image_models["vit"], "--decode_once", "true", "--crop", "pad", *other]
     run("image_classification.py", *SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path))
     found = json.loads((tmp_path / "results.json").read_text())["out_of_distribution"]
     assert [(section["name"], section["n_examples"]) for section in found] == [
-        ("gaussian noise", 32),
         ("mnist/test.parquet", 10_000),
+        ("gaussian noise", 32),
     ]
     assert all(0 <= section["after"]["energy"]["auroc"]["value"] <= 1 for section in found)
 
