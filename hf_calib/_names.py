@@ -11,7 +11,7 @@ from hf_calib._errors import InputValueError, expected
 
 
 def is_hub_name(name: object) -> bool:
-    """Whether it can be the name of a model or dataset on the Hub, and is no folder here.
+    """Whether it can be the name of a model or dataset on the Hub, and is not a folder here.
 
     >>> [is_hub_name(name) for name in ("bert-base-uncased", "me/x", "/home/me/x", "../x", "a/b/c", "me/x.csv")]
     [True, True, False, False, False, False]

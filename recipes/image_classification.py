@@ -31,7 +31,7 @@ from hf_calib.data import (
     decode_images,
     label_maps,
     load_data,
-    load_elsewhere,
+    load_ood,
     multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
@@ -95,7 +95,7 @@ class ModelArguments:
     ood_noise: bool = field(
         default=False,
         metadata={
-            "help": "Tell the test images under the noise of CIFAR-10-C from the test set, as --ood_data does."
+            "help": "OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others."
         },
     )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
@@ -110,7 +110,7 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
-    elsewhere = load_elsewhere(data_args, images=True)
+    elsewhere = load_ood(data_args, images=True)
     if model_args.ood_noise:
         unlabelled = dataset["test"].remove_columns("label")
         elsewhere["gaussian noise"] = gaussian_noise(unlabelled, seed=data_args.split_seed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments, label_maps, load_data, load_elsewhere, multi_hot
+from hf_calib.data import DataArguments, label_maps, load_data, load_ood, multi_hot
 from hf_calib.experiments import parse_arguments, train_and_report
 from hf_calib.papers import (
     GlobalPoolingCNNConfig,
@@ -47,7 +47,7 @@ set_seed(training_args.seed)
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args)
-    elsewhere = load_elsewhere(data_args)
+    elsewhere = load_ood(data_args)
 labels = label_maps(dataset)
 dataset = multi_hot(dataset)  # several labels a row become floats
 

@@ -111,7 +111,7 @@ def print_table(title, rows):
 
 
 print_table("Over the classes:", [classwise(run) for run in runs])
-print_table("AUROC, told from elsewhere:", [detection(run) for run in runs])
+print_table("AUROC of OOD detection:", [detection(run) for run in runs])
 print_table("Entities:", [entities(run) for run in runs])
 print_table("Labels:", [several_labels(folder) for folder in folders])
 if args.soft_labels is not None:

@@ -1,7 +1,7 @@
 """`hf-calib demo`: from real text to a calibrated model in a plain pipeline, in minutes and with no network.
 
 Width, learning rate, dropout, epochs and the number of paragraphs were chosen among about fifteen trainings with cross
-entropy and data seed 1, for a training that is short, over-fits visibly and is mended by a temperature, as seen on the
+entropy and data seed 1, for a training that is short, over-fits visibly and that a temperature corrects, as seen on the
 test split of that seed. Seeds split the same paragraphs anew, so the test split of the default seed 0 shares rows with
 it. No setting of focal or adafocal was tuned.
 """

@@ -44,7 +44,7 @@ from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_o
 from hf_calib.scaling.saved_map import (
     ARRAYS_NAME,
     MAP_NAME,
-    few_parameters,
+    config_record,
     load_map,
     recorded_in,
     save_map,
@@ -240,7 +240,7 @@ def export_quantized(
             "head": ["uncalibrated_logits"],
             "fitted_on": "logits of the model quantised to int8",
         }
-        parameters = few_parameters(scaler)
+        parameters = config_record(scaler)
         model.plain.config.calibration = {"method": foldable_method(scaler), **parameters, **about}
         model.plain.config.save_pretrained(folder)
         model.classifier.processing_class.save_pretrained(folder)

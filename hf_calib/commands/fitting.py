@@ -155,7 +155,7 @@ def corrected(
 ) -> tuple[Any, PriorEstimate, tuple[str, ...]]:
     """The fitted scaler with a correction to the target's class frequencies, their estimate, and its warnings.
 
-    Where the frequencies cannot be told from the source's, it is the scaler itself that is returned.
+    Where the frequencies do not differ significantly from the source's, it is the scaler itself that is returned.
     """
     found = estimate_prior(
         scaler.predict_proba(target_logits),

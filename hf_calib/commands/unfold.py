@@ -111,7 +111,7 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
         task = task_of(config.to_dict())
         architecture = (config.architectures or [""])[0]
         if task is None or not task.architecture.endswith("Classification"):
-            raise ValueError(f"a {architecture or 'model without architecture'} is no classifier")
+            raise ValueError(f"a {architecture or 'model without architecture'} is not a classifier")
         # In the class that it was saved as: the Auto class makes DeiT without its teacher.
         kind = None if getattr(config, "auto_map", None) else getattr(transformers, architecture, None)
         options = {} if kind is not None else {"trust_remote_code": trust_remote_code}

@@ -17,7 +17,7 @@ split.
 
 from __future__ import annotations
 
-from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_elsewhere
+from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_ood
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
@@ -51,7 +51,7 @@ __all__ = [
     "label_maps",
     "limit_samples",
     "load_data",
-    "load_elsewhere",
+    "load_ood",
     "load_splits",
     "load_tagged",
     "multi_hot",

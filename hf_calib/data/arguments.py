@@ -198,7 +198,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     )
 
 
-def load_elsewhere(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
+def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
     """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
     A file or folder is named by the last two parts of its path, or by more where two would have one name.

@@ -158,7 +158,7 @@ class Decisions:
             rule = RULES[kind](**record["options"])
             names = record["class_names"]
             if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-                raise ValueError("class_names that are no names")
+                raise ValueError("class_names that are not names")
             _restore(rule, record["fitted"], len(names))
             measured = {
                 name: _interval(values) for name, values in record["measured"].items() if name in TITLES

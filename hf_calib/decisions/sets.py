@@ -42,7 +42,7 @@ class PredictionSets(Rule):
         thresholds_: (C,) a class is in the set if its score is at most this.
 
     Raises:
-        ValueError: if rows are too few for alpha, which the message counts; or probs are no probabilities, or
+        ValueError: if rows are too few for alpha, which the message counts; or probs are not probabilities, or
             labels do not fit.
         TypeError: if a dtype is wrong.
 

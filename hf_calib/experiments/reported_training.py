@@ -193,7 +193,7 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
             for name, (_, *cells) in zip(short, report.entities.table()[1], strict=True)
         ]
     for section in report.out_of_distribution:
-        lines.append(f"Told from {section.name}, {section.n_examples:,} rows:")
+        lines.append(f"OOD detection, {section.name}, {section.n_examples:,} rows:")
         lines += [
             f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()
             for name, *cells in section.table()[1]

@@ -27,7 +27,7 @@ def fingerprint(model: Any) -> str:
     >>> len(before), fingerprint(layer) == before
     (64, False)
     """
-    # The extra state of a module is no weight.
+    # The extra state of a module is not a weight.
     state = model.state_dict().items()
     return hash_of({name: tensor for name, tensor in state if isinstance(tensor, torch.Tensor)})
 

@@ -26,7 +26,7 @@ from hf_calib.export.heads import (
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
-from hf_calib.scaling.saved_map import few_parameters, is_multi_label, map_title, recorded_in
+from hf_calib.scaling.saved_map import config_record, is_multi_label, map_title, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -314,7 +314,7 @@ def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
         if name in PARAMETERS:
             _check_numbers(f"{name}_", value, above_0=name == "temperatures")
     _check_numbers("weight_", scaler.affine_map().weight)
-    return _FittedMap(method, linear_map_of(scaler), few_parameters(scaler))
+    return _FittedMap(method, linear_map_of(scaler), config_record(scaler))
 
 
 def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:

@@ -169,7 +169,7 @@ def load_program(path: Path, config: Any) -> Any:
 
 @torch.no_grad()
 def logits_of(program: Any, batches: Sequence[Mapping[str, Tensor]]) -> list[np.ndarray]:
-    """The logits of each batch, in float64; of tokens, those that are no padding, one row each."""
+    """The logits of each batch, in float64; of tokens, those that are not padding, one row each."""
     found = []
     for batch in batches:
         logits = program(**batch).logits.double().numpy()

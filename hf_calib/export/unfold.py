@@ -19,7 +19,7 @@ from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.methods import foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, load_map, recorded_in
+from hf_calib.scaling.saved_map import MAP_NAME, config_record, load_map, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -166,7 +166,7 @@ def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, 
 def _checked(scaler: Any, recorded: Mapping[str, Any]) -> LinearMap:
     """The map of a scaler, which the record must not contradict."""
     wanted = {key: recorded[key] for key in ("method", *PARAMETERS) if key in recorded}
-    found = {"method": foldable_method(scaler), **few_parameters(scaler)}
+    found = {"method": foldable_method(scaler), **config_record(scaler)}
     if {key: found.get(key) for key in wanted} != wanted:  # version 0.1 recorded no hash of a matrix
         requirement = "be the one that was folded into the model, as config.calibration records it"
         way_out = "pass that one, or none to have it looked for"

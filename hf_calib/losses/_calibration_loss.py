@@ -289,7 +289,7 @@ class CalibrationLoss(nn.Module):
 
 
 def check_loss(loss: object) -> None:
-    """Raise for what is no loss of this library, such as its name."""
+    """Raise for what is not a loss of this library, such as its name."""
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
         raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))

@@ -58,7 +58,7 @@ def dual_focal(
         A constant rival need not be below p_y: where it is not, the weight is above 1, up to (1 + q)^γ. It has no
         gradient of its own.
 
-        As in the authors' code q_j is not detached, classes that tie with the label are no rivals, and without
+        As in the authors' code q_j is not detached, classes that tie with the label are not rivals, and without
         a class below the label q_j is 0, which is `focal`. Classes are compared by logits: small probabilities
         underflow into ties. The loss jumps where the label changes its rank: it is 0.918 on one side and 0.214
         on the other for γ = 5. The code's default for γ is 0; 5 is the paper's choice for CIFAR-10.

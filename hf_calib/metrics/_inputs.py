@@ -170,7 +170,7 @@ def check_probs_and_soft_labels(
 
 
 def check_soft_labels(soft_labels: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return soft labels (N, C) as float64; raise where they are no shares, or not of these rows and classes."""
+    """Return soft labels (N, C) as float64; raise where they are not shares, or not of these rows and classes."""
     array = as_array("soft_labels", soft_labels)
     if not np.issubdtype(array.dtype, np.floating):
         way_out = "divide counts of annotators by their row sums"

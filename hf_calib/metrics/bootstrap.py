@@ -64,7 +64,7 @@ def bootstrap_interval(
 
     Raises:
         TypeError: if a dtype is wrong, or metric is neither a name nor a function.
-        ValueError: if probs are no probabilities, labels do not fit, an option is out of range, the metric
+        ValueError: if probs are not probabilities, labels do not fit, an option is out of range, the metric
             is not finite, or the metric is `kde_calibration_error` (it counts the copies of an example as its
             neighbours).
 

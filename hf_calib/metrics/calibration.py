@@ -68,7 +68,7 @@ def expected_calibration_error(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, an option is unknown, or debias is
+        ValueError: if probs are not probabilities, labels do not fit, an option is unknown, or debias is
             asked for with norm="max" or soft labels.
 
     Notes:
@@ -96,7 +96,7 @@ def expected_calibration_error(
     _check_options(n_bins, binning, norm, debias)
     checked, targets = check_probs_and_any_labels(probs, labels)
     if debias and targets.ndim == 2:
-        way_out = "a soft label is no draw, so it has no sampling noise to subtract"
+        way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
         raise InputValueError(expected("debias", "be False for soft labels", debias, way_out))
     confidences, correct = top_label(checked, targets)
     return top_label_calibration_error(
@@ -122,7 +122,7 @@ def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: in
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     References:
         Naeini et al. 2015.
@@ -155,7 +155,7 @@ def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: 
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     Notes:
         The papers' code averages over max(label) + 1 classes, which differs when the last classes are absent

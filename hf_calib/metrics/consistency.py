@@ -59,7 +59,7 @@ def consistency_test(
 
     Raises:
         TypeError: if a dtype is wrong, or metric is neither a name nor a function.
-        ValueError: if probs are no probabilities, labels do not fit or are soft, an option is out of range,
+        ValueError: if probs are not probabilities, labels do not fit or are soft, an option is out of range,
             or the metric is not finite.
 
     Notes:

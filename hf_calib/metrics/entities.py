@@ -104,7 +104,7 @@ def find_entities(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, shapes do not fit, a sentence is in pieces, a tag is none of
+        ValueError: if probs are not probabilities, shapes do not fit, a sentence is in pieces, a tag is none of
             B-, I- and O, or seqeval is not installed.
 
     References:
@@ -183,7 +183,7 @@ def entity_scores(
         intervals.
 
     Raises:
-        TypeError: if n_bins, n_resamples or seed is no integer.
+        TypeError: if n_bins, n_resamples or seed is not an integer.
         ValueError: if one of the arguments is out of range.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]

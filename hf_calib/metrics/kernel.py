@@ -64,7 +64,7 @@ def kde_calibration_error(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, N is 1, or an option is out of range.
+        ValueError: if probs are not probabilities, labels do not fit, N is 1, or an option is out of range.
 
     Notes:
         Takes O(N^2) time and O(N) memory; above 1,000 examples the bandwidth is chosen on 1,000 of them.

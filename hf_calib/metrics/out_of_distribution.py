@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: how well a classifier's uncertainty tells inputs from elsewhere."""
+"""Out-of-distribution detection: how well a classifier's uncertainty separates unfamiliar inputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if either are no probabilities, or their numbers of classes differ.
+        ValueError: if either are not probabilities, or their numbers of classes differ.
 
     Notes:
         It asks for no labels. A temperature cannot change it for two classes; for more it can, because it does

@@ -77,7 +77,7 @@ def post_processing_gap(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, or the metric is unknown or has no such map.
+        ValueError: if probs are not probabilities, labels do not fit, or the metric is unknown or has no such map.
         RuntimeError: if the solver does not converge, which is not known to happen.
 
     Notes:

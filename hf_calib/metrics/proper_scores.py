@@ -41,7 +41,7 @@ def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     Notes:
         A probability of exactly 0 for the true class, or for a class with a share of a soft label, counts as
@@ -73,7 +73,7 @@ def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     References:
         Brier 1950.
@@ -102,7 +102,7 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     References:
         Gruber and Buettner 2022, "Better uncertainty calibration via proper scores for classification".
@@ -136,7 +136,7 @@ def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     Notes:
         Where all probabilities of a bin are equal, the refinement is the classical one, the sum of
@@ -185,7 +185,7 @@ def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     >>> accuracy([[0.5, 0.5], [0.25, 0.75]], [0, 0])
     0.5

@@ -38,7 +38,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities or labels do not fit.
+        ValueError: if probs are not probabilities or labels do not fit.
 
     Notes:
         Among equal confidences the errors count as evenly spread, which is their mean over all orders. So the

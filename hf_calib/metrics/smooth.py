@@ -62,7 +62,7 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, or the bandwidth is out of range.
+        ValueError: if probs are not probabilities, labels do not fit, or the bandwidth is out of range.
 
     Notes:
         Equal to relplot's smECE. As there, the fixed point is rounded up to a multiple of 1/1024 and is at

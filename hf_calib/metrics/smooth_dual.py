@@ -39,7 +39,7 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, or labels do not fit.
+        ValueError: if probs are not probabilities, or labels do not fit.
 
     Notes:
         Exact up to rounding; O(N log N). It is a plug-in: a small sample has an error by chance.

@@ -30,7 +30,7 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if either are no distributions, or their shapes differ.
+        ValueError: if either are not distributions, or their shapes differ.
 
     Notes:
         Shares of n annotators scatter around the truth by about $\sqrt{(1 - \|\eta\|^2) / n}$, and that is
@@ -67,7 +67,7 @@ def uncertainty_correlation(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if either are no distributions, their shapes differ, or an option is out of range.
+        ValueError: if either are not distributions, their shapes differ, or an option is out of range.
 
     Notes:
         The weight that training sees depends on the one label it has; its mean over the label's distribution

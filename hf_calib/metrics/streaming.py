@@ -37,7 +37,7 @@ class StreamingCalibration:
             confidence max(p, 1 - p) and Brier score (p - y)^2.
 
     Raises:
-        TypeError: if n_bins is no integer.
+        TypeError: if n_bins is not an integer.
         ValueError: if n_bins or temperature is out of range.
 
     Notes:
@@ -166,7 +166,7 @@ class StreamingCalibration:
         """A state that goes on where the saved one stood.
 
         Raises:
-            ValueError: if saved is no result of `state_dict`.
+            ValueError: if saved is not a result of `state_dict`.
         """
         _check_saved(saved)
         n_bins, temperature, multi_label, n_classes = saved["settings"].tolist()

@@ -46,7 +46,7 @@ def ece_sweep(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, labels do not fit, or an option is unknown.
+        ValueError: if probs are not probabilities, labels do not fit, or an option is unknown.
 
     Notes:
         The search starts with two bins, stops at N - 1, and falls back to one bin. The authors' code takes

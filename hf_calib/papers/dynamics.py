@@ -132,7 +132,7 @@ def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
         An array like values.
 
     Raises:
-        TypeError: if the factor is no number.
+        TypeError: if the factor is not a number.
         ValueError: for a factor out of range, or no values.
 
     References:
@@ -203,7 +203,7 @@ def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str,
         Name -> (R,) mask. Each row is in one; a group may be empty.
 
     Raises:
-        TypeError: if a boundary is no number.
+        TypeError: if a boundary is not a number.
         ValueError: if the boundaries do not rise, or one is not finite.
 
     >>> groups = learned_groups([1, 3, 7, np.inf], [2, 5])

@@ -39,8 +39,8 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
         (N,) float64, at least 0: 1 for `cross_entropy`, 0 for `brier`, which has no cross entropy.
 
     Raises:
-        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
-        ValueError: if the probabilities are no distributions, or the labels do not fit.
+        TypeError: if loss is not a `CalibrationLoss`, or a dtype is wrong.
+        ValueError: if the probabilities are not distributions, or the labels do not fit.
 
     References:
         Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 6 to 8 and 11, Fig. 2.
@@ -79,8 +79,8 @@ def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike)
         (N,) float64; NaN where p_y is 1 (within 1e-12), where cross entropy has no gradient.
 
     Raises:
-        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
-        ValueError: if the loss couples the batch, the probabilities are no distributions, or the labels do not fit.
+        TypeError: if loss is not a `CalibrationLoss`, or a dtype is wrong.
+        ValueError: if the loss couples the batch, the probabilities are not distributions, or the labels do not fit.
 
     Notes:
         Computed by autograd from log(p) as logits, in float64. `logit_norm` depends on more than the probabilities;
@@ -131,7 +131,7 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
         v^m, and v' (focal) or v^uc (dual focal), each in [0, 1].
 
     Raises:
-        TypeError: if a value is no number.
+        TypeError: if a value is not a number.
         ValueError: for a value out of range.
 
     Notes:
@@ -178,7 +178,7 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
         The ends of the range, or None up to gamma = 3.5911.
 
     Raises:
-        TypeError: if gamma is no number.
+        TypeError: if gamma is not a number.
         ValueError: for a gamma out of range.
 
     >>> reversed_range(3.5) is None
@@ -209,7 +209,7 @@ def simplex_grid(resolution: int = 60) -> FloatArray:
         (N, 3) float64, rows that sum to 1, all above 0.
 
     Raises:
-        TypeError: if resolution is no integer.
+        TypeError: if resolution is not an integer.
         ValueError: if it is below 3.
 
     >>> simplex_grid(4)

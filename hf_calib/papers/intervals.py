@@ -27,7 +27,7 @@ def mean_interval(values: ArrayLike, *, confidence_level: float = 0.95) -> Inter
         The mean, and the ends of its interval.
 
     Raises:
-        TypeError: if the values are no numbers.
+        TypeError: if the values are not numbers.
         ValueError: for fewer than two values, or one that is not finite.
 
     >>> mean_interval([1.0, 2.0, 3.0])

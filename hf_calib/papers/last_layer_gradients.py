@@ -36,7 +36,7 @@ def last_layer_gradient_norms(
         (N,) Euclidean norms of the gradients of the examples' own losses, computed in float64.
 
     Raises:
-        TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
+        TypeError: if loss is not a `CalibrationLoss`, or a dtype is wrong.
         ValueError: if shapes or labels do not fit, or the loss couples the batch.
 
     Notes:

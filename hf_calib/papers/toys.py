@@ -66,7 +66,7 @@ def two_moons_posteriors(points: ArrayLike, *, noise: float = 0.2) -> FloatArray
         (N, 2) float64, rows that sum to 1.
 
     Raises:
-        TypeError: if the points or the noise are no numbers.
+        TypeError: if the points or the noise are not numbers.
         ValueError: if the shape does not fit, or a value is out of range.
 
     >>> two_moons_posteriors([[0.5, 0.25], [0.0, 1.0]]).round(4)

@@ -52,7 +52,7 @@ def class_reliability_grid(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, or labels or class_names do not fit.
+        ValueError: if probs are not probabilities, or labels or class_names do not fit.
 
     References:
         Kull et al. 2019 (classwise calibration); Wilson 1927.

@@ -42,7 +42,7 @@ def label_reliability_grid(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, or labels or class_names do not fit.
+        ValueError: if probs are not probabilities, or labels or class_names do not fit.
 
     >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
     >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])

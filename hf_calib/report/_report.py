@@ -55,7 +55,7 @@ class CalibrationReport:
         seed: of the bootstrap.
         notes: sentences on the data that whoever made the report adds to the warnings.
         decisions: what a rule does on these examples, or None.
-        out_of_distribution: how well inputs from elsewhere are told from these examples; one for each data set.
+        out_of_distribution: OOD detection against these examples; one for each dataset.
         soft_labels: the probabilities against soft labels of the same examples, or None.
         entities: of tokens whose tags are B-TYPE, I-TYPE and O: their entities, measured; or None.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
@@ -180,7 +180,7 @@ def calibration_report(
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are no probabilities, or labels, calibrated, soft_labels or class_names do not
+        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not
             fit.
 
     Notes:

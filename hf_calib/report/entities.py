@@ -115,7 +115,7 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> Cal
 
     Args:
         report: of N tokens.
-        sentences: (N,) int, the same number for all tokens of a sentence; None where the rows are no tokens.
+        sentences: (N,) int, the same number for all tokens of a sentence; None where the rows are not tokens.
 
     Raises:
         ValueError: as `hf_calib.metrics.find_entities`.

@@ -82,7 +82,7 @@ def ood_section(
     probabilities: bool = False,
     seed: int = 0,
 ) -> OodSection:
-    """Measure how well inputs from elsewhere are told from the rows of a report.
+    """Measure how well out-of-distribution inputs are separated from the rows of a report.
 
     Args:
         name: of the data from elsewhere.

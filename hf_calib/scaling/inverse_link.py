@@ -93,7 +93,7 @@ class InverseLink(LogitScaling):
             self.
 
         Raises:
-            TypeError: if loss is no `CalibrationLoss`, or a dtype is wrong.
+            TypeError: if loss is not a `CalibrationLoss`, or a dtype is wrong.
             ValueError: if the loss has no inverse link, or a shape or a value is wrong.
         """
         matrix = as_matrix(logits, least_columns=2)

@@ -59,12 +59,13 @@ class PriorEstimate:
     def correction(self, scaler: Any = None) -> PriorCorrection:
         """The correction to these frequencies, after a fitted scaler where one is given.
 
-        Where they cannot be told from the source's, it corrects nothing, and a warning says so.
+        Where they do not differ significantly from the source's, it corrects nothing, and a warning says so.
         """
         if not self.shifted:
             message = (
-                f"The class frequencies of the {self.n_rows:,} target rows cannot be told from the source's "
-                f"(p = {self.p_value:.2f}), so they are not corrected; use more target rows, or give the target prior."
+                f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
+                f"source's (p = {self.p_value:.2f}), so they are not corrected; use more target "
+                "rows, or give the target prior."
             )
             warnings.warn(message, UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.prior if self.shifted else self.train_prior, scaler)

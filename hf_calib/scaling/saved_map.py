@@ -64,7 +64,7 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
         about: further entries, such as which rows it was fitted on; of JSON's own types.
 
     Raises:
-        TypeError: if it is no scaler of `SCALERS`.
+        TypeError: if it is not a scaler of `SCALERS`.
         ValueError: if it has numbers that are not finite.
         sklearn.exceptions.NotFittedError: if it is not fitted.
 
@@ -249,7 +249,7 @@ def _check_fitted(scaler: Any) -> None:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    """Raise for a constructor's argument that is no number, word, or sequence of numbers."""
+    """Raise for a constructor's argument that is not a number, word, or sequence of numbers."""
     numbers = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
     fits = value is None or isinstance(value, str | int | float) or numbers
     requirement = "be a number, a word or a list of numbers"
@@ -278,11 +278,11 @@ def check_finite(scaler: Any) -> None:
         raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
 
 
-def few_parameters(scaler: Any) -> dict[str, Any]:
+def config_record(scaler: Any) -> dict[str, Any]:
     """The record of a fitted map for a model's config; a C x C map is recorded by a hash."""
     if foldable_method(scaler) == "prior_correction":
         first = scaler.scaler
-        recorded = {} if first is None else {"scaler": foldable_method(first), **few_parameters(first)}
+        recorded = {} if first is None else {"scaler": foldable_method(first), **config_record(first)}
         priors = ("train_prior", "target_prior")
         return recorded | {name: as_prior(name, getattr(scaler, name)).tolist() for name in priors}
     choice = getattr(scaler, "choice_", None)

@@ -110,7 +110,7 @@ def report_study(
         stages: called with the name of each stage as it begins.
 
     Raises:
-        ValueError: if the folder is no study, or a method is unknown.
+        ValueError: if the folder is not a study, or a method is unknown.
     """
     from hf_calib.study.report import write_study_report
 

@@ -73,7 +73,7 @@ def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[
 
     Its file was changed. A mean over seeds is over trainings of one configuration.
     """
-    now = {cell.variant.label: _but_its_seed(cell.arguments) for cell in cells}
+    now = {cell.variant.label: _without_seed(cell.arguments) for cell in cells}
 
     def is_current(name: str) -> bool:
         label = listed[name]["loss"]
@@ -81,14 +81,14 @@ def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[
             return True
         try:
             cell = json.loads((study / CELLS / name / CELL).read_text(encoding="utf-8"))
-            return bool(_but_its_seed(cell["arguments"]) == now[label])
+            return bool(_without_seed(cell["arguments"]) == now[label])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
     return {name: entry for name, entry in listed.items() if is_current(name)}
 
 
-def _but_its_seed(arguments: Mapping[str, Any]) -> str:
+def _without_seed(arguments: Mapping[str, Any]) -> str:
     return json.dumps({**arguments, "seed": None}, sort_keys=True)
 
 

@@ -20,7 +20,7 @@ from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_o
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     check_finite,
-    few_parameters,
+    config_record,
     is_multi_label,
     load_map,
     map_title,
@@ -48,7 +48,7 @@ class FittedMap:
         """The record of the map for the model's config."""
         return {
             "method": foldable_method(self.scaler),
-            **few_parameters(self.scaler),
+            **config_record(self.scaler),
             **{key: value for key, value in self.about.items() if key not in _BESIDE_THE_CONFIG},
         }
 
@@ -76,7 +76,7 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
         multi_label: what the problem is; None if it is not known yet.
 
     Raises:
-        TypeError: if it is no scaler that folds.
+        TypeError: if it is not a scaler that folds.
         ValueError: naming the methods that go with them.
     """
     method = foldable_method(scaler)

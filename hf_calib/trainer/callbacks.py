@@ -225,7 +225,7 @@ class CalibrationMapCallback(CalibrationCallback):
             except Exception as error:  # whatever it is, the training is done and must not be lost
                 warnings.warn(
                     f"The evaluation after the training failed: {_in_short(error)}. The trained model is kept, but "
-                    "its final metrics are not logged. Mend the evaluation set, and call evaluate().",
+                    "its final metrics are not logged. Correct the evaluation set, and call evaluate().",
                     stacklevel=2,
                 )
 
@@ -237,7 +237,7 @@ class CalibrationMapCallback(CalibrationCallback):
         except Exception as error:
             warnings.warn(
                 f"{self.title.capitalize()} was not fitted: {_in_short(error)}. The trained model is kept, and its "
-                "probabilities stay as trained. Mend the cause, and call fit_calibration_map().",
+                "probabilities stay as trained. Correct the cause, and call fit_calibration_map().",
                 stacklevel=2,
             )
 

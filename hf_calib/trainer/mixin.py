@@ -499,7 +499,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
         Args:
             eval_dataset: as for `Trainer`; the others too.
-            ignore_keys: entries of the model's output that are no predictions.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: of the log keys.
             keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`. Once a
                 calibration map is fitted and the training is over, they are kept in any case where they are few

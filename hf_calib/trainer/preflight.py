@@ -97,7 +97,7 @@ def _check_labels(trainer: Any) -> None:
 
 
 def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
-    """Refuse a model that is no classifier, and a loss that does not fit it.
+    """Refuse a model that is not a classifier, and a loss that does not fit it.
 
     Args:
         model: without wrappers for several processes or compilation.

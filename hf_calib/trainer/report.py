@@ -123,7 +123,7 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
         report,
         about=_rows(trainer, evaluation),
         out_of_distribution=tuple(
-            _told_apart(name, logits, other.astype(np.float64), trainer.calibration_map)
+            _ood_section(name, logits, other.astype(np.float64), trainer.calibration_map)
             for name, other in (outside or {}).items()
         ),
     )
@@ -160,7 +160,7 @@ def report_on(
     )
 
 
-def _told_apart(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection:
+def _ood_section(name: str, inside: Any, outside: Any, scaler: Any) -> OodSection:
     if scaler is None:
         return ood_section(name, (inside, outside))
     in_the_head = scaler.affine_map()

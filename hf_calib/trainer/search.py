@@ -67,7 +67,7 @@ def objective_named(
             got = few(sorted(metrics))
             raise InputValueError(
                 expected(
-                    "the evaluation", f"have {name!r}", got, "search for one of these, or mend the trial"
+                    "the evaluation", f"have {name!r}", got, "search for one of these, or correct the trial"
                 )
             )
         return metrics[name]

@@ -542,7 +542,8 @@ class TestTargetData:
         done = called_for_json(*words, tmp_path / "a", "--target-data", shifted / "same.csv")
         assert not done["prior"]["shifted"]
         assert any(
-            "the 400 target rows cannot be told from the source's" in one_line(n) for n in done["notes"]
+            "the 400 target rows do not differ significantly from the source's" in one_line(n)
+            for n in done["notes"]
         )
         called_for_json(*words, tmp_path / "b")
         configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]

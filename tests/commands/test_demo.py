@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from hf_calib import cli
 from hf_calib.commands import demo
 
-SMALL = ("--epochs", "1", "--max-per-class", "60")
+# After fewer epochs the model is at chance, where rounding decides whether there is a temperature at all.
+SMALL = ("--epochs", "5", "--max-per-class", "60")
 
 
 def call(*words: str) -> Any:
@@ -48,7 +49,7 @@ def test_the_table_has_each_loss_before_and_after_its_temperature(done: tuple[Pa
     for _, _, ece, chance in rows:
         value, low, high = map(float, re.findall(number, ece))
         assert low <= high
-        assert 0 <= value < 1  # so short a training ends at chance, where an error can round to 0
+        assert 0 <= value < 1  # so short a training ends near chance, where an error can round to 0
         assert high > 0
         assert 0 < float(chance) < 0.2
 

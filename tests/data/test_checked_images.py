@@ -23,7 +23,7 @@ from hf_calib.data import (
     collate_images,
     decode_images,
     load_data,
-    load_elsewhere,
+    load_ood,
 )
 from hf_calib.data.images import conversion_note, decode
 from hf_calib.data.sources import load_rows
@@ -181,7 +181,7 @@ class TestLoading:
         transformed = held.with_transform(ImageTransform(PROCESSOR))
         with pytest.raises(ValueError, match=message):
             list(DataLoader(transformed, batch_size=8, collate_fn=collate_images))
-        (others,) = load_elsewhere(args, images=True).values()
+        (others,) = load_ood(args, images=True).values()
         with pytest.raises(ValueError, match=r"row 17 of .*/test\.parquet: expected image to be readable"):
             decode_images(others, PROCESSOR)
 
@@ -192,14 +192,14 @@ class TestLoading:
         with pytest.warns(
             UserWarning, match=r"All 5 images of .*mnist\.parquet are converted to RGB \(5 L\)"
         ):
-            load_elsewhere(args, images=True)
+            load_ood(args, images=True)
         rows["image"][3]["bytes"] = rows["image"][3]["bytes"][:100]
         rows.to_parquet(tmp_path / "mnist.parquet")
         with pytest.raises(ValueError, match=r"row 3 of .*mnist\.parquet: expected image to be readable"):
-            load_elsewhere(args, images=True)
+            load_ood(args, images=True)
         rows.iloc[:0].to_parquet(tmp_path / "mnist.parquet")
         with pytest.raises(ValueError, match=r"mnist\.parquet"):
-            load_elsewhere(args, images=True)
+            load_ood(args, images=True)
 
     def test_a_missing_column_and_a_label_that_train_lacks(self, tmp_path: Path, shared_data: Path) -> None:
         args = self.split(tmp_path, shared_data)

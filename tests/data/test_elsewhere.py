@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, Features, Value
 from PIL import Image
 
-from hf_calib.data import DataArguments, choose_inputs, load_elsewhere
+from hf_calib.data import DataArguments, choose_inputs, load_ood
 from hf_calib.papers import gaussian_noise
 
 
@@ -66,12 +66,12 @@ def test_several_sets_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question\nwho?\nwhat?\n")
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n')
     args = DataArguments(ood_data=[str(tmp_path / "a.csv"), str(tmp_path / "b.jsonl")])
-    found = load_elsewhere(args)
+    found = load_ood(args)
     assert {name: rows["text"][:] for name, rows in found.items()} == {
         f"{tmp_path.name}/a.csv": ["who?", "what?"],
         f"{tmp_path.name}/b.jsonl": ["x"],
     }
-    assert load_elsewhere(DataArguments()) == {}
+    assert load_ood(DataArguments()) == {}
 
 
 def test_sets_of_one_folder_and_file_name_have_longer_names(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_sets_of_one_folder_and_file_name_have_longer_names(tmp_path: Path) -> N
         (tmp_path / first / "data").mkdir(parents=True)
         (tmp_path / first / "data" / "test.csv").write_text(f"text\n{first}\n")
     files = [str(tmp_path / first / "data" / "test.csv") for first in ("one", "two")]
-    found = load_elsewhere(DataArguments(ood_data=files))
+    found = load_ood(DataArguments(ood_data=files))
     assert {name: rows["text"][:] for name, rows in found.items()} == {
         "one/data/test.csv": ["one"],
         "two/data/test.csv": ["two"],
@@ -87,14 +87,14 @@ def test_sets_of_one_folder_and_file_name_have_longer_names(tmp_path: Path) -> N
     with pytest.raises(
         ValueError, match=r"ood_data to be different data, got .*one/data/test\.csv twice; leave"
     ):
-        load_elsewhere(DataArguments(ood_data=[files[0], files[1], files[0]]))
+        load_ood(DataArguments(ood_data=[files[0], files[1], files[0]]))
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "someone/nothing"])
 def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=f"expected ood_data to .* got {name}"):
-        load_elsewhere(DataArguments(ood_data=[name]))
+        load_ood(DataArguments(ood_data=[name]))
 
 
 @pytest.mark.parametrize("name", ["empty.jsonl", "empty.json"])
@@ -102,7 +102,7 @@ def test_an_empty_json_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     args = DataArguments(ood_data=[str(tmp_path / name)])
     with pytest.raises(ValueError, match=f"expected ood_data to have rows, got none in .*{name}"):
-        load_elsewhere(args)
+        load_ood(args)
 
 
 def test_an_empty_file_of_inputs_from_elsewhere_is_called_empty(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_an_empty_file_of_inputs_from_elsewhere_is_called_empty(tmp_path: Path) 
     (tmp_path / "empty.csv").write_text("text\n")
     for name in ("empty.parquet", "empty.csv"):
         with pytest.raises(ValueError, match=f"expected ood_data to have rows, got none in .*{name}; check"):
-            load_elsewhere(DataArguments(ood_data=[str(tmp_path / name)]))
+            load_ood(DataArguments(ood_data=[str(tmp_path / name)]))

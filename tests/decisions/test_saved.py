@@ -187,7 +187,7 @@ def record(**changes: Any) -> dict[str, Any]:
         (record(fitted={"thresholds_": [0.5, 0.5, 0.5, float("nan")]}), "got 'nan' in place of a number"),
         (record(fitted={"predict": [0.5] * 4}), "got the fitted predict for a rule"),
         (record(n_measured=10**400), "int too large"),
-        (record(class_names=["a", "b", "c", 4]), "class_names that are no names"),
+        (record(class_names=["a", "b", "c", 4]), "class_names that are not names"),
         (record(class_names=["a", "b", "c", "c"]), "expected class_names to be 4 different names"),
         (record(measured={"answered": [1]}), "not enough values to unpack \\(expected 3, got 1\\)"),
     ],

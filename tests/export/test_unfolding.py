@@ -510,7 +510,7 @@ class TestOtherModels:
 
     def test_no_classifier(self, tmp_path: Path) -> None:
         bert().bert.save_pretrained(tmp_path / "body")
-        with pytest.raises(ValueError, match=r"got .* \(a BertModel is no classifier\)"):
+        with pytest.raises(ValueError, match=r"got .* \(a BertModel is not a classifier\)"):
             unfold_model(str(tmp_path / "body"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 

@@ -196,7 +196,7 @@ class TestTables:
                 ("0", "1", "many"),
                 [1, 0, 2],
                 [1, 0, 2],
-            ),  # one name is no integer: these are numbers of columns
+            ),  # one name is not an integer: these are numbers of columns
             (("10", "2", "-"), [1, 0, 2], [1, 0, 2]),
         ],
     )
@@ -547,7 +547,7 @@ class TestLabels:
         ("names", "labels", "ids"),
         [
             (("-1", "0", "1", "2"), [0, -1, 2], [1, 0, 3]),
-            (("0", "1", "2", "many"), [2, 0, 3], [2, 0, 3]),  # one name is no integer: these are ids
+            (("0", "1", "2", "many"), [2, 0, 3], [2, 0, 3]),  # one name is not an integer: these are ids
         ],
     )
     def test_integers_for_some_or_all_names(

@@ -102,7 +102,7 @@ def test_decision_boundary(tmp_path: Path) -> None:
     small = ("--train_points", "200", "--test_points", "300", "--epochs", "100")
     record = study("decision_boundary", tmp_path, "--seeds", "0", "1", *small)
     focal, fcl = (record["results"][name] for name in list(record["results"])[1:])
-    # With so large a gamma the focal loss stays near 1/2, which the Brier term mends.
+    # With so large a gamma the focal loss stays near 1/2, which the Brier term corrects.
     assert focal["ECE"]["low"] > fcl["ECE"]["value"]
     assert focal["slope on the boundary"]["value"] < fcl["slope on the boundary"]["value"]
     assert record["truth"]["true calibration error"] == 0

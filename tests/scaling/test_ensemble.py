@@ -23,7 +23,7 @@ def case(golden: Path) -> dict[str, np.ndarray]:
 
 
 def sampled(n: int, c: int, temperature: float, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Logits `temperature` times too large; a part of the labels is pure noise, which the uniform part mends."""
+    """Logits `temperature` times too large; a part of the labels is pure noise, which the uniform part corrects."""
     rng = np.random.default_rng(0)
     logits = rng.normal(scale=2, size=(n, c))
     labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)

@@ -241,7 +241,10 @@ class TestRefusalToCorrect:
         rng = np.random.default_rng(7)
         found = estimate_prior(posterior(rng, 100), source_probs=posterior(rng, 300))
         assert not found.shifted
-        message = r"The class frequencies of the 100 target rows cannot be told from the source's \(p = 0\.\d\d\), so"
+        message = (
+            "The class frequencies of the 100 target rows do not differ significantly from the source's "
+            r"\(p = 0\.\d\d\), so"
+        )
         with pytest.warns(UserWarning, match=message):
             correction = found.correction()
         np.testing.assert_array_equal(correction.affine_map().bias, 0)

@@ -18,7 +18,7 @@ from hf_calib.scaling import (
     save_map,
 )
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, temperature_of, title_of
+from hf_calib.scaling.saved_map import MAP_NAME, config_record, temperature_of, title_of
 
 rng = np.random.default_rng(0)
 LOGITS = rng.normal(scale=3, size=(300, 4))
@@ -47,7 +47,7 @@ def test_every_map_comes_back_bit_for_bit(method: str, tmp_path: Path) -> None:
         assert ours is None or (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
     np.testing.assert_array_equal(loaded.predict_proba(LOGITS), scaler.predict_proba(LOGITS))
     np.testing.assert_array_equal(loaded.transform(LOGITS), scaler.transform(LOGITS))
-    assert (title_of(loaded), few_parameters(loaded)) == (title_of(scaler), few_parameters(scaler))
+    assert (title_of(loaded), config_record(loaded)) == (title_of(scaler), config_record(scaler))
     record = json.loads((tmp_path / MAP_NAME).read_text(), parse_constant=pytest.fail)
     weight, bias = np.array(record["weight"]), record["bias"]
     mapped = LOGITS @ weight.T if weight.ndim == 2 else LOGITS * weight
@@ -65,9 +65,9 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(method: str, tmp_p
     np.testing.assert_array_equal(loaded.predict_proba(LOGITS), scaler.predict_proba(LOGITS))
     assert type(loaded.scaler) is type(first)
     assert title_of(loaded) == "prior correction"
-    recorded = {"scaler": method, **few_parameters(first)}
+    recorded = {"scaler": method, **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
-    assert few_parameters(loaded) == {**recorded, **priors}
+    assert config_record(loaded) == {**recorded, **priors}
     record = json.loads((tmp_path / MAP_NAME).read_text())
     record["settings"]["target_prior"] = [1, 2, 3, 4]
     (tmp_path / MAP_NAME).write_text(json.dumps(record))

@@ -26,7 +26,7 @@ from hf_calib.scaling import (
     load_map,
 )
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, few_parameters, is_multi_label
+from hf_calib.scaling.saved_map import MAP_NAME, config_record, is_multi_label
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
 from tests.helpers.marks import others_slow
@@ -97,7 +97,7 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
         "n_examples": 200,
         "folded": False,
     }
-    assert few_parameters(scaler).items() <= record.items()
+    assert config_record(scaler).items() <= record.items()
 
     found = trainer.predict(trainer.eval_dataset)
     probs = scaler.predict_proba(found.predictions.astype(np.float64))
@@ -339,7 +339,7 @@ def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool
         assert isinstance(trainer.calibration_map, TemperatureScaling)
     else:
         trainer.fit_calibration_map()
-        assert few_parameters(trainer.calibration_map).keys() == {"choice", "temperature"}
+        assert config_record(trainer.calibration_map).keys() == {"choice", "temperature"}
         assert trainer.calibration_map.choice_ == "temperature"
     assert trainer.evaluate(rows)["temperature"] == trainer.temperature
     trainer.save_calibrated_model(tmp_path / "calibrated")

@@ -194,7 +194,7 @@ def _first(output: Any) -> Any:
 
 
 def _as_positions(values: Tensor, pixel_values: Tensor, model: Any) -> Tensor:
-    """(1, channels, h, w), also from tokens (1, n, channels), of which those in front are no patches."""
+    """(1, channels, h, w), also from tokens (1, n, channels), of which those in front are not patches."""
     if values.ndim == 4:
         return values
     height, width = (size // model.config.patch_size for size in pixel_values.shape[2:])
