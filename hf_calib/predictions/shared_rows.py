@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax
+from scipy.special import log_expit, log_softmax
 
 from hf_calib.predictions.predictions import Predictions
 
@@ -13,7 +13,7 @@ _SHARE_OF_DISTINCT_ROWS = 0.9  # below, rows of different examples coincide: sco
 
 
 def rows_in_both(found: Predictions, tested: Predictions) -> int:
-    """How many of the tested rows are also among those to fit on: the same label and the same probabilities.
+    """How many of the tested rows are also among those to fit on: the same labels and the same probabilities.
 
     Where scores were rounded, different examples coincide. Of 16-bit logits some do: no more in both files than
     within them. Where it is many, only the very same rows count.
@@ -31,10 +31,12 @@ def rows_in_both(found: Predictions, tested: Predictions) -> int:
 
 
 def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
-    """(N,) a hash of each row's label and log-probabilities, to four decimals: logits and probabilities agree."""
-    log_probs = log_softmax(predictions.as_logits().astype(np.float64), axis=1)
+    """(N,) a hash of each row's labels and log-probabilities, to four decimals: logits and probabilities agree."""
+    logits = predictions.as_logits().astype(np.float64)
+    log_probs = log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
     # Below, a probability read from float32 is not that of the logits.
-    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64).view(np.uint64)
-    rng = np.random.default_rng(0)
-    factors = rng.integers(2**63, size=digits.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    return digits @ factors[1:] + predictions.labels.astype(np.uint64) * factors[0]
+    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64)
+    labels = predictions.labels.reshape(len(predictions), -1).astype(np.int64)
+    columns = np.concatenate([labels, digits], axis=1).view(np.uint64)
+    factors = np.random.default_rng(0).integers(2**63, size=columns.shape[1], dtype=np.uint64) | np.uint64(1)
+    return columns @ factors

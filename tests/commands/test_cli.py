@@ -1149,6 +1149,19 @@ class TestSeveralLabels:
         assert calibrated.probs is not None
         assert calibrated.labels.shape == calibrated.probs.shape == (150, 3)
 
+    def test_rows_that_are_tested_too_are_counted(self, path: Path, tmp_path: Path) -> None:
+        arrays = dict(np.load(path))
+        for name in ("logits", "labels"):
+            arrays[name] = arrays[name][:40]
+        np.savez(tmp_path / "some.npz", **arrays)
+        words = ("calibrate", path, "--test-data", tmp_path / "some.npz", "--output", tmp_path / "out")
+        done = called_for_json(*words)
+        assert any("fitted on all 40 rows of this report" in one_line(note) for note in done["notes"])
+        arrays["labels"] = 1 - arrays["labels"].clip(0)
+        np.savez(tmp_path / "others.npz", **arrays)
+        words = ("calibrate", path, "--test-data", tmp_path / "others.npz", "--output", tmp_path / "out2")
+        assert not any("in-sample" in note for note in called_for_json(*words)["notes"])
+
     def test_what_is_for_one_class_is_refused(self, path: Path, tmp_path: Path) -> None:
         output = ("--output", tmp_path / "out")
         for words, message in (
