@@ -12,7 +12,7 @@ import numpy as np
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
-from hf_calib.commands.opening import Opened, Running, check_data, check_kind, open_source, task_of_source
+from hf_calib.commands.opening import Opened, Running, check_kind, open_source, task_of_source
 from hf_calib.predictions.files import save_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
@@ -107,17 +107,15 @@ def calibrate(
         TypeError: if columns or arrays are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
-    data = None if rows is None else rows.data
-    check_data(source, data)
-    task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
+    task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
+    is_model = rows is not None
     kind = None if task is None else task.labels
     single_only = {"--target-data": target, "--criterion": criterion}
     criterion = criterion or "nll"
     check_kind(kind, reading, single_only)
-    known = _methods(kind, is_model=data is not None, has_target=target is not None)
-    if (
-        data is not None or method not in MULTI_LABEL.maps
-    ):  # of a file it is not known yet how labels are given
+    known = _methods(kind, is_model=is_model, has_target=target is not None)
+    # Of a file it is not known yet how its labels are given.
+    if is_model or method not in MULTI_LABEL.maps:
         make_scaler(method or "auto", criterion, n_bins, known)
     check_output(output)
     sets = {
@@ -125,9 +123,9 @@ def calibrate(
         "test_data": None if test is None else replace(test, argument="test_data"),
         "target_data": None if target is None else replace(target, argument="target_data", labelled=False),
     }
-    if data is None:
+    if not is_model:
         _check_not_over_a_source(output, sets)
-        opened = open_source(source, data, sets, reading, running)
+        opened = open_source(source, task, sets, reading, running)
         check_kind(opened.kind, reading, single_only)
         known = _methods(opened.kind, is_model=False, has_target=target is not None)
         scaler = make_scaler(method or "auto", criterion, n_bins, known)
@@ -145,7 +143,7 @@ def calibrate(
     def undo_map(classifier: Classifier) -> None:
         originals.append(Original.of(source, classifier))
 
-    opened = open_source(source, data, sets, reading, running, prepare=undo_map)
+    opened = open_source(source, task, sets, reading, running, prepare=undo_map)
     assert opened.classifier is not None
     if method is None:
         n_classes = len(opened.class_names)

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
-from hf_calib.commands.opening import (
-    Opened,
-    Running,
-    check_data,
-    name_of,
-    open_source,
-    task_of_source,
-)
+from hf_calib.commands.opening import Opened, Running, name_of, open_source, task_of_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import PromiseCurve
@@ -161,12 +154,10 @@ def decide(
         ValueError: if source, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    data = None if rows is None else rows.data
-    check_data(source, data)
-    task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
+    task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     if task is not None:
         _check_decides(task.labels, source)
-    make_scaler(method, "nll", 15, METHODS if data is None else FOLDED)
+    make_scaler(method, "nll", 15, METHODS if rows is None else FOLDED)
     check_output(output)
     is_folded = False
     chosen: list[Rule] = []
@@ -180,7 +171,7 @@ def decide(
         "data": rows or RowSet(source),
         "test_data": None if test is None else replace(test, argument="test_data"),
     }
-    opened = open_source(source, data, sets, reading, running, prepare=check_rule)
+    opened = open_source(source, task, sets, reading, running, prepare=check_rule)
     _check_decides(opened.kind, source)
     rule = chosen[0] if chosen else make_rule(opened.class_names)
     _check_rows(rule, opened.n_rows("data"), is_split=test is None, is_calibrated=is_folded)
@@ -270,7 +261,6 @@ def _measure(
         tuple(notes),
     )
     report = report_on_predictions(measured, name, 15, scaler)
-    assert isinstance(report, CalibrationReport)
     return decided, replace(report, decisions=section, notes=tuple(notes))
 
 

@@ -47,18 +47,18 @@ def evaluate(
         TypeError: if columns or arrays are of the wrong kind.
     """
     check_output(output)
-    data = None if rows is None else rows.data
-    task = task_of_source(source, trust_remote_code=running.trust_remote_code) if data else None
+    task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
-    check_kind(kind, reading, {"--ood-data": ood, "--soft-labels": soft_labels})
+    single_only = {"--ood-data": ood, "--soft-labels": soft_labels}
+    check_kind(kind, reading, single_only)
     names = short_names([each.data for each in ood])
     outside = {
         f"ood_data {name}": replace(each, argument="ood_data", labelled=False)
         for each, name in zip(ood, names, strict=True)
     }
-    opened = open_source(source, data, {"data": rows or RowSet(source), **outside}, reading, running)
+    opened = open_source(source, task, {"data": rows or RowSet(source), **outside}, reading, running)
     if opened.kind.sigmoid:
-        check_kind(opened.kind, reading, {"--ood-data": ood, "--soft-labels": soft_labels})
+        check_kind(opened.kind, reading, single_only)
     shares = None
     if soft_labels is not None:
         n_rows = opened.n_rows("data")

@@ -67,20 +67,20 @@ def name_of(source: str) -> str:
     return Path(source).resolve().name if os.path.isdir(source) else source
 
 
-def check_data(source: str, data: str | None) -> None:
-    """Refuse data beside a file of predictions, which holds the labels itself, and a model without data."""
-    if is_predictions_file(source) and data is not None:
-        way_out = "the file of predictions holds the labels: leave data out, or name a model"
-        raise InputValueError(expected("data", "be given with a model only", data, way_out))
-    if data is None and not is_predictions_file(source):
+def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool = False) -> Task | None:
+    """The task of a model; None for a file of predictions, and for a model whose config cannot be read.
+
+    Raises:
+        ValueError: for rows beside a file of predictions, which holds the labels itself, and a model without rows.
+    """
+    if is_predictions_file(source):
+        if rows is not None:
+            way_out = "the file of predictions holds the labels: leave data out, or name a model"
+            raise InputValueError(expected("data", "be given with a model only", rows.data, way_out))
+        return None
+    if rows is None:
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
         raise InputValueError(expected("data", "be given with a model", "none", way_out))
-
-
-def task_of_source(source: str, *, trust_remote_code: bool = False) -> Task | None:
-    """The task of a model; None for a file of predictions, and for a model whose config cannot be read."""
-    if is_predictions_file(source):
-        return None
     from hf_calib.predictions.loading import find_task
 
     return find_task(source, trust_remote_code=trust_remote_code)
@@ -184,7 +184,7 @@ class Opened:
 
 def open_source(
     source: str,
-    data: str | None,
+    task: Task | None,
     sets: Mapping[str, RowSet | None],
     reading: Reading,
     running: Running,
@@ -195,7 +195,7 @@ def open_source(
 
     Args:
         source: a model, or a file of predictions.
-        data: as the user gave it; None for a file of predictions.
+        task: of a model, from `task_of_source`.
         sets: by name, "data" the first; None for those that were not given.
         reading: how columns are read.
         running: how the model is run.
@@ -205,17 +205,15 @@ def open_source(
         ValueError: if source or data are missing, unreadable or do not go together.
         TypeError: if columns or arrays are of the wrong kind.
     """
-    check_data(source, data)
     given = {name: each for name, each in sets.items() if each is not None}
     opened = Opened(source, reading, running, given)
     stages = running.stages
-    if data is None:
+    if is_predictions_file(source):
         _read_files(opened)
         return opened
     from hf_calib.predictions.classifier import load_classifier
 
-    found = task_of_source(source, trust_remote_code=running.trust_remote_code)
-    task = found or TASKS["text"]  # whose loading says what is wrong
+    task = task or TASKS["text"]  # whose loading says what is wrong
     if task.classifier is None:
         got, way_out = f"a model for {task.pipeline}", "evaluate a file of its predictions"
         kinds = "a classifier of texts, tokens or images"

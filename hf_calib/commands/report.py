@@ -86,7 +86,7 @@ class Comparison:
         table = Table("Metrics with their intervals", *self.table(), title="Calibration compared")
         notes = [Bullets(self.notes)] if self.notes else []
         blocks = [*notes, table, Figures(images, captions, alt_texts)]
-        return Document("Calibration compared", blocks, images)
+        return Document("Calibration compared", blocks)
 
     def figure(self) -> Figure:
         """Reliability diagrams side by side.

@@ -42,7 +42,7 @@ def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
         *([Section("Figures", [figures])] if images else []),
         *_rows(report, level),
     ]
-    return Document(title, blocks, images)
+    return Document(title, blocks)
 
 
 def _sections(report: CalibrationReport, level: str) -> list[Block]:

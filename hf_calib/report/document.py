@@ -9,7 +9,7 @@ import base64
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape as escape_html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -242,19 +242,24 @@ class Document:
     Args:
         title: of the whole.
         blocks: in their order; a screen shows `Lead` and sentences behind the tables.
-        images: name -> image, of all figures.
     """
 
     title: str
     blocks: Sequence[Block]
-    images: Mapping[str, Image] = field(default_factory=dict)
+
+    @property
+    def images(self) -> dict[str, Image]:
+        """Name -> image, of all figures."""
+        figures = [block for block in _flat(self.blocks) if isinstance(block, Figures)]
+        return {name: image for block in figures for name, image in block.images.items()}
 
     def to_markdown(self) -> str:
         """The document as Markdown; figures lie in the folder `figures` beside it."""
         lines = [f"# {safe(self.title)}"]
         for block in self.blocks:
-            if block.markdown():
-                lines += ["", *block.markdown()]
+            part = block.markdown()
+            if part:
+                lines += ["", *part]
         return "\n".join(lines) + "\n"
 
     def to_html(self) -> str:

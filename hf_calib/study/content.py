@@ -45,7 +45,7 @@ def document_of(results: StudyResults, images: Mapping[str, Image]) -> Document:
     if results.notes:
         notes = Bullets([printable(note) for note in results.notes], faint=True)
         blocks.append(Section("Notes", [notes]))
-    return Document(TITLE, blocks, images)
+    return Document(TITLE, blocks)
 
 
 def _of_metric(results: StudyResults, metric: str) -> Section:
