@@ -13,18 +13,19 @@ from torch import nn
 
 from hf_calib._errors import InputTypeError, InputValueError, expected, few
 from hf_calib.export.heads import (
-    LinearMap,
     agree,
     find_heads,
     float64_logits,
     has_bias_when_loaded,
     linear_layers,
+    probe_of,
     synthetic_batch,
     transform,
     transformed,
     undisturbed,
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
+from hf_calib.scaling.affine import AffineMap, FloatArray
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
 from hf_calib.scaling.saved_map import config_record, is_multi_label, map_title, recorded_in
 
@@ -45,10 +46,10 @@ OF_THE_MAP = ("method", *PARAMETERS, "folded", "head", "criterion", "split", "n_
 
 
 class _FittedMap(NamedTuple):
-    """A scaler as a linear map of the logits, and the parameters that are recorded of it."""
+    """A scaler as an affine map of the logits, and the parameters that are recorded of it."""
 
     method: str
-    linear_map: LinearMap
+    mapping: AffineMap
     parameters: dict[str, Any]
 
     @property
@@ -261,10 +262,10 @@ def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None)
     recorded = check_can_be_folded(model)
     classifier = classifier_of(model)
     inputs = synthetic_batch(classifier) if batch is None else _checked_batch(classifier, batch)
-    linear_map = fitted.linear_map
+    mapping = fitted.mapping
     with undisturbed(classifier):
-        logits = _informative_logits(classifier, inputs, linear_map)
-        heads = find_heads(classifier, inputs, logits, linear_map.probe())
+        logits = _informative_logits(classifier, inputs, mapping)
+        heads = find_heads(classifier, inputs, logits, probe_of(mapping))
         if heads is None:
             layers = list(linear_layers(classifier, logits.shape[-1]))
             quantised = [
@@ -276,8 +277,8 @@ def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None)
                 raise InputValueError(expected("model", "have its head in float32 or float64", got, way_out))
             raise InputValueError(fitted.no_head(f"{layers or 'no such layers'}"))
         _check_biases(classifier, heads, fitted)
-        with transformed(heads, linear_map):
-            if not agree(float64_logits(classifier, inputs), linear_map(logits)):
+        with transformed(heads, mapping):
+            if not agree(float64_logits(classifier, inputs), mapping(logits)):
                 at = f"at {fitted.parameters['temperature']}" if fitted.method == "temperature" else "with it"
                 raise InputValueError(fitted.no_head(f"{sorted(heads)}, which lose precision {at}"))
         before = {
@@ -285,22 +286,21 @@ def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None)
             for name, head in heads.items()
             for part, parameter in head.named_parameters(recurse=False)
         }
-        transform(heads, linear_map)
+        transform(heads, mapping)
     kept = {key: value for key, value in recorded.items() if key not in PARAMETERS}
     record = {"method": fitted.method, **fitted.parameters, "folded": True, "head": sorted(heads)}
     classifier.config.calibration = {**kept, **record}
     return before
 
 
-def linear_map_of(scaler: Any) -> LinearMap:
-    """The map of a fitted scaler that folds."""
+def affine_map_of(scaler: Any) -> AffineMap:
+    """The map of a fitted scaler that folds; without a bias where it has none but zeros."""
     weight, bias = scaler.affine_map()
-    no_bias = bias is None or not bias.any()
-    return LinearMap(torch.from_numpy(weight), None if no_bias else torch.from_numpy(bias))
+    return AffineMap(weight, None if bias is None or not bias.any() else bias)
 
 
 def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
-    """The linear map that a scaler is, once it is known to be one for this kind of model."""
+    """The affine map that a scaler is, once it is known to be one for this kind of model."""
     from sklearn.utils.validation import check_is_fitted
 
     method = foldable_method(scaler)
@@ -314,7 +314,7 @@ def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
         if name in PARAMETERS:
             _check_numbers(f"{name}_", value, above_0=name == "temperatures")
     _check_numbers("weight_", scaler.affine_map().weight)
-    return _FittedMap(method, linear_map_of(scaler), config_record(scaler))
+    return _FittedMap(method, affine_map_of(scaler), config_record(scaler))
 
 
 def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMap:
@@ -324,8 +324,7 @@ def _temperature_map(argument: str, temperature: Any, way_out: str) -> _FittedMa
     number = float(temperature)
     if not (math.isfinite(number) and number > 0):
         raise InputValueError(expected(argument, "be finite and above 0", number, way_out))
-    weight = torch.tensor(1 / number, dtype=torch.float64)
-    return _FittedMap("temperature", LinearMap(weight), {"temperature": number})
+    return _FittedMap("temperature", AffineMap(np.array(1 / number)), {"temperature": number})
 
 
 def _check_problem_type(model: nn.Module, multi_label: bool) -> None:
@@ -350,17 +349,15 @@ def _check_numbers(name: str, values: Any, *, above_0: bool = False) -> None:
         raise InputValueError(expected(f"scaler.{name}", "be above 0", numbers.min(), _FIT_AGAIN))
 
 
-def _informative_logits(
-    model: PreTrainedModel, inputs: Mapping[str, Any], linear_map: LinearMap
-) -> torch.Tensor:
+def _informative_logits(model: PreTrainedModel, inputs: Mapping[str, Any], mapping: AffineMap) -> FloatArray:
     """The logits; raise if no head can be found by them, or if the scaler has other classes."""
     logits = float64_logits(model, inputs)
-    n_fitted = len(linear_map.weight) if linear_map.weight.ndim else logits.shape[-1]
+    n_fitted = len(mapping.weight) if mapping.weight.ndim else logits.shape[-1]
     if logits.shape[-1] != n_fitted:
         way_out = "fit it on this model's logits"
         requirement = f"be fitted on {logits.shape[-1]} classes, as the model has"
         raise InputValueError(expected("scaler", requirement, n_fitted, way_out))
-    if not (logits.isfinite().all() and logits.any()):
+    if not (np.isfinite(logits).all() and logits.any()):
         got = "all 0" if not logits.any() else "NaN or infinity"
         way_out = "pass a batch of real inputs, or check the model's weights"
         raise InputValueError(expected("the model's logits", "be finite and not all 0", got, way_out))
@@ -369,7 +366,7 @@ def _informative_logits(
 
 def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Linear], fitted: _FittedMap) -> None:
     """Raise where a head would need a bias that is lost as soon as the model is saved and loaded."""
-    if fitted.linear_map.bias is None:
+    if fitted.mapping.bias is None:
         return
     for name, head in heads.items():
         if head.bias is None and not has_bias_when_loaded(model, name):

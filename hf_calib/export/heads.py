@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.scaling.affine import AffineMap, FloatArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,29 +26,12 @@ _ROWS = 4  # of a synthetic batch
 _TOKENS = 8
 
 
-class LinearMap(NamedTuple):
-    """z -> weight z + bias, in float64 on the CPU.
-
-    A weight () or (C,) multiplies the logits, one of (C, C) mixes them; a bias is (C,) or None.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        scaled = self.without_bias(logits)
-        return scaled if self.bias is None else scaled + self.bias
-
-    def without_bias(self, logits: torch.Tensor) -> torch.Tensor:
-        logits = logits.detach().cpu().double()
-        return logits @ self.weight.T if self.weight.ndim == 2 else logits * self.weight
-
-    def probe(self) -> LinearMap:
-        """A map of the same kind that is far from the identity, so that it tells heads apart."""
-        if self.weight.ndim == 0:
-            return LinearMap(torch.tensor(0.5, dtype=torch.float64))
-        scales = torch.linspace(0.5, 2, len(self.weight), dtype=torch.float64)
-        return LinearMap(scales.diag().roll(1, 0) if self.weight.ndim == 2 else scales)
+def probe_of(mapping: AffineMap) -> AffineMap:
+    """A map of the same kind that is far from the identity, so that it tells heads apart."""
+    if mapping.weight.ndim == 0:
+        return AffineMap(np.array(0.5))
+    scales = np.linspace(0.5, 2, len(mapping.weight))
+    return AffineMap(np.roll(np.diag(scales), 1, axis=0) if mapping.weight.ndim == 2 else scales)
 
 
 def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -107,8 +91,8 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The model's logits for a batch, in float64 on the CPU."""
+def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatArray:
+    """The model's logits for a batch, in float64."""
     # The class's forward: mixed-precision training leaves one on the instance that rounds to 16 bits.
     try:
         outputs = type(model).forward(model, **inputs)
@@ -119,11 +103,16 @@ def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.T
     if not isinstance(logits, torch.Tensor):
         way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
         raise InputTypeError(expected("model", "return logits", type(outputs).__name__, way_out))
-    return logits.cpu().double()
+    return as_float64(logits)
+
+
+def as_float64(values: torch.Tensor) -> FloatArray:
+    """A tensor of any device and dtype as an array of its own."""
+    return values.detach().cpu().double().numpy()
 
 
 def find_heads(
-    model: PreTrainedModel, inputs: Mapping[str, Any], logits: torch.Tensor, probe: LinearMap
+    model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, probe: AffineMap
 ) -> dict[str, nn.Linear] | None:
     """The layers, by name, whose transformation transforms the logits alike; None where there are none."""
     layers = linear_layers(model, logits.shape[-1])
@@ -147,19 +136,19 @@ def linear_layers(model: PreTrainedModel, n_outputs: int) -> dict[str, nn.Linear
     }
 
 
-def agree(logits: torch.Tensor, wanted: torch.Tensor) -> bool:
+def agree(logits: FloatArray, wanted: FloatArray) -> bool:
     """Whether two sets of logits are the same up to `TOLERANCE`."""
-    return bool((logits - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+    return bool(np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
 @contextmanager
-def transformed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterator[None]:
+def transformed(heads: Mapping[str, nn.Linear], mapping: AffineMap) -> Iterator[None]:
     """Transform heads for the length of a with block; the weights come back bit for bit."""
     parameters = {id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values()
     saved = [parameter.clone() for parameter in parameters]
     without_bias = [head for head in heads.values() if head.bias is None]
     try:
-        transform(heads, linear_map)
+        transform(heads, mapping)
         yield
     finally:
         for parameter, value in zip(parameters, saved, strict=True):
@@ -168,18 +157,19 @@ def transformed(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> Iterat
             head.register_parameter("bias", None)
 
 
-def transform(heads: Mapping[str, nn.Linear], linear_map: LinearMap) -> None:
+def transform(heads: Mapping[str, nn.Linear], mapping: AffineMap) -> None:
     """Apply a map to what the heads return; to each weight and bias once, also where heads share them."""
     done: set[int] = set()
+    scaled = AffineMap(mapping.weight)
     for head in heads.values():
-        if head.bias is None and linear_map.bias is not None:
+        if head.bias is None and mapping.bias is not None:
             zeros = head.weight.new_zeros(head.out_features)
             head.bias = nn.Parameter(zeros, requires_grad=head.weight.requires_grad)
         for name, parameter in head.named_parameters(recurse=False):
             if id(parameter) not in done:
                 done.add(id(parameter))
-                new = linear_map(parameter) if name == "bias" else linear_map.without_bias(parameter.T).T
-                parameter.copy_(new)
+                new = mapping(as_float64(parameter)) if name == "bias" else scaled(as_float64(parameter).T).T
+                parameter.copy_(torch.from_numpy(new))
 
 
 def has_bias_when_loaded(model: PreTrainedModel, head: str) -> bool:

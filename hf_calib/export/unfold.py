@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.export.fold import OF_THE_MAP, PARAMETERS, check_is_plain, linear_map_of
-from hf_calib.export.heads import LinearMap, transform
+from hf_calib.export.fold import OF_THE_MAP, PARAMETERS, affine_map_of, check_is_plain
+from hf_calib.export.heads import as_float64, transform
 from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.affine import AffineMap
@@ -120,9 +120,9 @@ def unfold(
         _restore(heads, kept)
         difference = 0.0
     else:
-        linear_map = known_map or _recorded_map(recorded) or _map_beside(classifier, recorded, revision)
-        inverse = _inverse(linear_map, heads)
-        difference = _largest_difference(linear_map, inverse, folded)
+        mapping = known_map or _recorded_map(recorded) or _map_beside(classifier, recorded, revision)
+        inverse = _inverse(mapping, heads)
+        difference = _largest_difference(mapping, inverse, folded)
         with torch.no_grad():
             transform(heads, inverse)
     difference += float(recorded.get(_WITHIN, 0.0))  # of a model that was inverted before it was folded again
@@ -163,7 +163,7 @@ def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, 
     return heads  # type: ignore[return-value]
 
 
-def _checked(scaler: Any, recorded: Mapping[str, Any]) -> LinearMap:
+def _checked(scaler: Any, recorded: Mapping[str, Any]) -> AffineMap:
     """The map of a scaler, which the record must not contradict."""
     wanted = {key: recorded[key] for key in ("method", *PARAMETERS) if key in recorded}
     found = {"method": foldable_method(scaler), **config_record(scaler)}
@@ -171,7 +171,7 @@ def _checked(scaler: Any, recorded: Mapping[str, Any]) -> LinearMap:
         requirement = "be the one that was folded into the model, as config.calibration records it"
         way_out = "pass that one, or none to have it looked for"
         raise InputValueError(expected("scaler", requirement, _in_short(found), way_out))
-    return linear_map_of(scaler)
+    return affine_map_of(scaler)
 
 
 def _in_short(parameters: Mapping[str, Any]) -> str:
@@ -179,7 +179,7 @@ def _in_short(parameters: Mapping[str, Any]) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _recorded_map(recorded: Mapping[str, Any]) -> LinearMap | None:
+def _recorded_map(recorded: Mapping[str, Any]) -> AffineMap | None:
     """The map that the config's numbers give; None of one that mixes the classes, which is not among them.
 
     Raises:
@@ -198,9 +198,7 @@ def _recorded_map(recorded: Mapping[str, Any]) -> LinearMap | None:
         raise InputValueError(
             expected("config.calibration", "hold the folded map's numbers", got, way_out)
         ) from error
-    return LinearMap(
-        torch.from_numpy(known.weight), None if known.bias is None else torch.from_numpy(known.bias)
-    )
+    return known
 
 
 def _affine_map_of(recorded: Mapping[str, Any]) -> AffineMap | None:
@@ -223,7 +221,7 @@ def _affine_map_of(recorded: Mapping[str, Any]) -> AffineMap | None:
     return known
 
 
-def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -> LinearMap:
+def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -> AffineMap:
     """The map of the calibration.json that was saved with the model."""
     file = _saved_beside(model, MAP_NAME, revision)
     way_out = "pass the scaler that was folded: unfold(model, scaler)"
@@ -237,9 +235,9 @@ def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -
         raise InputValueError(expected("model", "have its map written down", got, way_out)) from error
 
 
-def _inverse(linear_map: LinearMap, heads: Mapping[str, nn.Linear]) -> LinearMap:
+def _inverse(mapping: AffineMap, heads: Mapping[str, nn.Linear]) -> AffineMap:
     """z -> A^-1 (z - c)."""
-    weight = linear_map.weight
+    weight = mapping.weight
     sizes = {head.out_features for head in heads.values()}
     n_classes = len(weight) if weight.ndim else max(sizes)
     if sizes != {n_classes}:
@@ -249,13 +247,14 @@ def _inverse(linear_map: LinearMap, heads: Mapping[str, nn.Linear]) -> LinearMap
             expected("model", f"have a head of the map's {n_classes} classes", got, way_out)
         )
     try:
-        inverted = torch.linalg.inv(weight) if weight.ndim == 2 else 1 / weight
-    except torch.linalg.LinAlgError:
-        inverted = torch.full_like(weight, torch.inf)
-    if not inverted.isfinite().all():
+        with np.errstate(divide="ignore"):
+            inverted = np.linalg.inv(weight).astype(np.float64) if weight.ndim == 2 else 1 / weight
+    except np.linalg.LinAlgError:
+        inverted = np.full_like(weight, np.inf)
+    if not np.isfinite(inverted).all():
         raise _not_invertible("is singular: different logits are mapped to the same ones")
-    bare = LinearMap(inverted)
-    return LinearMap(inverted, None if linear_map.bias is None else -bare(linear_map.bias))
+    bare = AffineMap(inverted)
+    return AffineMap(inverted, None if mapping.bias is None else -bare(mapping.bias))
 
 
 def _not_invertible(why: str) -> InputValueError:
@@ -263,25 +262,26 @@ def _not_invertible(why: str) -> InputValueError:
     return InputValueError(expected("the folded map", "be invertible", f"one that {why}", way_out))
 
 
-def _largest_difference(linear_map: LinearMap, inverse: LinearMap, folded: Mapping[str, Tensor]) -> float:
+def _largest_difference(mapping: AffineMap, inverse: AffineMap, folded: Mapping[str, Tensor]) -> float:
     r"""A bound on what the rounding of the fold and of its inverse change, over all weights and biases.
 
     With u half the spacing at 1 of the weights' dtype and e that of float64, |A^-1| (u |A W|) + u |W|, and
     8 C e |A^-1| (|A| |W| + |c|) for the arithmetic in float64.
     """
-    shrunk, grown = LinearMap(linear_map.weight.abs()), LinearMap(inverse.weight.abs())
-    offset = 0.0 if linear_map.bias is None else linear_map.bias.abs()
+    shrunk, grown = AffineMap(np.abs(mapping.weight)), AffineMap(np.abs(inverse.weight))
+    undone = AffineMap(inverse.weight)
+    offset = 0.0 if mapping.bias is None else np.abs(mapping.bias)
     largest = 0.0
     for name, parameter in folded.items():
         is_bias = name.endswith(".bias")
-        after = (parameter if is_bias else parameter.T).cpu().double()
-        before = inverse(after) if is_bias else inverse.without_bias(after)
+        after = as_float64(parameter if is_bias else parameter.T)
+        before = inverse(after) if is_bias else undone(after)
         u = torch.finfo(parameter.dtype).eps / 2
-        in_float64 = 8 * after.shape[-1] * torch.finfo(torch.float64).eps
-        error = grown(u * after.abs()) + u * before.abs()
-        error += in_float64 * grown(shrunk(before.abs()) + (offset if is_bias else 0.0))
-        if not is_bias and not error.max() <= _LARGEST_ERROR * before.abs().max():
-            share = float(error.max() / before.abs().max())
+        in_float64 = 8 * after.shape[-1] * np.finfo(np.float64).eps
+        error = grown(u * np.abs(after)) + u * np.abs(before)
+        error += in_float64 * grown(shrunk(np.abs(before)) + (offset if is_bias else 0.0))
+        if not is_bias and not error.max() <= _LARGEST_ERROR * np.abs(before).max():
+            share = float(error.max() / np.abs(before).max())
             raise _not_invertible(f"is badly conditioned: weights may be wrong by {share:.1g} of the largest")
         largest = max(largest, float(error.max()))
     return largest
