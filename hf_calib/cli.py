@@ -83,7 +83,7 @@ class TextOptions:
             "folder, also of images, or a dataset on the Hub."
         ),
     ] = None
-    config_name: Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")] = None
+    dataset_config: Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")] = None
     text_column: Annotated[str, typer.Option(help="Column of texts, or of lists of tokens.")] = "text"
     label_column: LabelColumn = "label"
     class_names: Annotated[
@@ -108,11 +108,11 @@ class TextOptions:
         given = {each.name: getattr(self, each.name) for each in fields(Reading) if hasattr(self, each.name)}
         return Reading(**given | {name: _names(given[name]) for name in given.keys() & _LISTS})
 
-    def rows(self, data: str | None, split: str, *, config_name: bool = True) -> RowSet | None:
+    def rows(self, data: str | None, split: str, *, dataset_config: bool = True) -> RowSet | None:
         """One set of rows; None where there are none."""
         from hf_calib.predictions.reading import RowSet
 
-        return None if data is None else RowSet(data, self.config_name if config_name else None, split)
+        return None if data is None else RowSet(data, self.dataset_config if dataset_config else None, split)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,9 @@ def evaluate(
             n_bins=n_bins,
             output=output,
             ood=[
-                found for each in ood_data or () if (found := rows.rows(each, ood_split, config_name=False))
+                found
+                for each in ood_data or ()
+                if (found := rows.rows(each, ood_split, dataset_config=False))
             ],
             soft_labels=soft_labels,
             running=how,

@@ -157,7 +157,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
                 )
             dataset = load_splits(
                 None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-                config_name=args.dataset_config,
+                dataset_config=args.dataset_config,
                 revision=args.dataset_revision,
                 test_split=None if one_file else args.test_split,
                 train_file=args.train_file,

@@ -29,7 +29,7 @@ _CALIBRATION_NAMES = ("calibration", "validation", "valid", "val", "dev")
 def load_splits(
     source: str | None = None,
     *,
-    config_name: str | None = None,
+    dataset_config: str | None = None,
     revision: str | None = None,
     train_split: str = "train",
     calibration_split: str | None = None,
@@ -46,7 +46,7 @@ def load_splits(
     Args:
         source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`,
             `test/CLASS/y.png`), or of csv, json or parquet files named by split.
-        config_name: configuration of a Hub dataset that has several.
+        dataset_config: configuration of a Hub dataset that has several.
         revision: branch or commit of a Hub dataset. Where main has nothing but a script, the Hub keeps the data
             themselves in refs/convert/parquet.
         train_split: the split that becomes `train`.
@@ -77,7 +77,7 @@ def load_splits(
     if source is None:
         return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
     with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
-        loaded = load_dataset(source, config_name, revision=revision, cache_dir=cache)
+        loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
         calibration_split = next(candidates, None)
@@ -139,14 +139,18 @@ def _is_empty_parquet(path: Path) -> bool:
 
 
 def load_rows(
-    data: str | PathLike[str], *, config_name: str | None = None, split: str = "test", argument: str = "data"
+    data: str | PathLike[str],
+    *,
+    dataset_config: str | None = None,
+    split: str = "test",
+    argument: str = "data",
 ) -> Dataset:
     """Load the rows of one split, with the columns as they are.
 
     Args:
         data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
             the Hub or a local folder.
-        config_name: configuration of a Hub dataset that has several.
+        dataset_config: configuration of a Hub dataset that has several.
         split: which rows of a Hub dataset or folder.
         argument: the name of `data` in errors.
 
@@ -157,7 +161,7 @@ def load_rows(
         return load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split!r}", str(data), way_out):
-        return load_dataset(str(data), config_name, split=split)
+        return load_dataset(str(data), dataset_config, split=split)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def load_tagged(args: DataArguments) -> DatasetDict:
         raise InputValueError(expected("dataset", "have tagged sentences", repr(args.dataset), way_out))
     dataset = load_splits(
         None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-        config_name=args.dataset_config,
+        dataset_config=args.dataset_config,
         revision=args.dataset_revision,
         test_split=args.test_split,
         train_file=args.train_file,

@@ -43,7 +43,7 @@ class Reading:
 # Those of `hf-calib evaluate` that say which rows are read, and how.
 ROW_OPTIONS = frozenset(
     f"--{name.replace('_', '-')}"
-    for name in ("data", "config_name", "split", *(each.name for each in fields(Reading)))
+    for name in ("data", "dataset_config", "split", *(each.name for each in fields(Reading)))
     if name != "batch_size"
 )
 
@@ -54,14 +54,14 @@ class RowSet:
 
     Args:
         data: a file, a folder or a dataset on the Hub; for a file of predictions, that file.
-        config_name: configuration of a Hub dataset.
+        dataset_config: configuration of a Hub dataset.
         split: of a Hub dataset or folder.
         argument: what errors call it.
         labelled: whether its labels are read.
     """
 
     data: str
-    config_name: str | None = None
+    dataset_config: str | None = None
     split: str = "test"
     argument: str = "data"
     labelled: bool = True
@@ -70,7 +70,9 @@ class RowSet:
         """The rows, with the columns as they are."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(self.data, config_name=self.config_name, split=self.split, argument=self.argument)
+        return load_rows(
+            self.data, dataset_config=self.dataset_config, split=self.split, argument=self.argument
+        )
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
@@ -79,8 +81,8 @@ class RowSet:
     def options(self, reading: Reading) -> list[str]:
         """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
         words = ["--data", self.source()["name"]]
-        if self.config_name is not None:
-            words += ["--config-name", self.config_name]
+        if self.dataset_config is not None:
+            words += ["--dataset-config", self.dataset_config]
         if not self._is_file and self.split != "test":
             words += ["--split", self.split]
         for each in fields(reading):
