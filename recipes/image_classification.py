@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     ViTImageProcessorPil,
     set_seed,
@@ -31,6 +30,7 @@ from hf_calib.data import (
     decode_images,
     label_maps,
     load_data,
+    load_image_processor,
     load_ood,
     multi_hot,
 )
@@ -128,7 +128,7 @@ if model_args.model in IMAGE_NETWORKS:
     if model_args.weights is not None:
         model = type(model).from_pretrained(model_args.weights, config=config, ignore_mismatched_sizes=True)
 else:
-    processor = AutoImageProcessor.from_pretrained(model_args.model, backend="pil")
+    processor = load_image_processor(model_args.model)
     if model_args.from_scratch:
         config = AutoConfig.from_pretrained(model_args.model, **labels)
         model = AutoModelForImageClassification.from_config(config)

@@ -20,7 +20,13 @@ from __future__ import annotations
 from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_ood
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
-from hf_calib.data.images import ImageTransform, check_images, check_reads_rgb, collate_images
+from hf_calib.data.images import (
+    ImageTransform,
+    check_images,
+    check_reads_rgb,
+    collate_images,
+    load_image_processor,
+)
 from hf_calib.data.multi_label import multi_hot
 from hf_calib.data.newsgroups import newsgroups_dataset
 from hf_calib.data.pixels import PixelTransform, decode_images
@@ -51,6 +57,7 @@ __all__ = [
     "label_maps",
     "limit_samples",
     "load_data",
+    "load_image_processor",
     "load_ood",
     "load_splits",
     "load_tagged",

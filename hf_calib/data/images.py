@@ -17,6 +17,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import BaseImageProcessor, PreTrainedConfig
 
+# From its own module: the package's name asks for torchvision in transformers 5.17, whatever the backend.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
 from hf_calib._errors import InputValueError, expected
 
 _DECODER = datasets.Image()
@@ -37,8 +40,8 @@ class ImageTransform:
     transform sees them.
 
     Args:
-        processor: an image processor on the PIL backend, such as
-            `AutoImageProcessor.from_pretrained(name, backend="pil")`; it resizes and normalises.
+        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and
+            normalises.
         crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR);
             "resized" crops 8% to 100% of the area and changes the aspect ratio by up to 4/3 (photographs);
             "none" for evaluation.
@@ -92,6 +95,19 @@ class ImageTransform:
         if "label" in batch:
             transformed["labels"] = batch["label"]
         return transformed
+
+
+def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """A model's image processor on the PIL backend, with which images are resized alike with and without torchvision.
+
+    Args:
+        source: a folder, or the name of a model on the Hub.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        OSError: if there is none.
+    """
+    return AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=trust_remote_code)
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,6 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.data.columns import choose_inputs
@@ -26,6 +25,7 @@ from hf_calib.data.images import (
     collate_images,
     conversion_note,
     decode_at,
+    load_image_processor,
 )
 from hf_calib.predictions.classifier import Classifier, Encoded, Progress
 from hf_calib.predictions.loading import refusals
@@ -62,9 +62,7 @@ class ImageClassifier(Classifier):
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
         """The image processor; the model has to read three channels."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_PROCESSOR):
-            processor = AutoImageProcessor.from_pretrained(
-                source, backend="pil", trust_remote_code=trust_remote_code
-            )
+            processor = load_image_processor(source, trust_remote_code=trust_remote_code)
         check_reads_rgb(model.config)
         return processor
 
@@ -118,7 +116,7 @@ class ImageClassifier(Classifier):
 
     def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
         """All scores, of images that are resized as here: with torchvision a pipeline does it a little otherwise."""
-        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        processor = load_image_processor(folder)
         return {"image_processor": processor}, {"top_k": len(self.class_names)}
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterator[bytes]:
