@@ -13,12 +13,7 @@ The networks of the papers, trained from scratch:
 
 from dataclasses import dataclass, field
 
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    ViTImageProcessorPil,
-    set_seed,
-)
+from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
@@ -35,13 +30,7 @@ from hf_calib.data import (
     multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
-from hf_calib.papers import (
-    IMAGE_NETWORKS,
-    gaussian_noise,
-    network_config,
-    ten_crops,
-    write_ten_crop_report,
-)
+from hf_calib.papers import IMAGE_NETWORKS, gaussian_noise, network_config, ten_crops, write_ten_crop_report
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from hf_calib.export import save_folded
 from hf_calib.scaling import TemperatureScaling
-from tests.commands.test_cli import call
+from tests.helpers.commands import call
 from tests.helpers.places import ROOT
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import N_LABELS, sequences, text_of, tiny_bert, tokenizer

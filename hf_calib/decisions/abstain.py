@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
-from hf_calib.decisions._promise import (
-    NEVER,
-    certified_threshold,
-    check_promise,
-    check_rows_for,
-    rows_needed,
-)
+from hf_calib.decisions._promise import NEVER, certified_threshold, check_promise, check_rows_for, rows_needed
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import PromiseCurve, answers
 from hf_calib.metrics.binning import FloatArray, IntArray

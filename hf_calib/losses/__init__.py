@@ -21,14 +21,7 @@ from hf_calib.losses.cross_entropy_losses import (
     logit_norm,
 )
 from hf_calib.losses.dual_focal_losses import dual_focal, dual_focal_gra
-from hf_calib.losses.focal_losses import (
-    flsd,
-    flsd_gra,
-    focal,
-    focal_calibration,
-    focal_gra,
-    inverse_focal,
-)
+from hf_calib.losses.focal_losses import flsd, flsd_gra, focal, focal_calibration, focal_gra, inverse_focal
 from hf_calib.losses.table import LOSSES, LossEntry, make_loss
 
 __all__ = [

@@ -18,12 +18,7 @@ from hf_calib.losses._hyperparameters import INFINITY, ClassWeights
 from hf_calib.losses.gammas import CONSTANT_0, Gamma, GammaSchedule
 from hf_calib.losses.penalties import BatchPenalty, Penalty
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
-from hf_calib.losses.statistics.dispatch import (
-    RowStatistics,
-    multi_label_statistics,
-    read_by,
-    row_statistics,
-)
+from hf_calib.losses.statistics.dispatch import RowStatistics, multi_label_statistics, read_by, row_statistics
 from hf_calib.losses.weights import Weight
 
 REDUCTIONS = ("mean", "sum", "none")

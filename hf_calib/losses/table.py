@@ -16,12 +16,7 @@ from hf_calib.losses import (
     focal_losses,
 )
 from hf_calib.losses._calibration_loss import CalibrationLoss
-from hf_calib.losses._hyperparameters import (
-    ClassWeights,
-    Hyperparameter,
-    hyperparameters_of,
-    in_words,
-)
+from hf_calib.losses._hyperparameters import ClassWeights, Hyperparameter, hyperparameters_of, in_words
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,7 @@ from hf_calib.metrics.proper_scores import (
     negative_log_likelihood,
     root_brier_score,
 )
-from hf_calib.metrics.selective import (
-    RiskCoverage,
-    area_under_risk_coverage,
-    risk_coverage_curve,
-)
+from hf_calib.metrics.selective import RiskCoverage, area_under_risk_coverage, risk_coverage_curve
 from hf_calib.metrics.smooth import smooth_calibration_error
 from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation

@@ -20,12 +20,7 @@ from hf_calib.metrics._inputs import (
     check_seed,
 )
 from hf_calib.metrics.binning import FloatArray, IntArray, uniform_bins
-from hf_calib.metrics.bootstrap import (
-    Interval,
-    draw_counts,
-    interval_of,
-    two_sided,
-)
+from hf_calib.metrics.bootstrap import Interval, draw_counts, interval_of, two_sided
 
 _BIO = re.compile(r"O|[BI]-.+")
 

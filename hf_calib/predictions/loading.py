@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig, PreTrainedConfig
 
 from hf_calib._errors import InputError, InputValueError, expected, few
 from hf_calib.tasks import TASKS, TOKENS, Task, package_of, task_of

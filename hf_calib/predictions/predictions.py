@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from hf_calib._errors import (
-    InputTypeError,
-    InputValueError,
-    differ_invisibly,
-    expected,
-    few,
-    look_alikes,
-)
+from hf_calib._errors import InputTypeError, InputValueError, differ_invisibly, expected, few, look_alikes
 from hf_calib.metrics._inputs import check_probs_and_labels
 from hf_calib.metrics._multi_label import check_decisions
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind

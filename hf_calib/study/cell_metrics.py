@@ -20,12 +20,7 @@ from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.measures import Measure
 from hf_calib.study.cells import fault
-from hf_calib.study.kinds import (
-    DECISION_METRICS,
-    MACRO_METRICS,
-    STUDY_METRICS,
-    make_scaler,
-)
+from hf_calib.study.kinds import DECISION_METRICS, MACRO_METRICS, STUDY_METRICS, make_scaler
 from hf_calib.study.results import UNSCALED, Panel
 
 N_BINS = 15

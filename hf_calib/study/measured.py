@@ -18,12 +18,7 @@ from hf_calib.metrics._inputs import check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.study.advice import advise, notes_on_statistics
-from hf_calib.study.cell_metrics import (
-    Resamples,
-    affordable_resamples,
-    measure_training,
-    sentences_of,
-)
+from hf_calib.study.cell_metrics import Resamples, affordable_resamples, measure_training, sentences_of
 from hf_calib.study.cells import Key, find_cells
 from hf_calib.study.folder import RESULTS, read_plan
 from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS

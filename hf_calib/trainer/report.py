@@ -20,12 +20,7 @@ from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.report import (
-    CalibrationReport,
-    OodSection,
-    ood_section,
-    report_on_predictions,
-)
+from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import MAP_NAME
 from hf_calib.trainer.calibration_map import FittedMap

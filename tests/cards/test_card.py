@@ -29,7 +29,7 @@ from hf_calib.losses import LOSSES
 from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.trainer.evaluation_pass import EvaluationPass
-from tests.commands.test_cli import call
+from tests.helpers.commands import call
 from tests.helpers.hub_server import running_hub
 from tests.helpers.places import ROOT
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401

@@ -17,8 +17,9 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.predictions.files import save_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import TemperatureScaling
-from tests.commands.test_cli import assert_refused, call, called_for_json, names_in
+from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "film", "sport")
@@ -28,7 +29,7 @@ def drawn(n: int, seed: int) -> Predictions:
     """Over-confident predictions, about two in three are right."""
     rng = np.random.default_rng(seed)
     logits = 2.2 * rng.standard_normal((n, 4))
-    labels = (rng.random((n, 1)) > softmax(logits, axis=1).cumsum(axis=1)).sum(axis=1).clip(0, 3)
+    labels = labels_by(softmax(logits, axis=1), rng)
     return Predictions(labels, logits=1.5 * logits, class_names=NAMES)
 
 

@@ -32,13 +32,8 @@ from hf_calib.scaling import (
     load_map,
     save_map,
 )
-from tests.commands.test_cli import (  # noqa: F401
-    assert_refused,
-    call,
-    called_for_json,
-    names_in,
-    quick_reports,
-)
+from tests.helpers.commands import assert_refused, call, called_for_json, names_in
+from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import LENGTH, N_LABELS, sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "film", "sport")

@@ -19,13 +19,9 @@ from hf_calib.predictions.classifier import load_classifier
 from hf_calib.predictions.loading import find_task
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.tasks import TASKS
-from tests.commands.test_cli import (  # noqa: F401  # quick_reports holds for every test here, too
-    assert_refused,
-    call,
-    called_for_json,
-    quick_reports,
-)
+from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.images import cifar_names, image_of, pixels_of, real_rows, save_cifar_network
+from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import tiny_bert, tokenizer
 
 N = 160

@@ -15,13 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
-from hf_calib.data import (
-    ImageTransform,
-    PixelTransform,
-    choose_columns,
-    collate_images,
-    decode_images,
-)
+from hf_calib.data import ImageTransform, PixelTransform, choose_columns, collate_images, decode_images
 from hf_calib.papers import ten_crops
 
 RAW = ViTImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False)

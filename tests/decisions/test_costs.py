@@ -8,6 +8,7 @@ from scipy.special import softmax
 
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import CostRule
+from tests.helpers.sampled import labels_by
 
 COSTS = np.array([[0.0, 1.0, 4.0], [2.0, 0.0, 1.0], [9.0, 3.0, -1.0]])
 
@@ -16,7 +17,7 @@ def drawn(n: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Calibrated probs (n, 3) and labels."""
     rng = np.random.default_rng(seed)
     probs = softmax(1.5 * rng.standard_normal((n, 3)), axis=1)
-    return probs, (rng.random((n, 1)) > probs.cumsum(axis=1)).sum(axis=1)
+    return probs, labels_by(probs, rng)
 
 
 def test_the_decision_of_least_expected_cost() -> None:

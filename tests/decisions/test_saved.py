@@ -19,6 +19,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, LabelThresholds, PredictionSets
 from hf_calib.metrics.bootstrap import Interval
 from tests.helpers.hub_server import running_hub
+from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "film", "sport")
@@ -27,7 +28,7 @@ NAMES = ("art", "law", "film", "sport")
 def drawn(n: int = 600) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     probs = softmax(3 * rng.standard_normal((n, 4)), axis=1)
-    return probs, (rng.random((n, 1)) > probs.cumsum(axis=1)).sum(axis=1).clip(0, 3)
+    return probs, labels_by(probs, rng)
 
 
 PROBS, LABELS = drawn()

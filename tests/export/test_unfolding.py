@@ -37,14 +37,7 @@ from hf_calib.scaling import (
     save_map,
 )
 from hf_calib.scaling.saved_map import ARRAYS_NAME
-from tests.helpers.architectures import (
-    IMAGE,
-    assert_same_weights,
-    build,
-    logits_of,
-    refused,
-    weights_of,
-)
+from tests.helpers.architectures import IMAGE, assert_same_weights, build, logits_of, refused, weights_of
 from tests.helpers.architectures import bert as new_bert
 from tests.helpers.hub_server import running_hub
 from tests.helpers.tiny import tiny_bert, tokenizer

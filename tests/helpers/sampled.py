@@ -26,6 +26,11 @@ def sampled(n: int, c: int, temperature: float, seed: int = 0) -> tuple[np.ndarr
     return logits * temperature, (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
 
 
+def labels_by(probs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A label (N,) for each row of probs (N, C), drawn by it."""
+    return (rng.random((len(probs), 1)) > probs.cumsum(axis=1)).sum(axis=1).clip(0, probs.shape[1] - 1)
+
+
 def predictions(
     n_examples: int = 400, n_classes: int = 4, temperature: float = 1.0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -33,5 +38,4 @@ def predictions(
     rng = np.random.default_rng(seed)
     logits = 2 * rng.standard_normal((n_examples, n_classes))
     truth = softmax(logits, axis=1)
-    labels = (truth.cumsum(axis=1) > rng.random((n_examples, 1))).argmax(axis=1)
-    return softmax(logits / temperature, axis=1), labels
+    return softmax(logits / temperature, axis=1), labels_by(truth, rng)

@@ -17,6 +17,7 @@ from hf_calib.metrics.binning import BINNINGS
 from hf_calib.metrics.bootstrap import percentile_intervals
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label, top_label_calibration_error
+from tests.helpers.sampled import labels_by
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 ECE = "expected_calibration_error"
@@ -29,7 +30,7 @@ def predictions(n_examples: int, n_classes: int = 4, seed: int = 0) -> tuple[np.
     rng = np.random.default_rng(seed)
     logits = 1.5 * rng.standard_normal((n_examples, n_classes))
     true = softmax(logits, axis=1)
-    labels = (true.cumsum(axis=1) < rng.random((n_examples, 1))).sum(axis=1).clip(max=n_classes - 1)
+    labels = labels_by(true, rng)
     probs = softmax(1.7 * logits, axis=1)
     order = np.argsort(probs.max(axis=1), kind="stable")
     return probs[order], labels[order]

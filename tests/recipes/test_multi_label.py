@@ -15,11 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    pipeline,
-)
+from transformers import BertConfig, BertForSequenceClassification, pipeline
 from typer.testing import CliRunner
 
 from hf_calib.cards import write_card

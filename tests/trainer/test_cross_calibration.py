@@ -22,15 +22,7 @@ from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling, VectorScaling
 from tests.helpers.killed_cross_calibration import N_FOLDS, N_ROWS
 from tests.helpers.places import ROOT
-from tests.helpers.tiny import (
-    TEXT,
-    arguments,
-    assert_same,
-    sequences,
-    tagged,
-    tiny_bert,
-    weights,
-)
+from tests.helpers.tiny import TEXT, arguments, assert_same, sequences, tagged, tiny_bert, weights
 
 Made = Callable[[Any, str], CalibrationTrainer]
 

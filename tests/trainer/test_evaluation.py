@@ -13,11 +13,7 @@ from scipy.special import expit
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from hf_calib import CalibrationTrainer
-from hf_calib.metrics import (
-    accuracy,
-    expected_calibration_error,
-    negative_log_likelihood,
-)
+from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
 from tests.helpers.tiny import (

@@ -1,0 +1,101 @@
+"""Where commands write, and what they say meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_calib.commands import console
+from tests.helpers.commands import assert_refused, call, names_in
+from tests.helpers.reports import quick_reports  # noqa: F401
+
+
+class TestProgress:
+    def test_stages_are_named_on_stderr(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console, "_PATIENCE", 0.0)
+        result = call("evaluate", workplace / "data.npz", "--json")
+        assert "measuring 240 rows ..." in result.stderr
+        assert json.loads(result.stdout)["n_examples"] == 240
+
+    def test_only_those_that_take_their_time(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert console._PATIENCE == 1.0
+        monkeypatch.setattr(console, "_PATIENCE", 0.2)
+        with console.stages() as begin:
+            begin("reading a.csv")
+            begin("measuring 3 rows")
+            time.sleep(0.5)
+            begin("saving to out")
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "measuring 3 rows ...\n"
+
+
+class TestOutput:
+    def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        (tmp_path / "link").symlink_to("nothing")
+        for folder, message in (
+            (tmp_path / "file" / "sub", "got the file"),
+            (tmp_path / "link", "got .*, a link to nothing"),
+            (tmp_path / ("x" * 300), "File name too long"),
+            (Path("/proc/none"), "be writable"),
+        ):
+            assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
+
+    @pytest.mark.slow
+    def test_a_full_disk(self, workplace: Path, tmp_path: Path) -> None:
+        """The limit on a file's size stands for it."""
+        call("evaluate", workplace / "data.npz", "--output", tmp_path)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        code = (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+            "from hf_calib.cli import app; app()"
+        )
+        words = ["evaluate", str(workplace / "test.npz"), "--output", str(tmp_path)]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[-1] == (
+            f"hf-calib: expected output to be writable, got {tmp_path} (File too large); "
+            "make room there, or name another place"
+        )
+        assert "Traceback" not in done.stderr
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    def test_adapters_stay(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        words = ("calibrate", workplace / "model", "--data", workplace / "test.csv", "--output", tmp_path)
+        assert_refused(call(*words), "expected output to hold no adapters")
+        assert names_in(tmp_path) == {"adapter_config.json"}
+
+    def test_nothing_moves_where_something_is_in_the_way(self, workplace: Path, tmp_path: Path) -> None:
+        (tmp_path / "report.md").mkdir()
+        (tmp_path / "report.html").write_text("mine")
+        result = call("evaluate", workplace / "data.npz", "--output", tmp_path)
+        assert_refused(result, "report.md to be a file, got a folder")
+        assert (tmp_path / "report.html").read_text() == "mine"
+        assert names_in(tmp_path) == {"report.md", "report.html"}
+
+    @pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
+    def test_an_earlier_report_is_replaced_and_nothing_else(
+        self, command: str, workplace: Path, tmp_path: Path
+    ) -> None:
+        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
+        mine = ("mine.txt", "figures/mine.png", "figures/deep/mine.png", "calibration/mine.md")
+        for name in mine:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("mine")
+        (tmp_path / "figures" / "reliability.png").write_text("an older one")
+        assert call(command, workplace / "data.npz", "--output", tmp_path).exit_code == 0
+        assert [(tmp_path / name).read_text() for name in mine] == ["mine"] * 4
+        assert not list(tmp_path.rglob("_saving*"))
+        if command != "report":
+            assert (tmp_path / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,154 @@
+"""`hf-calib calibrate --target-data`: other class frequencies."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import transformers
+
+from hf_calib.metrics import negative_log_likelihood
+from hf_calib.predictions.files import load_predictions, save_predictions
+from hf_calib.predictions.predictions import Predictions
+from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in, one_line
+from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.tiny import sequences, text_of
+
+
+@pytest.fixture(scope="module")
+def shifted(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts as in the workplace, most of them of the first class: data (source), unlabelled, and labelled ones."""
+    folder = tmp_path_factory.mktemp("shifted")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(workplace / "model")
+    rows = sequences(model, 3600, seed=5)
+    labels = np.array(rows["label"])
+    first = np.flatnonzero(labels[600:] == 0) + 600
+    rest = np.flatnonzero(labels[600:] != 0) + 600
+    n = len(first) // 2
+    roles = {
+        "source": np.arange(600),
+        "target": np.concatenate([first[:n], rest[: n // 3]]),
+        "test": np.concatenate([first[n : 2 * n], rest[n // 3 : 2 * (n // 3)]]),
+        "same": np.arange(600, 1000),
+    }
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(rows["input_ids"])).logits.numpy()
+    for name, chosen in roles.items():
+        table = pandas.DataFrame({"text": [text_of(rows["input_ids"][i]) for i in chosen]})
+        if name in ("source", "test"):
+            table["label"] = [NAMES[labels[i]] for i in chosen]
+        table.to_csv(folder / f"{name}.csv", index=False)
+        predictions = Predictions(labels[chosen], logits=logits[chosen], class_names=NAMES)
+        if name in ("source", "test"):
+            save_predictions(predictions, folder / f"{name}.npz")
+        else:
+            np.savez(folder / f"{name}.npz", logits=logits[chosen])
+    return folder
+
+
+class TestTargetData:
+    @pytest.mark.slow
+    def test_the_correction_is_folded_with_the_map(
+        self, workplace: Path, shifted: Path, tmp_path: Path
+    ) -> None:
+        words = ("calibrate", workplace / "model", "--data", shifted / "source.csv")
+        words = (*words, "--target-data", shifted / "target.csv", "--test-data", shifted / "test.csv")
+        result = call(*words, "--output", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        printed = one_line(result.stdout)
+        assert re.search(r"Class frequencies of \d,?\d+ target rows, corrected for \(p = 0.005\)", printed)
+        assert re.search(r"art 0\.\d+ 0\.\d+ \[0\.\d+, 0\.\d+\]", printed)
+        saved = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
+        assert (saved["method"], saved["scaler"], saved["folded"]) == ("prior_correction", "auto", True)
+
+        done = called_for_json(*words, "--output", tmp_path / "again")
+        assert done["served_difference"] < 1e-5
+        assert done["prior"]["prior"] == pytest.approx(saved["target_prior"], rel=1e-9)
+        low, high = done["prior"]["interval"][0]
+        assert saved["train_prior"][0] < low < 0.75 < high  # three in four are of the first class
+        map_only = called_for_json(*words[:4], *words[6:], "--output", tmp_path / "map")
+        ours, theirs = (each["report"]["after"]["metrics"]["nll"]["value"] for each in (done, map_only))
+        assert ours < theirs - 0.05
+        served = called_for_json("evaluate", tmp_path / "out", "--data", shifted / "test.csv")
+        assert served["before"]["metrics"]["nll"]["value"] == pytest.approx(ours, abs=1e-5)
+
+    def test_without_labelled_target_rows_the_report_is_on_the_map(
+        self, shifted: Path, tmp_path: Path
+    ) -> None:
+        data = ("calibrate", shifted / "source.npz")
+        done = called_for_json(
+            *data, "--target-data", shifted / "target.npz", "--output", tmp_path / "corrected"
+        )
+        map_only = called_for_json(*data, "--output", tmp_path / "map")
+        assert done["held_out"] == (
+            "the other 300 of 600 rows, drawn with seed 0, before the correction of the class frequencies, "
+            "as these rows have the source's"
+        )
+        for each in (done, map_only):
+            each["nll"] = each["report"]["after"]["metrics"]["nll"]["value"]
+        assert done["nll"] == map_only["nll"]
+        assert done["prior"]["shifted"]
+
+    def test_noise_is_not_corrected(self, workplace: Path, shifted: Path, tmp_path: Path) -> None:
+        words = ("calibrate", workplace / "model", "--data", shifted / "source.csv", "--output")
+        done = called_for_json(*words, tmp_path / "a", "--target-data", shifted / "same.csv")
+        assert not done["prior"]["shifted"]
+        assert any(
+            "the 400 target rows do not differ significantly from the source's" in one_line(n)
+            for n in done["notes"]
+        )
+        called_for_json(*words, tmp_path / "b")
+        configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
+        assert configs[0] == configs[1]
+
+    def test_files_of_predictions(self, shifted: Path, tmp_path: Path) -> None:
+        words = ("calibrate", shifted / "source.npz", "--target-data", shifted / "target.npz")
+        done = called_for_json(*words, "--test-data", shifted / "test.npz", "--output", tmp_path / "out")
+        assert names_in(tmp_path / "out") == {*REPORT, "predictions.npz", "target.npz"}
+        with np.load(tmp_path / "out" / "target.npz") as written:
+            assert written["class_names"].tolist() == list(NAMES)
+            probs = written["probs"]
+        np.testing.assert_allclose(probs.mean(axis=0), done["prior"]["prior"], atol=0.01)
+        test = load_predictions(tmp_path / "out" / "predictions.npz")
+        assert negative_log_likelihood(test.probabilities(), test.labels) == pytest.approx(
+            done["report"]["after"]["metrics"]["nll"]["value"]
+        )
+        with np.load(shifted / "target.npz") as file:
+            table = pandas.DataFrame(file["logits"], columns=[f"logit_{name}" for name in NAMES])
+        table.to_csv(tmp_path / "target.csv", index=False)
+        again = called_for_json(
+            *words[:2], "--target-data", tmp_path / "target.csv", "--output", tmp_path / "out2"
+        )
+        low, high = np.transpose(done["prior"]["interval"])  # whose source rows are others
+        assert ((low < again["prior"]["prior"]) & (again["prior"]["prior"] < high)).all()
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--method", "isotonic"), "isotonic cannot be folded into a model's head"),
+            (("--target-data", "three.npz"), "the target data to have the same classes, got 3 classes and 4"),
+            (("--target-data", "one.npz"), "probs to hold rows that differ, got one row; pass"),
+            (("--target-data", "none.npz"), "expected predictions to name an existing file, got .*none.npz"),
+            (("--target-data", "nan.npz"), "expected probs to be finite"),
+        ],
+    )
+    def test_refused(
+        self,
+        words: tuple[str, str],
+        message: str,
+        shifted: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        np.savez("three.npz", logits=np.random.default_rng(0).normal(size=(9, 3)))
+        np.savez("one.npz", logits=np.zeros((1, 4)))
+        np.savez("nan.npz", logits=np.full((5, 4), np.nan))
+        given = ("calibrate", shifted / "source.npz", "--target-data", shifted / "target.npz", *words)
+        assert_refused(call(*given, "--output", "out"), message)
+        assert not Path("out").exists()
