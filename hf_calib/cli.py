@@ -85,6 +85,9 @@ class TextOptions:
     ] = None
     dataset_config: Annotated[str | None, typer.Option(help="Configuration of a Hub dataset.")] = None
     text_column: Annotated[str, typer.Option(help="Column of texts, or of lists of tokens.")] = "text"
+    text_pair_column: Annotated[
+        str | None, typer.Option(help="Column of second texts, for a model of pairs: hypotheses, answers.")
+    ] = None
     label_column: LabelColumn = "label"
     class_names: Annotated[
         str | None,

@@ -73,6 +73,11 @@ class ImageClassifier(Classifier):
             raise InputValueError(
                 expected("max_length", "be given for texts only", reading.max_length, way_out)
             )
+        if reading.text_pair_column is not None:
+            got = reading.text_pair_column
+            raise InputValueError(
+                expected("text_pair_column", "be given for texts only", got, "leave it out")
+            )
         shown = _shown(name)
         images = choose_inputs(rows, name=shown, image_column=reading.image_column)
         note = conversion_note(check_images(images, shown), shown)

@@ -19,6 +19,7 @@ class Reading:
 
     Args:
         text_column: of texts, or of lists of tokens.
+        text_pair_column: of second texts, for models of pairs (premise and hypothesis, query and answer).
         image_column: of images; where there is none of this name, the only one of images.
         label_column: of labels, or of lists of tags: class names, or the model's class ids.
         class_names: the data's names of the model's classes, in the model's order, if they differ.
@@ -30,6 +31,7 @@ class Reading:
     """
 
     text_column: str = "text"
+    text_pair_column: str | None = None
     image_column: str = "image"
     label_column: str = "label"
     class_names: Sequence[str] | None = None

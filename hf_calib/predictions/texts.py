@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,15 @@ _ROWS_CHECKED = 10_000
 _SAVE_ITS_TOKENIZER = "save the tokenizer that the model was trained with into the model's folder"
 
 
+class Pair(NamedTuple):
+    """Two texts that a model reads as one input."""
+
+    text: str
+    text_pair: str
+
+
 class TextClassifier(Classifier):
-    """A sequence classifier and its tokenizer."""
+    """A sequence classifier of texts, or of pairs of them, and its tokenizer."""
 
     @staticmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
@@ -47,16 +54,19 @@ class TextClassifier(Classifier):
         """The processing class by its own name."""
         return self.processing_class
 
-    def tokenize(self, texts: Sequence[str], max_length: int | None = None) -> list[dict[str, list[int]]]:
+    def tokenize(
+        self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
+    ) -> list[dict[str, list[int]]]:
         """Token ids and what goes with them, truncated to max_length, by default what the model can read."""
         limit = max_length or self.longest
-        encoded = self.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
+        columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
+        encoded = self.tokenizer(*map(list, columns), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts, whose labels are not read."""
         _check_rows(rows, reading.max_length)
-        tokens = self.tokenize(_texts(rows, reading.text_column), reading.max_length)
+        tokens = self.tokenize(_texts(rows, reading), reading.max_length)
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
         if empty:
             got = f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
@@ -103,13 +113,15 @@ class TextClassifier(Classifier):
         """Whether both model and tokenizer know a padding token."""
         return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
 
-    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[str]:
-        """The first n texts."""
-        return list(rows[:n][reading.text_column])
+    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
+        """The first n texts, of pairs as dicts."""
+        texts = _texts(rows.select(range(min(n, len(rows)))), reading)
+        return [text if isinstance(text, str) else text._asdict() for text in texts]
 
-    def served_batch(self, served: Sequence[str], reading: Reading) -> dict[str, Tensor]:
+    def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
         """The texts, or the first where the model cannot pad."""
-        return self.batch(self.tokenize(served if self.can_pad else served[:1], reading.max_length))
+        texts: list[Any] = [text if isinstance(text, str) else Pair(**text) for text in served]
+        return self.batch(self.tokenize(texts if self.can_pad else texts[:1], reading.max_length))
 
     def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
         """All scores, of texts that are cut as here."""
@@ -118,7 +130,7 @@ class TextClassifier(Classifier):
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
         """The texts."""
-        return rows[reading.text_column]
+        return _texts(rows, reading)
 
     @property
     def _positions_of_padding(self) -> int:
@@ -173,9 +185,17 @@ def _check_positive(argument: str, value: int | None) -> None:
         raise InputValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
 
 
-def _texts(rows: Dataset, column: str) -> list[str]:
-    texts = column_values(rows, "text_column", column)
+def _texts(rows: Dataset, reading: Reading) -> list[Any]:
+    """The texts, or the pairs of texts."""
+    firsts = _texts_of(rows, "text_column", reading.text_column)
+    if reading.text_pair_column is None:
+        return firsts
+    return list(map(Pair, firsts, _texts_of(rows, "text_pair_column", reading.text_pair_column)))
+
+
+def _texts_of(rows: Dataset, argument: str, column: str) -> list[str]:
+    texts = column_values(rows, argument, column)
     if not all(isinstance(text, str) for text in texts):
         got = rows.features[column]
-        raise InputTypeError(expected(f"column {column!r}", "hold texts", got, "choose another text_column"))
+        raise InputTypeError(expected(f"column {column!r}", "hold texts", got, f"choose another {argument}"))
     return texts

@@ -1,0 +1,104 @@
+"""Models that read two texts as one input, as those of entailment and rerankers do, through the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from torch.nn.functional import cross_entropy
+from transformers import BertForSequenceClassification, pipeline
+
+from tests.helpers.commands import NAMES, assert_refused, call, called_for_json
+from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
+
+PAIRS = ("--text-column", "premise", "--text-pair-column", "hypothesis")
+
+
+def pair_tokenizer() -> Any:
+    made = tokenizer()
+    # The tiny model looks at the first token only, which is of the second text here.
+    pair = "$B:1 [SEP]:1 $A:0 [SEP]:0"
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A [SEP]", pair=pair, special_tokens=[("[SEP]", 3)]
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of pairs, and rows whose labels depend on which of the two texts comes first."""
+    folder = tmp_path_factory.mktemp("pairs")
+    names = dict(enumerate(NAMES))
+    model = tiny_bert(id2label=names, label2id={name: i for i, name in names.items()})
+    model.save_pretrained(folder / "model")
+    pair_tokenizer().save_pretrained(folder / "model")
+    for name, seed in (("data", 1), ("test", 2)):
+        ids = sequences(model, 80, seed=seed)["input_ids"]
+        firsts, seconds = [text_of(row[:3]) for row in ids], [text_of(row[3:7]) for row in ids]
+        encoded = pair_tokenizer()(firsts, seconds, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            labels = model(**encoded).logits.argmax(dim=1).numpy()
+        table = {"premise": firsts, "hypothesis": seconds, "label": [NAMES[i] for i in labels]}
+        pandas.DataFrame(table).to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def test_the_model_reads_both_texts_in_their_order(place: Path) -> None:
+    rows = pandas.read_csv(place / "data.csv")
+    encoded = pair_tokenizer()(
+        list(rows["premise"]), list(rows["hypothesis"]), padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        logits = BertForSequenceClassification.from_pretrained(place / "model")(**encoded).logits
+    wanted = cross_entropy(logits, torch.tensor([NAMES.index(label) for label in rows["label"]])).item()
+
+    def nll(*words: str) -> float:
+        report = called_for_json("evaluate", place / "model", "--data", place / "data.csv", *words)
+        return report["before"]["metrics"]["nll"]["value"]
+
+    assert nll(*PAIRS) == pytest.approx(wanted, rel=1e-5)
+    assert nll(*PAIRS[:2]) != pytest.approx(wanted, rel=1e-2)
+    swapped = ("--text-column", "hypothesis", "--text-pair-column", "premise")
+    assert nll(*swapped) != pytest.approx(wanted, rel=1e-2)
+
+
+def test_a_plain_pipeline_serves_what_was_calibrated(place: Path, tmp_path: Path) -> None:
+    words = ("--data", place / "data.csv", "--test-data", place / "test.csv", *PAIRS)
+    result = call("calibrate", place / "model", *words, "--output", tmp_path / "m")
+    assert result.exit_code == 0, result.output
+    rows = pandas.read_csv(place / "test.csv")
+    asked = [{"text": a, "text_pair": b} for a, b in zip(rows["premise"], rows["hypothesis"], strict=True)]
+    served = pipeline("text-classification", str(tmp_path / "m"), top_k=None)(asked)
+    probs = np.array(
+        [[next(e["score"] for e in row if e["label"] == name) for name in NAMES] for row in served]
+    )
+    report = called_for_json("evaluate", tmp_path / "m", "--data", place / "test.csv", *PAIRS)
+    labels = np.array([NAMES.index(label) for label in rows["label"]])
+    wanted = -np.log(probs[np.arange(len(labels)), labels]).mean()
+    assert report["before"]["metrics"]["nll"]["value"] == pytest.approx(wanted, rel=1e-4)
+    # As the command on the card does.
+    about = json.loads((tmp_path / "m/calibration/report.json").read_text())["about"]
+    assert about["options"] == ["--data", "test.csv", *PAIRS]
+
+
+def test_rows_in_two_roles_are_the_same_pair(place: Path, tmp_path: Path) -> None:
+    rows = pandas.read_csv(place / "data.csv")
+    rows.assign(hypothesis=rows["hypothesis"][::-1].to_numpy()).to_csv(tmp_path / "other.csv", index=False)
+    for test_data, said in ((tmp_path / "other.csv", False), (place / "data.csv", True)):
+        words = ("--data", place / "data.csv", "--test-data", test_data, *PAIRS)
+        result = call("calibrate", place / "model", *words, "--output", tmp_path / f"m{said}")
+        assert result.exit_code == 0, result.output
+        assert ("in-sample" in " ".join(result.output.split())) == said, result.output
+
+
+def test_refused(place: Path) -> None:
+    words = ("evaluate", place / "model", "--data", place / "data.csv", "--text-column", "premise")
+    message = "expected text_pair_column to be one of premise, hypothesis, label, got 'hypotheses'"
+    assert_refused(call(*words, "--text-pair-column", "hypotheses"), message)
