@@ -54,6 +54,7 @@ class Task:
         classifier: the class in `hf_calib.predictions`, "module.Class", that reads its inputs and runs its models; None
             where the commands do not run them.
         reads_unlabelled: whether inputs without labels are read, for OOD detection and class frequencies.
+        n_logits: how many its models have; None for any number that no other row has.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task:
     labels: LabelKind = SINGLE_LABEL
     classifier: str | None = None
     reads_unlabelled: bool = True
+    n_logits: int | None = None
 
     @property
     def auto_class(self) -> Any:
@@ -84,6 +86,13 @@ class Task:
         """Whether its pipeline gives the scores of all classes where it is asked for them by `top_k=None`."""
         return self.pipeline in ("text-classification", "image-classification")
 
+    def fits(self, config: Mapping[str, Any]) -> bool:
+        """Whether a model with this config.json, whose architecture is one of the task's, gives such labels."""
+        if self.n_logits is not None:
+            names = config.get("id2label")
+            return isinstance(names, Mapping) and len(names) == self.n_logits
+        return self.labels.sigmoid == (config.get("problem_type") == "multi_label_classification")
+
 
 _OF_TEXT = ("text-classification", "SequenceClassification", "a text", "texts")
 _OF_IMAGE = ("image-classification", "ImageClassification", "an_image.png", "images")
@@ -91,6 +100,10 @@ _OF_IMAGE = ("image-classification", "ImageClassification", "an_image.png", "ima
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
+        Task(
+            *("one-logit text", *_OF_TEXT, MULTI_LABEL, "one_logit.OneLogitClassifier"),
+            n_logits=1,
+        ),
         Task("text", *_OF_TEXT, classifier="texts.TextClassifier"),
         Task("multi-label text", *_OF_TEXT, MULTI_LABEL, "texts.TextClassifier"),
         Task(
@@ -120,14 +133,13 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     auto_map = config.get("auto_map")
     of_its_own = auto_map if isinstance(auto_map, Mapping) else {}
-    sigmoid = config.get("problem_type") == "multi_label_classification"
     found = [
         task
         for task in TASKS.values()
         if f"For{task.architecture}" in architecture or f"AutoModelFor{task.architecture}" in of_its_own
     ]
     # Token and other models have no multi-label form here.
-    return next((task for task in found if task.labels.sigmoid == sigmoid), found[0] if found else None)
+    return next((task for task in found if task.fits(config)), found[-1] if found else None)
 
 
 def package_of(config: Mapping[str, Any]) -> str | None:

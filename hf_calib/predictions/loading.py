@@ -48,7 +48,10 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
 
 def check_problem(config: Any, task: Task) -> None:
     """Refuse the configuration of a model with several labels a row where one is wanted, or the other way round."""
-    if task.labels.sigmoid:
+    if task.n_logits == 1:
+        fits = config.problem_type in (None, "multi_label_classification")
+        requirement, way_out = "be a classifier", "a regression has no probabilities to calibrate"
+    elif task.labels.sigmoid:
         fits = config.problem_type == "multi_label_classification"
         requirement, way_out = "have several labels", "set its problem_type to multi_label_classification"
     elif task.labels is TOKENS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,51 @@ def test_refused(place: Path) -> None:
     words = ("evaluate", place / "model", "--data", place / "data.csv", "--text-column", "premise")
     message = "expected text_pair_column to be one of premise, hypothesis, label, got 'hypotheses'"
     assert_refused(call(*words, "--text-pair-column", "hypotheses"), message)
+
+
+@pytest.fixture(scope="module")
+def reranker(place: Path) -> Path:
+    model = tiny_bert(num_labels=1)
+    model.save_pretrained(place / "reranker")
+    pair_tokenizer().save_pretrained(place / "reranker")
+    rows = pandas.read_csv(place / "data.csv")
+    for name, seed in (("scored", 0), ("scored_test", 1)):
+        draw = np.random.default_rng(seed).random(len(rows))
+        encoded = pair_tokenizer()(
+            list(rows["premise"]), list(rows["hypothesis"]), padding=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            probs = (model(**encoded).logits[:, 0] / 3).sigmoid().numpy()
+        rows.assign(label=(draw < probs).astype(int)).to_csv(place / f"{name}.csv", index=False)
+    return place / "reranker"
+
+
+class TestOneLogit:
+    """As cross encoders on the Hub are: one output, no problem_type, and a sigmoid by every pipeline."""
+
+    def test_its_sigmoid_is_calibrated(self, reranker: Path, place: Path, tmp_path: Path) -> None:
+        words = ("--data", place / "scored.csv", "--test-data", place / "scored_test.csv", *PAIRS)
+        found = called_for_json("calibrate", reranker, *words, "--output", tmp_path / "m")["report"]
+        assert (
+            found["after"]["metrics"]["micro_nll"]["value"] < found["before"]["metrics"]["micro_nll"]["value"]
+        )
+        rows = pandas.read_csv(place / "scored_test.csv")
+        asked = [
+            {"text": a, "text_pair": b} for a, b in zip(rows["premise"], rows["hypothesis"], strict=True)
+        ]
+        served = pipeline("text-classification", str(tmp_path / "m"))(asked)
+        p = np.array([each["score"] for each in served])
+        wanted = -np.log(np.where(rows["label"] == 1, p, 1 - p)).mean()
+        assert found["after"]["metrics"]["micro_nll"]["value"] == pytest.approx(wanted, rel=1e-4)
+        again = called_for_json("evaluate", tmp_path / "m", "--data", place / "scored_test.csv", *PAIRS)
+        assert again["before"]["metrics"]["micro_nll"]["value"] == pytest.approx(wanted, rel=1e-4)
+
+    def test_refused(self, reranker: Path, place: Path) -> None:
+        message = r"expected column 'label' to hold 0 and 1, got '\w+' in row 0 \(80 such rows\)"
+        assert_refused(call("evaluate", reranker, "--data", place / "data.csv", *PAIRS), message)
+        regression = place / "regression"
+        shutil.copytree(reranker, regression)
+        config = json.loads((regression / "config.json").read_text())
+        (regression / "config.json").write_text(json.dumps({**config, "problem_type": "regression"}))
+        message = "expected the model to be a classifier, got problem_type='regression' and 1 outputs"
+        assert_refused(call("evaluate", regression, "--data", place / "scored.csv", *PAIRS), message)
