@@ -55,6 +55,15 @@ def few(values: Sequence[object]) -> str:
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
 
+def printable(text: object) -> str:
+    r"""One line without the control characters that a terminal would obey, as texts from elsewhere may hold them.
+
+    >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
+    'no such column [2J gone'
+    """
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+
+
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str] | None:
     """The first name and the other one that look the same: they differ by spaces or by their Unicode form only.
 

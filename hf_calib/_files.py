@@ -54,7 +54,27 @@ def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambd
     for path in sorted(files, key=order):
         new = target / path.relative_to(made)
         new.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, new)
+        _replace(path, new)
+
+
+def _replace(made: Path, target: Path) -> None:
+    """Put a file in its place; who may read the one that it replaces may read it, and nobody else."""
+    if target.is_file() and not target.is_symlink():
+        shutil.copymode(target, made)
+    os.replace(made, target)
+
+
+def own_subfolder(folder: Path, name: str) -> Path:
+    """A subfolder to write into, which may be new.
+
+    Raises:
+        ValueError: if it is a link, behind which files of somebody else's would be replaced.
+    """
+    path = folder / name
+    if path.is_symlink():
+        got, way_out = f"a link to {os.readlink(path)}", "remove the link, or name another output folder"
+        raise InputValueError(expected(str(path), "be a folder of its own", got, way_out))
+    return path
 
 
 @contextmanager
@@ -96,7 +116,7 @@ def whole_file(target: Path) -> Iterator[Path]:
         with _scratch_folder(target.parent) as scratch:
             unfinished = scratch / target.name
             yield unfinished
-            os.replace(unfinished, target)
+            _replace(unfinished, target)
 
 
 def _moved_as_a_whole(made: Path, target: Path) -> bool:
@@ -114,11 +134,13 @@ def _moved_as_a_whole(made: Path, target: Path) -> bool:
 def _check_nothing_in_the_way(made: Path, target: Path) -> None:
     for path in sorted(made.rglob("*")):
         old = target / path.relative_to(made)
+        if path.is_dir():
+            own_subfolder(old.parent, old.name)
         if _is_there(old) and old.is_dir() != path.is_dir():
             kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
             raise InputValueError(expected(str(old), f"be {kind}", got, "name another output folder"))
         if old.is_dir() and old.stat().st_dev != path.stat().st_dev:
-            got = "a mount or a link to another one"
+            got = "a mount"
             way_out = "name another output folder"
             raise InputValueError(expected(str(old), "be on its parent's file system", got, way_out))
 

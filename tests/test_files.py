@@ -68,16 +68,42 @@ class TestBesideOtherFiles:
 
     def test_a_link_to_nothing_where_a_folder_goes(self, tmp_path: Path) -> None:
         (tmp_path / "figures").symlink_to(tmp_path / "nothing")
-        with pytest.raises(ValueError, match="figures to be a folder, got a file"):
+        with pytest.raises(ValueError, match="figures to be a folder of its own, got a link"):
             write(tmp_path, "new", "a", "figures/b.png")
         assert [path.name for path in tmp_path.iterdir()] == ["figures"]
+
+    def test_a_link_to_a_folder_of_somebody_else(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine"
+        mine.mkdir()
+        (mine / "b.png").write_text("mine")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/figures").symlink_to(mine)
+        with pytest.raises(
+            ValueError, match=r"figures to be a folder of its own, got a link to .*mine; remove"
+        ):
+            write(tmp_path / "out", "new", "a", "figures/b.png")
+        assert (mine / "b.png").read_text() == "mine"
+        assert not (tmp_path / "out/a").exists()
+
+    def test_who_may_read_a_file_stays(self, tmp_path: Path) -> None:
+        write(tmp_path, "old", "a", "figures/b.png")
+        with whole_file(tmp_path / "c") as unfinished:
+            unfinished.write_text("old")
+        for name in ("a", "figures/b.png", "c"):
+            (tmp_path / name).chmod(0o600)
+        write(tmp_path, "new", "a", "figures/b.png")
+        with whole_file(tmp_path / "c") as unfinished:
+            unfinished.write_text("new")
+        for name in ("a", "figures/b.png", "c"):
+            assert (tmp_path / name).read_text() == "new"
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
     def test_a_folder_on_another_file_system(self, tmp_path: Path) -> None:
         other = Path("/dev/shm")
         if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("there is no second file system here")
         (tmp_path / "figures").symlink_to(other)
-        with pytest.raises(ValueError, match="figures to be on its parent's file system"):
+        with pytest.raises(ValueError, match="figures to be a folder of its own"):
             write(tmp_path, "new", "a", "figures/b.png")
         assert [path.name for path in tmp_path.iterdir()] == ["figures"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def write_card(
 ) -> None:
     """Write the README.md of a model's folder, from config.json, calibration.json, the report and decisions.json.
 
-    An existing card keeps its text and metadata; the section on calibration is replaced, or added at the end.
+    An existing card keeps its text and metadata; the section on calibration, which stands between two marks, is
+    replaced, or added at the end. Nothing else is removed: where a mark has lost its other one, a warning says so.
     Writing it again changes nothing.
 
     Args:
@@ -124,9 +126,18 @@ def _introduction(facts: Facts, name: str) -> str:
 
 def _with_section(text: str, section: str) -> str:
     """The card's text with the section in the place of an earlier one, or else at its end."""
-    start, end = text.find(_START), text.rfind(_END)
-    if 0 <= start < end:
-        before, after = text[:start], text[end + len(_END) :]
+    # A start and the end that follows it, with no other start between: what lies between such marks is ours.
+    sections = re.compile(f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S)
+    first = sections.search(text)
+    if first is not None:
+        before, after = text[: first.start()], sections.sub("", text[first.end() :])
+    elif _START in text:
+        warnings.warn(
+            f"The section on calibration in {CARD} has lost the mark of its end. It stays as it is, and a new one was "
+            "added below. Remove the old one by hand.",
+            stacklevel=4,
+        )
+        before, after = text, ""
     else:
         before, after = _around_old_section(text)
     parts = [part.strip("\n") for part in (before, section, after)]

@@ -14,7 +14,7 @@ import yaml
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.study.comparing import METHODS, check_seeds, report_study
 from hf_calib.study.folder import is_finished, trained_by_another_version, write_plan
-from hf_calib.study.grid import Cell, content_hash, resolved, variants
+from hf_calib.study.grid import Cell, content_hash, resolved, secrets, variants
 from hf_calib.study.measured import check_methods
 from hf_calib.study.running import Launch, submit_cells, train_cells
 
@@ -128,9 +128,17 @@ def check_only_reports(*given: Any) -> None:
 
 
 def command_lines(launch: Launch, cells: Mapping[Cell, Path]) -> list[str]:
-    """One line for a shell for each training that is not finished, to be run from this folder."""
+    """One line for a shell for each training that is not finished, to be run from this folder; without secrets."""
+    hidden = secrets(launch.arguments)
+
+    def shown(word: str) -> str:
+        name, equals, _ = word.partition("=")
+        return shlex.quote(word) if word not in hidden else f'{name if equals else ""}{equals}"$HF_TOKEN"'
+
     return [
-        shlex.join(launch.command(cell, folder)) for cell, folder in cells.items() if not is_finished(folder)
+        " ".join(map(shown, launch.command(cell, folder)))
+        for cell, folder in cells.items()
+        if not is_finished(folder)
     ]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_calib._errors import InputError, InputValueError, expected
+from hf_calib._errors import InputError, InputValueError, expected, printable
 from hf_calib.scaling.methods import SCALERS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        print(f"hf-calib: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"hf-calib: {printable(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
 
 
@@ -106,7 +106,8 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
 def print_progress(line: str) -> None:
     """One line on stderr, with the time of day: a study takes hours, and its output often goes to a file."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    shown = "\n".join(map(printable, line.split("\n")))  # with the last lines of a script that failed
+    print(f"{time.strftime('%H:%M:%S')} {shown}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -116,14 +117,19 @@ def interruptible(way_on: str) -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    ends = [signal.SIGTERM]
+    # A terminal that is closed; under nohup it is ignored already.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    before = {end: signal.signal(end, interrupt) for end in ends}
     try:
         yield
     except KeyboardInterrupt:
         print(f"hf-calib: interrupted. {way_on}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for end, handler in before.items():
+            signal.signal(end, handler)
 
 
 def print_json(record: Any) -> None:
@@ -267,7 +273,7 @@ def print_commands(lines: Iterable[str]) -> None:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Lines on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
     for warning in warnings:
-        print(f"hf-calib: warning: {warning}", file=sys.stderr)
+        print(f"hf-calib: warning: {printable(warning)}", file=sys.stderr)
 
 
 def print_written(output: Path | None) -> None:

@@ -52,12 +52,14 @@ class Changes(NamedTuple):
         added: paths in the repository that are uploaded; those that it has in the same form already are skipped.
         removed: weights in its root that would be loaded in place of the pushed ones.
         left_out: files of the folder that are pickles, and stay here; not those that every training leaves.
+        links: links to what lies outside of the folder, which stay here too.
     """
 
     repo_id: str
     added: tuple[str, ...]
     removed: tuple[str, ...]
     left_out: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The changes in words, for the user to read before the upload."""
@@ -72,14 +74,19 @@ class Changes(NamedTuple):
                 f"{', '.join(self.left_out)} can run code when loaded, and will not be pushed. Save weights as "
                 "safetensors."
             )
+        if self.links:
+            said.append(
+                f"{few(self.links)}: links out of the folder, which will not be pushed. Copy what they name into it."
+            )
         return said
 
 
 class _Files(NamedTuple):
-    """Files of a folder, by their paths in the repository; and the pickles."""
+    """Files of a folder, by their paths in the repository; the pickles, and the links out of it."""
 
     pushed: dict[str, Path]
     left_out: tuple[str, ...]
+    links: tuple[str, ...]
 
 
 def log_changes(changes: Changes) -> None:
@@ -107,8 +114,8 @@ def push_folder(
     completes it. What else is in the repository stays.
 
     Args:
-        folder: with config.json and safetensors weights. Neither pickles nor `checkpoint-*`, `_*` and hidden files
-            are uploaded; `calibration_loss.safetensors` becomes `calibration/loss.safetensors`.
+        folder: with config.json and safetensors weights. Neither pickles, `checkpoint-*`, `_*`, hidden files nor links
+            out of the folder are uploaded; `calibration_loss.safetensors` becomes `calibration/loss.safetensors`.
         repo_id: "owner/name", or "name" for the owner of the token. A new repository is made where there is none.
         token: with write access; None takes HF_TOKEN or that of `hf auth login`. It is never logged or saved.
         private: whether a new repository is private; None is the owner's default.
@@ -133,7 +140,7 @@ def push_folder(
     pushed = files.pushed
 
     def tell(repository: str, removed: tuple[str, ...]) -> None:
-        announce(Changes(repository, tuple(sorted(pushed)), removed, files.left_out))
+        announce(Changes(repository, tuple(sorted(pushed)), removed, files.left_out, files.links))
 
     return push_files(
         pushed,
@@ -159,28 +166,33 @@ def files_to_push(folder: Path) -> dict[str, Path]:
 
 def _files(folder: Path) -> _Files:
     pushed: dict[str, Path] = {}
-    left_out = []
+    left_out, links = [], []
+    root = folder.resolve()
     for name, path in _walk(folder, "", ()):
-        if _is_pickle(path):
+        if not path.resolve().is_relative_to(root):
+            links.append(name)
+        elif _is_pickle(path):
             if not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
                 left_out.append(name)
         else:
             pushed[PUSHED_LOSS_STATE if name == LOSS_STATE_NAME else name] = path
-    return _Files(pushed, tuple(left_out))
+    return _Files(pushed, tuple(left_out), tuple(links))
 
 
 def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Files with their paths below a folder; links are followed, but not in circles."""
+    """Files and links out of the folder with their paths; other links are followed, but not in circles."""
     resolved = folder.resolve()
+    root = above[0] if above else resolved
     if resolved in above:
         return
     for path in sorted(folder.iterdir()):
         hidden = path.name.startswith(".") or path.name == "__pycache__"
         if hidden or (not prefix and (path.name.startswith("_") or fnmatch(path.name, "checkpoint-*"))):
             continue
-        if path.is_dir():
+        leads_out = path.exists() and not path.resolve().is_relative_to(root)
+        if path.is_dir() and not leads_out:
             yield from _walk(path, f"{prefix}{path.name}/", (*above, resolved))
-        elif path.is_file():
+        elif path.is_file() or leads_out:
             yield f"{prefix}{path.name}", path
         else:
             got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
@@ -209,7 +221,8 @@ def _checked_files(folder: Path) -> _Files:
         files = _files(folder)
         pushed = files.pushed
         if CONFIG not in pushed and "adapter_config.json" not in pushed:
-            raise InputValueError(expected(f"the folder {folder}", f"hold {CONFIG}", "none", way_out))
+            got = f"a link out of it ({CONFIG})" if CONFIG in files.links else "none"
+            raise InputValueError(expected(f"the folder {folder}", f"hold {CONFIG}", got, way_out))
         names = _weights_of(pushed)
         missing = sorted(set(names) - pushed.keys())
         if missing or not names:

@@ -156,7 +156,8 @@ def replace_model(made: Path, target: Path) -> None:
         if _turn(path) > 0:
             path.unlink()
     for name in (KEPT_HEAD, MAP_NAME, ARRAYS_NAME):
-        if not (made / name).exists():  # that of the old model
+        its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
+        if its_own and not (made / name).exists():  # that of the old model
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=_turn)
 

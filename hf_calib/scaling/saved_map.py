@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
-from hf_calib._files import whole_file
+from hf_calib._files import own_subfolder, whole_file
 from hf_calib.scaling.inverse_link import loss_of_record, loss_record
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
 from hf_calib.scaling.prior_correction import as_prior
@@ -85,6 +85,7 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
         if file.name != MAP_NAME:
             way_out = "the arrays of a scaler that does not fold have one place beside it"
             raise InputValueError(expected("path", f"be a folder or {MAP_NAME}", file, way_out))
+        own_subfolder(file.parent, Path(ARRAYS_NAME).parts[0])
         content = safetensors.numpy.save(arrays)
         record["arrays"] = sha256(content).hexdigest()
     written = {"date": datetime.now(timezone.utc).date().isoformat(), "versions": _versions()}
@@ -94,8 +95,9 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
             unfinished.write_bytes(content)
     with whole_file(file) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
-    if not arrays and file.name == MAP_NAME and (file.parent / ARRAYS_NAME).is_file():
-        (file.parent / ARRAYS_NAME).unlink()  # of the scaler before
+    before = file.parent / ARRAYS_NAME
+    if not arrays and file.name == MAP_NAME and before.is_file() and not before.parent.is_symlink():
+        before.unlink()  # of the scaler before
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:

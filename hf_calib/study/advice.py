@@ -5,7 +5,7 @@ from __future__ import annotations
 from scipy.stats import t
 
 from hf_calib._errors import few
-from hf_calib.study.results import LEVEL, UNSCALED, Difference, StudyResults
+from hf_calib.study.results import CONFIDENCE_LEVEL, LEVEL, UNSCALED, Difference, StudyResults
 from hf_calib.study.text import pair_name
 
 PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
@@ -13,6 +13,7 @@ FEWEST_SEEDS_OF_A_RANK_TEST = 6
 _LARGE_ECE = 0.05
 _REPAIRED = 0.5  # of it, at most, is left after the map
 _HARMED = 0.005  # is added by it, at least
+_MOST_SEEDS = 100
 
 Pair = tuple[str, str]
 
@@ -43,9 +44,9 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
     if best == baseline:
         sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}, the baseline itself.")
     else:
-        difference = results.differences[(*best, PRIMARY)]
-        found = _comparison(difference)
-        if difference.n_seeds < max(means[best].n_seeds, means[baseline].n_seeds):
+        difference = results.differences.get((*best, PRIMARY))
+        found = "no seed in common" if difference is None else _comparison(difference)
+        if difference is not None and difference.n_seeds < max(means[best].n_seeds, means[baseline].n_seeds):
             found += f", over the {difference.n_seeds} seeds that both have"
         sentences.append(f"Lowest NLL: {pair_name(*best)}, {means[best].value:.4f}; {its_own} ({found}).")
     better = sorted(_beyond_chance(results, PRIMARY, sign=-1), key=lambda pair: means[pair].value)
@@ -55,14 +56,42 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
         sentences.append(
             f"Take {pair_name(*better[0])}. Lower NLL than the baseline beyond chance{rows_only}: {names}."
         )
+    elif best == baseline:
+        sentences.append(f"Take {pair_name(*baseline)}: it is the lowest.")
     else:
-        sentences.append(
-            f"Take {pair_name(*baseline)}: nothing here has a lower NLL beyond chance{rows_only}."
-        )
+        sentences.append(_not_proven(results, best, baseline))
     worse = [pair_name(*pair) for pair in _beyond_chance(results, PRIMARY, sign=1)]
     if worse:
         sentences.append(f"Higher NLL beyond chance{rows_only}: {few(worse)}.")
     return sentences
+
+
+def _not_proven(results: StudyResults, best: Pair, baseline: Pair) -> str:
+    """The lowest mean that is not beyond chance: no reason to take either, and what would decide."""
+    said = f"Nothing is proven: that {pair_name(*best)} is lower than {pair_name(*baseline)} may be chance"
+    difference = results.differences.get((*best, PRIMARY))
+    if difference is None or difference.low is None or difference.n_seeds < 2:
+        return f"{said}. Five seeds or more could tell."
+    n_compared = len({(loss, method) for loss, method, _ in results.differences})
+    needed = seeds_to_prove(difference, n_compared)
+    if needed is None:
+        return f"{said}. A difference of this size would take more than {_MOST_SEEDS} seeds."
+    return f"{said}. If the difference stays as it is, about {needed} seeds would prove it."
+
+
+def seeds_to_prove(difference: Difference, n_compared: int) -> int | None:
+    """How many seeds would put a difference beyond chance if its size and its spread over seeds stayed.
+
+    By Student's t at the level that Holm's correction asks of the clearest of n_compared differences, with all of the
+    interval's width taken for the seeds'. None beyond 100.
+    """
+    assert difference.low is not None
+    now = difference.n_seeds
+    deviation = (difference.value - difference.low) / t.isf((1 - CONFIDENCE_LEVEL) / 2, now - 1) * now**0.5
+    for n in range(now + 1, _MOST_SEEDS + 1):
+        if t.isf(LEVEL / n_compared / 2, n - 1) * deviation / n**0.5 < abs(difference.value):
+            return n
+    return None
 
 
 def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
@@ -90,12 +119,28 @@ def _on_maps(results: StudyResults, method: str) -> list[str]:
             repaired.append(change)
         elif after.value >= before.value + _HARMED:
             harmed.append(change)
-    sentences = []
+    sentences = _on_other_maps(results, method)
     if repaired:
         sentences.append(f"ECE that is large without a map, and that {method} repairs: {few(repaired)}.")
     if harmed:
         sentences.append(f"ECE that is larger after {method}, in the mean over seeds: {few(harmed)}.")
     return sentences
+
+
+def _on_other_maps(results: StudyResults, method: str) -> list[str]:
+    """Other maps of the same trainings, which need no seeds to be compared."""
+    found: dict[str, list[str]] = {"lower": [], "higher": []}
+    for (loss, other), change in results.map_changes.items():
+        if change.p_corrected is not None and change.p_corrected < LEVEL:
+            means = [results.means[loss, each, PRIMARY].value for each in (method, other)]
+            word = "lower" if change.value < 0 else "higher"
+            found[word].append(f"{loss} with {other} ({means[0]:.3f} to {means[1]:.3f})")
+    rows = results.counted[0]
+    return [
+        f"On the same models, {word} NLL than with {method} beyond chance on these {rows}: {few(named)}."
+        for word, named in found.items()
+        if named
+    ]
 
 
 def _on_what_is_unknown(results: StudyResults) -> str:

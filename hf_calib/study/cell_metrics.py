@@ -77,7 +77,11 @@ def affordable_resamples(n_test: int, n_classes: int, n_sets: int, most: int) ->
 
 
 def measure_training(
-    predictions: TrainingPredictions, methods: Sequence[str], resamples: Resamples, seed: int
+    predictions: TrainingPredictions,
+    methods: Sequence[str],
+    resamples: Resamples,
+    seed: int,
+    criterion: str | None = None,
 ) -> Measured:
     """Fit each map on the calibration rows of a training, and measure its test rows.
 
@@ -86,25 +90,31 @@ def measure_training(
         methods: `UNSCALED`, or maps; one that the kind of task does not have is left out, with a remark.
         resamples: how many.
         seed: of their draw.
+        criterion: of a temperature; None is the NLL.
     """
     found = Measured({}, {}, {}, [])
     for method in methods:
         try:
-            _measure_method(predictions, method, resamples, seed, found)
+            probs = _probabilities(predictions, method, criterion, found.remarks)
+            _measure_method(predictions.test, probs, method, resamples, seed, found)
         except InputError as error:
             found.remarks.append(f"{method} was left out: {error}")
     return found
 
 
 def _measure_method(
-    predictions: TrainingPredictions, method: str, resamples: Resamples, seed: int, found: Measured
+    test: Predictions,
+    probs: NDArray[np.float64],
+    method: str,
+    resamples: Resamples,
+    seed: int,
+    found: Measured,
 ) -> None:
-    probs = _probabilities(predictions, method, found.remarks)
-    labels = predictions.test.labels.astype(np.int64)
+    labels = test.labels.astype(np.int64)
     if labels.ndim == 2:
         _measure_decisions(probs, labels, method, resamples.counted, seed, found)
         return
-    groups = sentences_of(predictions.test)
+    groups = sentences_of(test)
     values = {key: _value(measure, probs, labels) for key, measure in STUDY_METRICS.items()}
     values = {key: value for key, value in values.items() if np.isfinite(value)}
     for n_resamples in set(resamples) - {0}:
@@ -163,11 +173,13 @@ def _measure_decisions(
     found.panels[method] = Panel(*top_label(outcomes, true))
 
 
-def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[str]) -> NDArray[np.float64]:
+def _probabilities(
+    predictions: TrainingPredictions, method: str, criterion: str | None, remarks: list[str]
+) -> NDArray[np.float64]:
     logits, kind = _logits(predictions.test), predictions.test.kind
     if method == UNSCALED:
         return np.asarray(expit(logits) if kind.sigmoid else softmax(logits, axis=1))
-    scaler = make_scaler(kind, method)
+    scaler = make_scaler(kind, method, criterion)
     calibration = predictions.calibration
     wrong = "are none" if calibration is None else fault(calibration)
     if calibration is None or wrong is not None:

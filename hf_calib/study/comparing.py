@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib.study.folder import clean_up, is_finished, mark_failed, read_plan, write_plan
-from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, variants
+from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, is_secret, variants
 from hf_calib.study.measured import check_methods, measure_study
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ def _made(
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
     """The training's configuration, as far as arguments, config and datasets record it."""
     args: Any = trainer.args
-    found = {name: value for name, value in args.to_dict().items() if name not in _NOT_OF_THE_TRAINING}
+    ignored = {name for name in args.to_dict() if name in _NOT_OF_THE_TRAINING or is_secret(name)}
+    found = {name: value for name, value in args.to_dict().items() if name not in ignored}
     found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults
     config = trainer.model_config
     datasets = {
@@ -175,7 +177,7 @@ def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep
         train_and_report(trainer, test_dataset, resume=newest_checkpoint(folder))
     except Exception as error:
         mark_failed(folder, f"{type(error).__name__}: {error}")
-        with whole_file(folder / "log.txt") as log:
+        with suppress(OSError), whole_file(folder / "log.txt") as log:
             log.write_text(traceback.format_exc(), encoding="utf-8")
         return
     clean_up(folder, keep_model=keep_model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hf_calib._errors import printable
 from hf_calib.report.document import Block, Bullets, Document, Figures, Folded, Image, Lead, Section, Table
 from hf_calib.study.figures import CAPTIONS, alt_texts
 from hf_calib.study.results import StudyResults
@@ -17,7 +18,6 @@ from hf_calib.study.text import (
     main_table,
     metric_table,
     other_metrics,
-    printable,
     what_was_trained,
 )
 

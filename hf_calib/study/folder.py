@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,9 @@ def problem(folder: Path) -> str:
 
 
 def mark_failed(folder: Path, reason: str) -> None:
-    """Keep why a training failed, for the report."""
-    _write(folder / FAILED, {"reason": reason})
+    """Keep why a training failed, for the report; where the disk is full, the other trainings go on all the same."""
+    with suppress(OSError):
+        _write(folder / FAILED, {"reason": reason})
 
 
 def last_lines(folder: Path) -> str:

@@ -23,8 +23,11 @@ _NOT_OF_THE_TRAINING = (
     "run_name",
     "logging_dir",
     "report_to",
+    "cache_dir",
 )
+_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)$")
 _KEY_LENGTH = 12
+_MOST_HASHED = 2**32  # bytes of a folder; of larger ones the sizes and times of the files count
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ def resolved(
     found: dict[str, Any] = {"script": script}
     for path in configs:
         found |= read_config(path)
+        if "resume_from_checkpoint" in found:
+            raise InputValueError(expected(str(path), *_RESUMED_ANYWAY))
         if "loss_kwargs" in found:  # they would be thought to be those of the study's losses
             way_out = "use --grid, or list a YAML file with loss and loss_kwargs in --losses"
             raise InputValueError(expected(str(path), "leave losses to the study", "loss_kwargs", way_out))
@@ -168,11 +173,43 @@ def resolved(
         found |= read_config(variant.config)
     found |= given(arguments)
     ignored = (*_NOT_OF_THE_TRAINING, *OWN_ARGUMENTS)
-    found = {name: _content(value) for name, value in found.items() if name not in ignored}
+    found = {
+        name: _content(value) for name, value in found.items() if name not in ignored and not is_secret(name)
+    }
     if variant is not None:
         # With the defaults, which another version may change.
         loss = make_loss(variant.loss, **variant.hyperparameters)
         found |= {"loss": variant.loss, "loss_kwargs": loss.hyperparameters}
+    return found
+
+
+_RESUMED_ANYWAY = (
+    *("leave resuming to the study", "resume_from_checkpoint"),
+    "leave it out: what is finished is skipped, and what was interrupted goes on from its newest checkpoint",
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether an argument's value is for nobody else to read."""
+    return _SECRET.search(name) is not None
+
+
+def secrets(arguments: Sequence[str]) -> set[str]:
+    """The words of a command line that nobody else may read, such as a token.
+
+    >>> secrets(["--hub_token", "hf_x", "--max_length=64", "--hub-token=hf_y"])
+    {'hf_x', '--hub-token=hf_y'}
+    """
+    found = set()
+    hidden = False
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, _ = word.removeprefix("--").replace("-", "_").partition("=")
+            hidden = is_secret(name)
+            if hidden and equals:
+                found.add(word)
+        elif hidden:
+            found.add(word)
     return found
 
 
@@ -203,7 +240,8 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
         ("seed", "list it in --seeds"),
         ("output_dir", "use --output"),
         ("config", "use --config before the --"),
-        ("resume", "what is finished is skipped, and what was interrupted resumed, anyway"),
+        ("resume", _RESUMED_ANYWAY[-1]),
+        ("resume_from_checkpoint", _RESUMED_ANYWAY[-1]),
     ):
         if name in found:
             raise InputValueError(
@@ -214,9 +252,30 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A value; of a file what is in it, so that a file may move, and a changed one is a changed configuration."""
-    is_file = isinstance(value, str) and os.path.isfile(value)
-    return f"sha256:{content_hash(Path(value))}" if is_file else value
+    """A value; of files and folders what is in them: they may move, and a changed one is a changed configuration."""
+    if isinstance(value, list):
+        return [_content(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _content(each) for name, each in value.items()}
+    if isinstance(value, str) and os.path.isfile(value):
+        return f"sha256:{content_hash(Path(value))}"
+    if isinstance(value, str) and value and os.path.isdir(value):
+        return f"sha256:{_folder_hash(Path(value))}"
+    return value
+
+
+def _folder_hash(folder: Path) -> str:
+    """A hash of what is in a folder: a model, or data."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    read = sum(path.stat().st_size for path in files) <= _MOST_HASHED
+    listed = [
+        (
+            path.relative_to(folder).as_posix(),
+            content_hash(path) if read else (path.stat().st_size, path.stat().st_mtime_ns),
+        )
+        for path in files
+    ]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def content_hash(path: Path) -> str:

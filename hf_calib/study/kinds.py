@@ -45,8 +45,8 @@ METRIC_TITLES: dict[str, dict[str, str]] = {
 MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps)))  # of any kind
 
 
-def make_scaler(kind: LabelKind, method: str) -> Any:
-    """A map for this kind, to be fitted.
+def make_scaler(kind: LabelKind, method: str, criterion: str | None = None) -> Any:
+    """A map for this kind, to be fitted; a temperature by the criterion of the trainings.
 
     Raises:
         ValueError: if the kind does not have it.
@@ -55,6 +55,8 @@ def make_scaler(kind: LabelKind, method: str) -> Any:
         requirement = f"be a map for {kind.name} predictions"
         raise InputValueError(expected("the method", requirement, method, f"take {', '.join(kind.maps)}"))
     scaler = SCALERS[method].load()()
+    if method == "temperature" and criterion is not None and not kind.sigmoid:
+        scaler.set_params(criterion=criterion)
     if kind.sigmoid and "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=True)
     return scaler

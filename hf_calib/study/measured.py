@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from scipy.stats import rankdata, t
@@ -17,6 +17,7 @@ from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib.metrics._inputs import check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
+from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import advise, notes_on_statistics
 from hf_calib.study.cell_metrics import Resamples, affordable_resamples, measure_training, sentences_of
 from hf_calib.study.cells import Key, find_cells
@@ -101,6 +102,8 @@ def measure_study(
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
     numbers = Numbers(tuple(plan["losses"]), tuple(plan["seeds"]), all_methods, {}, {})
+    named = (plan["base"] or {}).get("temperature_criterion")
+    criterion = named if named in get_args(Criterion) else None
     panels: dict[tuple[str, str], list[Panel]] = {}
     remarks: dict[str, list[str]] = {}
     n_calibration: list[int] = []
@@ -115,7 +118,7 @@ def measure_study(
         if n_drawn > 1:  # else there is no other choice of rows
             n_sets = len(folders) * len(all_methods)
             resamples = affordable_resamples(predictions.test.labels.size, n_classes, n_sets, n_resamples)
-        found = measure_training(predictions, all_methods, resamples, seed)
+        found = measure_training(predictions, all_methods, resamples, seed, criterion)
         numbers.values.update({(loss, training_seed, *key): value for key, value in found.values.items()})
         numbers.draws.update({(loss, training_seed, *key): drawn for key, drawn in found.draws.items()})
         for method, panel in found.panels.items():
@@ -141,6 +144,7 @@ def measure_study(
         n_calibration=min(n_calibration, default=0),
         n_classes=n_classes,
         counted=(f"test {kind.rows}", kind.columns),
+        map_changes={} if baseline is None or baseline[1] == UNSCALED else map_changes(numbers, baseline[1]),
         n_resamples=resamples.counted,
         advice=(),
         notes=(),
@@ -149,6 +153,11 @@ def measure_study(
         *_notes_on_rows(results, kind, n_drawn, n_calibration, resamples),
         *_as_notes(remarks, len(folders)),
     )
+    if criterion not in (None, "nll") and "temperature" in all_methods:
+        notes = (
+            f"The temperature minimises {criterion}, as temperature_criterion of the trainings says, not the NLL.",
+            *notes,
+        )
     return replace(results, advice=advise(results), notes=(*notes_on_statistics(results), *notes))
 
 
@@ -206,6 +215,28 @@ def differences_to(numbers: Numbers, baseline: tuple[str, str]) -> dict[tuple[st
             p, p_corrected = p_values.get(pair), corrected.get(pair)
             found[(*pair, metric)] = Difference(_mean(column), low, high, p, p_corrected, len(column))
     return found
+
+
+def map_changes(numbers: Numbers, method: str) -> dict[tuple[str, str], Difference]:
+    """The change of each training's NLL by another map than this one: of these trainings, so without their variance."""
+    columns: dict[tuple[str, str], Column] = {}
+    for loss, other in numbers.pairs:
+        own, its = (numbers.column((loss, each), RANKED_METRICS[0]) for each in (other, method))
+        if other not in (UNSCALED, method) and own.keys() & its.keys():
+            columns[loss, other] = {seed: _minus(own[seed], its[seed]) for seed in own if seed in its}
+    spreads = {
+        pair: spread._replace(n_seeds=1)
+        for pair, column in columns.items()
+        if (spread := _spread(column)) is not None
+    }
+    p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return {
+        pair: Difference(
+            *(spread.value, *spread.interval(), p_values[pair], corrected[pair]), len(columns[pair])
+        )
+        for pair, spread in spreads.items()
+    }
 
 
 def _minus(

@@ -97,6 +97,8 @@ class StudyResults:
         advice: sentences that follow from the numbers.
         notes: sentences on what the numbers cannot tell, and on what was left out.
         counted: what n_test and n_classes count: test tokens, or labels, of other kinds of tasks.
+        map_changes: (loss, method) -> the NLL minus that with the baseline's map on the same trainings; its interval
+            covers the test rows, and p is corrected by Holm.
     """
 
     losses: tuple[str, ...]
@@ -118,6 +120,7 @@ class StudyResults:
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     counted: tuple[str, str] = ("test rows", "classes")
+    map_changes: Mapping[tuple[str, str], Difference] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types, as report.json holds it."""
@@ -148,6 +151,7 @@ def _record(results: StudyResults) -> dict[str, Any]:
         ],
         "means": _records(_TRIPLE, results.means),
         "differences": _records(_TRIPLE, results.differences),
+        "map_changes": _records(_PAIR, results.map_changes),
         "ranks": _records(_TRIPLE, results.ranks),
         "training_time": _records(("loss",), {(loss,): time for loss, time in results.training_time.items()}),
         "reliability": [

@@ -27,6 +27,7 @@ except ImportError:  # Windows: two studies that run in one folder are not kept 
     fcntl = None  # type: ignore[assignment]
 
 _LOOK_AGAIN = 0.1  # seconds
+_FAILED_ALIKE = 2  # losses; then the others would fail too
 _PATIENCE = 10.0  # seconds that a process has to end before it is killed
 Say = Callable[[str], None]
 
@@ -143,6 +144,7 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
     failed: dict[Cell, str] = {}
     took: list[float] = []
     elsewhere: set[Cell] = set()
+    first = next(iter(cells.values()))
     try:
         while waiting or running:
             for cell in list(waiting):
@@ -160,7 +162,12 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
                 if not _not_finished(launch, {cell: folder}):  # by that other process
                     lock.close()
                     continue
-                running[slot] = _Training(launch, cell, folder, lock, environments[slot])
+                try:
+                    running[slot] = _Training(launch, cell, folder, lock, environments[slot])
+                except OSError as error:  # a full disk
+                    lock.close()
+                    failed[cell] = f"it cannot be started: {error}"
+                    say(f"{_name(cell)} FAILED: {failed[cell]}")
             for slot, training in list(running.items()):
                 if training.process.poll() is None:
                     continue
@@ -176,6 +183,15 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
                 n_open = len(waiting) + len(running)
                 progress = _progress(len(cells), n_open, len(failed), took, jobs)
                 say(f"{progress}: {_name(training.cell)} {what}")
+            alike = _failed_alike(failed) if waiting and not took else None
+            if alike is not None:
+                for training in running.values():
+                    training.ask_to_stop()
+                for training in running.values():
+                    training.stop()
+                got = f"{len(failed)} that failed alike: {alike}"
+                way_out = f"see {LOG} in {first.parent}/*; {len(waiting)} more were not started"
+                raise InputValueError(expected("the first trainings", "end", got, way_out))
             time.sleep(_LOOK_AGAIN)
     except BaseException:
         for training in running.values():  # all before the first wait, which a second Ctrl-C would end
@@ -184,6 +200,14 @@ def train_cells(launch: Launch, cells: Mapping[Cell, Path], *, jobs: int, say: S
             training.stop()
         raise
     return failed
+
+
+def _failed_alike(failed: Mapping[Cell, str]) -> str | None:
+    """The last line of all failures, where there are two and more of them, of different losses, and none differs."""
+    last = {reason.strip().rpartition("\n")[2] for reason in failed.values()}
+    if len(last) > 1 or len({cell.variant.label for cell in failed}) < _FAILED_ALIKE:
+        return None
+    return next(iter(last))
 
 
 def _not_finished(launch: Launch, cells: Mapping[Cell, Path]) -> list[Cell]:

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from hf_calib._errors import printable
 from hf_calib.report.text import Table, with_interval
 from hf_calib.study.results import (
     CONFIDENCE_LEVEL,
@@ -25,6 +26,7 @@ _NONE = "-"
 _WIDTH = 110  # of the summary
 _NAME = 20  # the least width of a loss's name in it
 _METHOD = 11  # the most letters of a map's name in it
+_SHOWN = 0.00005  # the least difference in a table
 _REASON = 400  # letters of why a training is missing
 
 
@@ -96,13 +98,15 @@ def best_first(results: StudyResults) -> list[str]:
 
 def main_table(results: StudyResults) -> Table:
     """A row for each loss: accuracy, NLL and ECE with each map, and the time of a training step."""
-    header = ["loss", "accuracy"]
+    changed = _maps_that_change_accuracy(results)
+    header = ["loss", "accuracy", *(f"accuracy\n{map_name(method)}" for method in changed)]
     header += [f"{short}\n{map_name(m)}" for short in MAIN_METRICS.values() for m in results.methods]
     header.append("time\nper step")
     rows = []
     for loss in best_first(results):
-        keys = [(loss, m, metric) for metric in MAIN_METRICS for m in results.methods]
-        numbers = [results.means.get(key) for key in [(loss, results.methods[0], "accuracy"), *keys]]
+        keys = [(loss, m, "accuracy") for m in (results.methods[0], *changed)]
+        keys += [(loss, m, metric) for metric in MAIN_METRICS for m in results.methods]
+        numbers = [results.means.get(key) for key in keys]
         time = results.training_time.get(loss)
         rows.append([loss, *map(_cell, numbers), _cell(time, ".2f")])
     if results.missing:
@@ -111,6 +115,16 @@ def main_table(results: StudyResults) -> Table:
             done = sum((loss, seed) not in results.missing for seed in results.seeds)
             row.insert(1, f"{done} of {len(results.seeds)}")
     return header, rows
+
+
+def _maps_that_change_accuracy(results: StudyResults) -> list[str]:
+    """The maps with which a loss has another accuracy than without one, as an affine map may give it."""
+
+    def differs(loss: str, method: str) -> bool:
+        own, plain = (results.means.get((loss, each, "accuracy")) for each in (method, results.methods[0]))
+        return own is not None and plain is not None and abs(own.value - plain.value) >= _SHOWN
+
+    return [method for method in results.methods[1:] if any(differs(loss, method) for loss in results.losses)]
 
 
 def how_to_read_the_main_table(results: StudyResults) -> list[str]:
@@ -123,7 +137,7 @@ def how_to_read_the_main_table(results: StudyResults) -> list[str]:
     lines.append("; ".join(f"{short}: {results.metrics[key]}" for key, short in MAIN_METRICS.items()) + ".")
     if any(method != UNSCALED for method in results.methods):
         lines.append(
-            "Accuracy is that without a map. A temperature does not change it; other maps may, see below."
+            "Accuracy is that without a map, and with the maps that change it; a temperature does not."
         )
     if results.baseline is not None:
         lines.append(f"Time per step is a ratio to that of {results.baseline[0]}.")
@@ -170,11 +184,6 @@ def how_to_read_differences(results: StudyResults) -> str:
 def other_metrics(results: StudyResults) -> list[str]:
     """Those that are not in the main table; the accuracy, which is there without maps, is one."""
     return [metric for metric in results.metrics if metric not in MAIN_METRICS]
-
-
-def printable(text: str) -> str:
-    """One line without control characters, as the last lines of a process may hold them."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def summary(results: StudyResults) -> str:

@@ -23,6 +23,8 @@ from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
 from hf_calib._names import is_hub_name, plain_name
 from hf_calib.cards import write_card
+from hf_calib.cards.card import _END as END
+from hf_calib.cards.card import _START as START
 from hf_calib.cards.citations import ENTRIES, OF_LOSSES, OF_MAPS, citations
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
@@ -245,6 +247,37 @@ def test_writing_it_again_changes_nothing_and_keeps_what_the_user_wrote(
     assert "criterion: ece" in again.text
     assert "me/x" not in again.text
     assert 'model="me/y"' in again.text
+
+
+class TestMarks:
+    """Nothing is removed but what stands between a start and its own end."""
+
+    def test_an_end_that_was_deleted(self, calibrated: Path, tmp_path: Path) -> None:
+        folder = copied(calibrated, tmp_path)
+        write_card(folder)
+        text = (folder / "README.md").read_text()
+        (folder / "README.md").write_text(text.replace(END, "") + "\nMy notes.\n")
+        with pytest.warns(
+            UserWarning, match="has lost the mark of its end. It stays as it is, and a new one"
+        ):
+            write_card(folder)
+        once = (folder / "README.md").read_text()
+        write_card(folder)
+        assert (folder / "README.md").read_text() == once
+        assert "My notes." in once
+        assert once.count("### How to use it") == 2
+
+    def test_text_between_two_sections_and_before_a_quotation(self, calibrated: Path, tmp_path: Path) -> None:
+        folder = copied(calibrated, tmp_path)
+        write_card(folder)
+        text = (folder / "README.md").read_text()
+        section = text[text.index(START) : text.index(END) + len(END)]
+        (folder / "README.md").write_text(f"{text}\nBetween.\n\n{section}\n\nAfter: `{END}` ends it.\n")
+        write_card(folder)
+        found = (folder / "README.md").read_text()
+        assert found.count("### How to use it") == 1
+        assert "Between." in found
+        assert f"After: `{END}` ends it." in found
 
 
 def test_a_section_of_version_0_1_is_replaced(calibrated: Path, tmp_path: Path) -> None:

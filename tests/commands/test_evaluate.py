@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,14 @@ class TestEvaluate:
             call("evaluate", workplace / "data.npz", "--ood-data", tmp_path / "probs.npz"),
             "expected the data from elsewhere to hold logits, as data.npz does, got probabilities",
         )
+
+    def test_a_file_in_this_folder(
+        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shutil.copy(workplace / "test.npz", tmp_path / "other.npz")
+        monkeypatch.chdir(tmp_path)
+        found = called_for_json("evaluate", workplace / "data.npz", "--ood-data", "other.npz")
+        assert [section["name"] for section in found["out_of_distribution"]] == ["other.npz"]
 
     def test_nothing_from_elsewhere_is_refused(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "none.csv").write_text("text,label\n")

@@ -211,11 +211,15 @@ def test_pickles_checkpoints_and_hidden_files_stay(
     (outside / "labels.txt").write_text("a b")
     (folder / "labels.txt").symlink_to(outside / "labels.txt")
     (folder / "linked").symlink_to(outside)
-    (outside / "round").symlink_to(outside)
+    (folder / "inside").mkdir()
+    (folder / "inside/labels.txt").write_text("a b")
+    (folder / "inside/round").symlink_to(folder)
+    (folder / "again").symlink_to(folder / "inside")
     push_folder(folder, REPO)
-    extra = {"texts.zip", "empty.txt", "labels.txt", "linked/labels.txt", ".gitattributes"}
+    extra = {"texts.zip", "empty.txt", "inside/labels.txt", "again/labels.txt", ".gitattributes"}
     assert hub.files[REPO]["main"].keys() == PUSHED | extra
-    assert hub.files[REPO]["main"]["linked/labels.txt"] == b"a b"
+    assert hub.files[REPO]["main"]["again/labels.txt"] == b"a b"
+    assert "labels.txt, linked: links out of the folder, which will not be pushed" in caplog.text
     assert caplog.text.count("can run code when loaded") == 1
     assert "old.bin, state.data, table.txt can run code" in caplog.text
 

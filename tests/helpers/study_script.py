@@ -45,7 +45,7 @@ def main() -> None:
         (checkpoint / "trainer_state.json").write_text("{}")
         print(f"step {step}", flush=True)
         time.sleep(args.seconds / 2)
-    if args.loss == args.fails:
+    if args.fails in (args.loss, "all"):
         raise SystemExit(f"no such column, threads {os.environ.get('OMP_NUM_THREADS')}")
     if args.loss != args.silent:
         rng = np.random.default_rng(args.seed)

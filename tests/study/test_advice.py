@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from hf_calib.study.advice import advise, notes_on_statistics
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from hf_calib.study.advice import advise, notes_on_statistics, seeds_to_prove
 from hf_calib.study.results import Difference, Estimate, StudyResults
 
 METHODS = ("none", "temperature")
@@ -76,7 +80,11 @@ def test_nothing_that_can_be_told_from_the_baseline() -> None:
         "Lowest NLL: focal with temperature, 0.3410; cross_entropy with temperature has 0.3470 (difference -0.0060, "
         "95% interval -0.0160 to +0.0040, corrected p = 1)."
     )
-    assert second == "Take cross_entropy with temperature: nothing here has a lower NLL beyond chance."
+    # t_5 (.05 / 3 / 2) = 3.53 times .01 / 4.303, which is its standard error by three seeds, sqrt(3 / 6) of that.
+    assert second == (
+        "Nothing is proven: that focal with temperature is lower than cross_entropy with temperature may be chance. If "
+        "the difference stays as it is, about 6 seeds would prove it."
+    )
     assert last.startswith(
         "3 seeds: a difference between losses that is not beyond chance here may still exist."
     )
@@ -107,6 +115,43 @@ def test_the_baseline_itself_is_the_lowest() -> None:
     assert found[1].startswith("Take cross_entropy with temperature")
 
 
+def test_a_best_loss_that_shares_no_seed_with_the_baseline() -> None:
+    """Cells that failed, or losses that were added with other seeds."""
+    study = results(NLL)
+    del study.differences["focal", "temperature", "nll"]  # type: ignore[attr-defined]
+    first, second, *_ = advise(study)
+    assert first.endswith("cross_entropy with temperature has 0.3470 (no seed in common).")
+    assert second.startswith("Nothing is proven: ")
+
+
+def test_how_many_seeds_would_prove_a_difference() -> None:
+    """Simulated: with the seeds that are named, a difference of this size and spread is called in about half."""
+    rng = np.random.default_rng(0)
+    three = rng.normal(-0.02, 0.02, 3)
+    reach = t.isf(0.025, 2) * three.std(ddof=1) / 3**0.5
+    found = Difference(three.mean(), three.mean() - reach, three.mean() + reach, 0.2, 0.9, 3)
+    n = seeds_to_prove(found, n_compared=5)
+    assert n is not None
+    studies = rng.normal(three.mean(), three.std(ddof=1), (4000, n))
+    called = abs(studies.mean(axis=1)) / (studies.std(axis=1, ddof=1) / n**0.5) > t.isf(0.005, n - 1)
+    assert 0.4 < called.mean() < 0.8
+    assert seeds_to_prove(found._replace(value=-1e-4, low=-0.5, high=0.5), n_compared=5) is None
+
+
+def test_another_map_of_the_same_models_needs_no_seeds() -> None:
+    means = {("cross_entropy", "none"): 0.4, ("cross_entropy", "temperature"): 0.35} | {
+        ("focal", "none"): 1.4,
+        ("focal", "temperature"): 1.32,
+        ("focal", "auto"): 0.54,
+    }
+    study = replace(
+        results(means),
+        map_changes={("focal", "auto"): Difference(-0.78, -0.8, -0.76, 1e-12, 1e-12, 2)},
+    )
+    said = "On the same models, lower NLL than with temperature beyond chance on these test rows: "
+    assert f"{said}focal with auto (1.320 to 0.540)." in advise(study)
+
+
 def test_one_seed_says_nothing_of_another_training() -> None:
     study = results(NLL, n_seeds=1, p_corrected={("focal", "temperature", "nll"): 0.001})
     found = " ".join(advise(study))
@@ -121,7 +166,9 @@ def test_a_difference_of_one_seed_among_several_is_passed_over() -> None:
     study = results(NLL, p_corrected={("focal", "temperature", "nll"): 0.001})
     alone = study.differences["focal", "temperature", "nll"]._replace(n_seeds=1)
     study.differences["focal", "temperature", "nll"] = alone  # type: ignore[index]
-    assert advise(study)[1].startswith("Take cross_entropy with temperature")
+    assert advise(study)[1].startswith(
+        "Nothing is proven: that focal with temperature is lower than cross_en"
+    )
     assert "One seed in common with the baseline" in " ".join(notes_on_statistics(study))
 
 
@@ -149,7 +196,9 @@ def test_a_study_of_one_loss() -> None:
 
 def test_another_baseline_is_named() -> None:
     study = results({("focal", "none"): 0.45, ("brier", "none"): 0.40}, baseline=("focal", "none"))
-    assert advise(study)[1] == "Take focal without a map: nothing here has a lower NLL beyond chance."
+    assert advise(study)[1].startswith(
+        "Nothing is proven: that brier without a map is lower than focal without"
+    )
     assert notes_on_statistics(study)[0] == (
         "The baseline is focal without a map, as cross_entropy with temperature was not measured."
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hf_calib.commands.compare import parse_grid, parse_seeds
-from hf_calib.study.grid import Cell, given, resolved, variants
+from hf_calib.study.grid import Cell, given, resolved, secrets, variants
 from tests.helpers.places import ROOT
 
 RECIPE = ROOT / "recipes" / "text_classification.py"
@@ -109,6 +110,40 @@ def test_of_a_file_its_content_counts(tmp_path: Path) -> None:
     assert first == key(tmp_path, "--train_file", str(tmp_path / "b.csv"))
     (tmp_path / "a.csv").write_text("text,label\ny,0\n")
     assert first != key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
+
+
+def test_of_lists_of_files_and_of_folders_the_content_counts(tmp_path: Path) -> None:
+    a, b, model = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "model"
+    model.mkdir()
+    config = tmp_path / "c.yaml"
+    config.write_text(f"train_file: [{a}, {b}]\n")
+    for path in (a, b, model / "model.safetensors"):
+        path.write_text("1")
+
+    def found() -> list[object]:
+        words = ["--train_file", str(a), str(b), "--model", str(model)]
+        return [resolved("s.py", [], words), resolved("s.py", [config], [])["train_file"]]
+
+    first = found()
+    assert found() == first
+    b.write_text("2")
+    second = found()
+    assert second[0] != first[0]
+    assert second[1] != first[1]
+    (model / "model.safetensors").write_text("2")
+    assert found()[0] != second[0]
+    third = found()[0]
+    shutil.copytree(model, tmp_path / "moved")  # with the times of now
+    words = ["--train_file", str(a), str(b), "--model", str(tmp_path / "moved")]
+    assert resolved("s.py", [], words) == third
+
+
+def test_secrets_are_in_no_key_and_no_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("hub_token: hf_secret\nmodel: me/x\n")
+    words = ["--hub_token", "hf_secret", "--api-key=hf_secret", "--tokenizer", "x"]
+    assert resolved("s.py", [config], words) == {"script": "s.py", "model": "me/x", "tokenizer": "x"}
+    assert secrets(words) == {"hf_secret", "--api-key=hf_secret"}
 
 
 def test_a_file_of_the_script_sets_no_hyperparameters_of_a_loss(tmp_path: Path) -> None:

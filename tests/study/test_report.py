@@ -81,11 +81,14 @@ def test_the_main_table_shows_the_means() -> None:
     assert [" ".join(title.split()) for title in header] == [
         "loss",
         "accuracy",
+        "accuracy auto",
+        "accuracy temperature",
         *(f"{metric} {method}" for metric in ("NLL", "ECE") for method in ("no map", "auto", "temperature")),
         "time per step",
     ]
     for name, *cells in rows:
-        keys = [("none", "accuracy"), *product(("none", "auto", "temperature"), ["nll"])]
+        keys = [*product(("none", "auto", "temperature"), ["accuracy"])]
+        keys += [*product(("none", "auto", "temperature"), ["nll"])]
         keys += product(("none", "auto", "temperature"), ["ece"])
         for cell, (method, metric) in zip(cells, keys, strict=False):
             value, low, high, _ = results.means[name, method, metric]

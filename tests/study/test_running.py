@@ -75,6 +75,56 @@ def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tm
 
 
 @pytest.mark.slow
+def test_a_study_whose_first_trainings_fail_alike_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    launch, cells = plan(tmp_path / "s", "--fails", "all", losses="focal,brier,mmce,flsd")
+    with pytest.raises(
+        ValueError, match=r"got 2 that failed alike: no such column, threads 1; see log.txt in .*; 2 m"
+    ):
+        train_cells(launch, cells, jobs=1, say=said.append)
+    assert len(said) == 2
+    assert [path.name.partition("-")[0] for path in (tmp_path / "s/cells").glob("*/log.txt")].__len__() == 2
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_one_cell_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, record: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    launch, cells = plan(tmp_path / "s", "--fails", "focal", losses="focal,brier")
+    monkeypatch.setattr("hf_calib.study.folder._write", full)
+    failed = train_cells(launch, cells, jobs=1, say=lambda line: None)
+    assert [cell.variant.label for cell in failed] == ["focal"]
+    assert [is_finished(folder) for folder in cells.values()] == [False, True]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_ends_the_trainings(tmp_path: Path) -> None:
+    words = [str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", str(tmp_path / "s")]
+    command = [sys.executable, "-c", "from hf_calib.cli import app; app()", "compare", *words]
+    study = subprocess.Popen([*command, "--", "--seconds", "60"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("s/cells/*/starts.txt")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    study.send_signal(signal.SIGHUP)
+    _, said = study.communicate(timeout=60)
+    assert study.returncode == 130, said
+    (cell,) = (tmp_path / "s/cells").iterdir()
+    lock = _lock(cell)  # which the training held while it lived
+    assert lock is not None
+    lock.close()
+
+
+def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
+    launch, cells = plan(tmp_path / "s", "--hub_token", "hf_secret", "--push-token=hf_other", losses="focal")
+    (line,) = command_lines(launch, cells)
+    assert '--hub_token "$HF_TOKEN" --push-token="$HF_TOKEN" --loss focal' in line
+    written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "hf_" not in line + written
+    assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
+
+
+@pytest.mark.slow
 def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Path) -> None:
     train(tmp_path / "s", losses="focal")
     train(tmp_path / "s", "--seconds", "0.01", losses="focal")
