@@ -35,6 +35,8 @@ def check_output(output: Path | None) -> None:
     """Raise unless a folder can be written, before any work is done."""
     if output is None:
         return
+    if "\0" in str(output):
+        raise InputValueError(expected("output", "name a folder", "a name with a NUL", "name another one"))
     try:
         there = next(path for path in (output, *output.absolute().parents) if _is_there(path))
         if not there.is_dir():

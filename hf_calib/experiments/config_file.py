@@ -80,6 +80,11 @@ class _Argument(NamedTuple):
     field: Field[Any]
     types: set[Any]
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether a list can be given."""
+        return any(getattr(kind, "__origin__", kind) in (list, tuple, Sequence) for kind in self.types)
+
 
 class _Scalar(NamedTuple):
     """A value that YAML takes for something else than text, and the word that stands in the file."""
@@ -99,6 +104,15 @@ def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> _Scalar | str:
     return _Scalar(getattr(yaml.SafeLoader, f"construct_yaml_{kind}")(loader, node), node.value)
 
 
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise yaml.YAMLError(f"{twice!r} is there twice, of which one would be lost")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 for _kind in ("bool", "int", "float", "timestamp"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _construct_scalar)
 
@@ -127,6 +141,9 @@ def _read(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise InputValueError(expected(str(path), "be YAML", str(error), "correct the file")) from error
+    except RecursionError as error:
+        got = "mappings within mappings without end"
+        raise InputValueError(expected(str(path), "be YAML", got, "correct the file")) from error
     if not isinstance(content, dict):
         got = type(content.value if isinstance(content, _Scalar) else content).__name__
         raise InputValueError(expected(str(path), "hold `name: value` lines", got, "see recipes/configs"))
@@ -148,6 +165,9 @@ def _as_argv(config: dict[str, Any], path: Path, known: Mapping[str, _Argument])
             raise InputValueError(
                 expected(str(path), requirement, "none", "leave the line out for the default")
             )
+        if isinstance(value, list) and not argument.takes_several:
+            got, way_out = f"a list of {len(value)}", "write one value"
+            raise InputValueError(expected(f"{name} in {path}", "be one value", got, way_out))
         if isinstance(value, list):
             argv += [f"--{name}", *(_typed(item, argument.types) for item in value)]
         elif isinstance(value, dict):

@@ -81,14 +81,17 @@ def check_overwrites_no_original(
 
 
 def loaded_from(model: Any) -> set[str]:
-    """Where a model, and the base model of its adapters, were loaded from; empty for one made from a config."""
+    """Where a model, and the base model of its adapters, were loaded from; empty for one made from a config.
+
+    Folders by their whole paths: a process may change its folder before it saves.
+    """
     adapters = getattr(model, "peft_config", None) or {}
     names = {
         getattr(model, "name_or_path", None),
         getattr(getattr(model, "config", None), "_name_or_path", None),
         *(adapter.base_model_name_or_path for adapter in adapters.values()),
     }
-    return {name for name in names if name}
+    return {os.path.abspath(name) if os.path.exists(name) else name for name in names if name}
 
 
 def save_folded(

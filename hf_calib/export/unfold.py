@@ -19,7 +19,7 @@ from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.methods import foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, config_record, load_map, recorded_in
+from hf_calib.scaling.saved_map import LARGEST_NUMBER, MAP_NAME, config_record, load_map, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -192,6 +192,8 @@ def _recorded_map(recorded: Mapping[str, Any]) -> AffineMap | None:
             return None
         if not all(np.isfinite(part).all() for part in known if part is not None):
             raise ValueError("numbers that are not finite")
+        if not all((np.abs(part) <= LARGEST_NUMBER).all() for part in known if part is not None):
+            raise ValueError("numbers that no fit finds")
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         way_out = "pass the scaler that was folded: unfold(model, scaler)"
         got = f"a damaged record ({error!r})"
@@ -204,9 +206,9 @@ def _recorded_map(recorded: Mapping[str, Any]) -> AffineMap | None:
 def _affine_map_of(recorded: Mapping[str, Any]) -> AffineMap | None:
     known: AffineMap | None = None
     if "temperature" in recorded:
-        known = AffineMap(np.array(1 / float(recorded["temperature"])))
+        known = AffineMap(1 / _above_0(recorded["temperature"]))
     elif "temperatures" in recorded:
-        known = AffineMap(1 / np.array(recorded["temperatures"], dtype=np.float64))
+        known = AffineMap(1 / _above_0(recorded["temperatures"]))
     elif "weight" in recorded:
         bias = recorded.get("bias")
         known = AffineMap(
@@ -219,6 +221,13 @@ def _affine_map_of(recorded: Mapping[str, Any]) -> AffineMap | None:
             known = AffineMap(np.ones(len(shift)))
         known = None if known is None else known.then(AffineMap(np.ones(len(shift)), shift))
     return known
+
+
+def _above_0(temperatures: Any) -> Any:
+    values = np.array(temperatures, dtype=np.float64)
+    if not (values > 0).all():
+        raise ValueError("a temperature that is not above 0")
+    return values
 
 
 def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -> AffineMap:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
 FORMATS = (".npz", ".csv", ".tsv", ".parquet")
 KINDS = ("logits", "probs")
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # what a broken file raises
+_UNREADABLE_NPZ = (
+    *(*_UNREADABLE, zipfile.BadZipFile),
+    *(NotImplementedError, RuntimeError),  # packed in a way that is not known, or encrypted
+    MemoryError,  # a header that claims more than there can be
+    TypeError,  # one array, not a file of them
+)
 # Columns that hold labels, whichever of them is read: never probabilities of a class.
 _NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
 
@@ -93,7 +102,9 @@ def _load(path: Path, label_column: str, *, labelled: bool) -> Predictions:
     if suffix.lower() == ".npz":
         predictions = _read_npz(path, labelled=labelled)
     else:
-        predictions = _from_table(_read_table(path, suffix.lower()), label_column, labelled=labelled)
+        predictions = _from_table(
+            _read_table(path, suffix.lower(), label_column), label_column, labelled=labelled
+        )
     _check_not_probabilities(predictions.logits)
     return predictions
 
@@ -124,7 +135,7 @@ def _read_npz(path: Path, *, labelled: bool) -> Predictions:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (*KINDS, "labels", "class_names") if name in file}
             found = ", ".join(file.files)
-    except (*_UNREADABLE, zipfile.BadZipFile, TypeError) as error:  # TypeError: one array, not a file of them
+    except _UNREADABLE_NPZ as error:
         way_out = "write it with numpy.savez, plain arrays only"
         raise InputValueError(
             expected("predictions", "be readable as npz", f"{path} ({error})", way_out)
@@ -141,8 +152,13 @@ def _read_npz(path: Path, *, labelled: bool) -> Predictions:
         arrays["labels"],
         arrays.get("logits"),
         arrays.get("probs"),
-        None if names is None else tuple(str(name) for name in np.atleast_1d(names)),
+        None if names is None else _names(np.atleast_1d(names)),
     )
+
+
+def _names(names: NDArray[Any]) -> tuple[str, ...]:
+    """Class names, which numpy may hold as bytes."""
+    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
 
 
 def _check_not_probabilities(logits: NDArray[Any] | None) -> None:
@@ -157,7 +173,7 @@ def _check_not_probabilities(logits: NDArray[Any] | None) -> None:
     raise InputValueError(expected("logits", "be logits", got, way_out))
 
 
-def _read_table(path: Path, suffix: str) -> DataFrame:
+def _read_table(path: Path, suffix: str, label_column: str) -> DataFrame:
     import pandas
 
     try:
@@ -165,7 +181,9 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
             return pandas.read_parquet(path)
         # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
         options: dict[str, Any] = {"sep": "\t" if suffix == ".tsv" else ",", "keep_default_na": False}
-        table = pandas.read_csv(path, **options)
+        _check_widths(path, options["sep"])
+        # Labels as they stand there: 01, TRUE and 1.50 may be names.
+        table = pandas.read_csv(path, index_col=False, dtype={label_column: str}, **options)
         header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
         if len(header) == len(table.columns):
             table.columns = header.to_list()  # pandas has renamed columns of one name
@@ -176,6 +194,21 @@ def _read_table(path: Path, suffix: str) -> DataFrame:
         raise InputValueError(
             expected("predictions", f"be readable as {suffix[1:]}", got, way_out)
         ) from error
+
+
+def _check_widths(path: Path, separator: str) -> None:
+    """Refuse a table with a row of another length than its header's: pandas would shift or drop its values."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=separator)
+        width = len(next(rows, []))
+        for number, row in enumerate(rows):
+            if len(row) not in (0, width):
+                got = f"{len(row)} in row {number}"
+                way_out = "give each row a value for each column, and none more"
+                raise InputValueError(
+                    expected("the table", f"have {width} values in every row", got, way_out)
+                )
 
 
 def _from_table(table: DataFrame, label_column: str, *, labelled: bool) -> Predictions:
@@ -230,7 +263,8 @@ def _class_columns(columns: Sequence[str], label_column: str) -> tuple[str | Non
         raise InputValueError(
             expected("the table", "hold a column for each of at least 2 classes", got, way_out)
         )
-    twice = sorted({name for name in (label_column, *used) if columns.count(name) > 1})
+    times = Counter(columns)
+    twice = sorted({name for name in (label_column, *used) if times[name] > 1})
     if twice:
         got = f"{', '.join(map(repr, twice))} twice"
         raise InputValueError(expected("the columns", "have different names", got, "keep one of each name"))
@@ -271,6 +305,12 @@ def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int6
         )
     number = {name: i for i, name in enumerate(names)}
     texts = labels.astype(str)
+    if set(texts) <= set(names):
+        return np.array([number[text] for text in texts], dtype=np.int64)
+    if types.is_string_dtype(labels):  # of a text file: perhaps numbers
+        numbers = pandas.to_numeric(labels, errors="coerce")
+        labels = labels if numbers.isna().any() else numbers
+        texts = labels.astype(str)
     may_overflow = types.is_float_dtype(labels) or types.is_unsigned_integer_dtype(labels)
     if may_overflow and not set(texts) <= set(names):
         wrong = np.flatnonzero((labels % 1 != 0) | (labels.abs() > _LARGEST_EXACT))

@@ -23,26 +23,30 @@ class ClassProbabilityScaling(Scaler):
     def class_scores(self, logits: ArrayLike) -> FloatArray:
         """Return each class's recalibrated probability in [0, 1], of the shape of the logits, in float64.
 
-        Each says how often its class is right, whatever the others say: the rows do not sum to 1.
+        Each says how often its class is right, whatever the others say: the rows do not sum to 1. A masked class
+        has 0.
         """
-        probs = self._probs(logits)
-        return self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+        return self._scores(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
-        probs = self._probs(logits)
-        rows = probs.reshape(-1, self.n_classes_)
-        scores = self._recalibrated(rows)
-        scores += OWN_SHARE * rows
-        scores /= scores.sum(axis=1, keepdims=True)
-        return scores.reshape(probs.shape)
+        scores, probs = self._scores(logits)
+        scores += OWN_SHARE * probs
+        scores /= scores.sum(axis=-1, keepdims=True)
+        return scores
+
+    def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """The recalibrated probabilities, and the model's own."""
+        check_is_fitted(self, "n_classes_")
+        wide = as_fitted_logits(logits, self.n_classes_)
+        masked = np.isneginf(wide)
+        probs = softmax_in_place(wide)
+        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+        scores[masked] = 0  # the lowest bin may have a frequency above 0
+        return scores, probs
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         raise NotImplementedError
-
-    def _probs(self, logits: ArrayLike) -> FloatArray:
-        check_is_fitted(self, "n_classes_")
-        return softmax_in_place(as_fitted_logits(logits, self.n_classes_))
 
 
 def checked_probs(logits: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.int64]]:

@@ -29,6 +29,7 @@ ARRAYS_NAME = (
     "calibration/scaler.safetensors"  # not in the root, where vLLM takes every such file for weights
 )
 
+LARGEST_NUMBER = 1e12  # of a fitted map: beyond, float32 heads and logits are lost
 _LARGEST = 2**30  # bytes of a file; a matrix for 5,000 classes has half of it
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map
 # What a file says by itself; "hf_calib" was the version, before there were "versions".
@@ -245,6 +246,12 @@ def _check_fitted(scaler: Any) -> None:
             raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
     if method_of(scaler) in FOLDABLE_SCALERS:
         check_finite(scaler)
+        largest = max(float(np.abs(part).max()) for part in scaler.affine_map() if part is not None)
+        if largest > LARGEST_NUMBER:
+            way_out = "fit it again"
+            raise InputValueError(
+                expected("scaler", f"have numbers up to {LARGEST_NUMBER:g}", largest, way_out)
+            )
     if not scaler._is_sound():
         got = f"others in {' or '.join(fitted.name for fitted in scaler._fitted)}"
         raise InputValueError(expected("scaler", "have numbers that a fit can find", got, "fit it again"))

@@ -17,6 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from hf_calib._compat import declare_loss_scaled
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
+from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import AutoScaling, TemperatureScaling
@@ -134,6 +135,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             self.label_names = self.label_names or ["labels"]
         # Not to be guessed from the model's signature: compute_loss says how its loss is scaled.
         self.model_accepts_loss_kwargs = False
+        self.originals = set() if self.model is None else loaded_from(self.model)
         self._make_loss()
         self._add_calibration_callbacks()
         self._check_model()

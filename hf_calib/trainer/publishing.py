@@ -34,6 +34,7 @@ class PublishingMixin(Trainer):
     calibration_config: Any  # a CalibrationConfig
     fitted_map: FittedMap | None
     model_config: Any
+    originals: set[str]  # folders and names that the model was loaded from
     _example_batch: dict[str, Any] | None = None
     _said_not_folded = False
     summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
@@ -89,7 +90,7 @@ class PublishingMixin(Trainer):
                 output_dir is where the model was loaded from, or holds adapters, which would be lost.
             OSError: if output_dir cannot be written; it is as it was then.
         """
-        check_overwrites_no_original(output_dir, loaded_from(self.model))
+        check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
         self._save_calibrated_model(output_dir)
 
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:

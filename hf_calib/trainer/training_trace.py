@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,16 @@ class TrainingTrace(CalibrationCallback, ExportableState):
 
     def _write(self, folder: Path, loss: str) -> None:
         trace = {"version": 1, "loss": loss, "rows": self.rows, "entries": self.entries}
-        with whole_file(folder / TRACE) as unfinished:
-            unfinished.write_text(json.dumps(trace, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        try:
+            with whole_file(folder / TRACE) as unfinished:
+                unfinished.write_text(
+                    json.dumps(trace, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
+                )
+        except OSError as error:  # a figure's numbers are no reason to lose a training
+            warnings.warn(
+                f"{TRACE} could not be written ({error}). The training goes on; the next evaluation tries again.",
+                stacklevel=2,
+            )
 
 
 def _check_place(folder: Path) -> None:
