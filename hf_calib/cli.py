@@ -369,7 +369,7 @@ def decide(
     test_data: Annotated[
         str | None,
         typer.Option(
-            help="Other labelled rows to measure on. Without them, half of the data is held out for that."
+            help="Other labelled rows to measure on. Without them, the rule is measured by cross-fitting in five folds."
         ),
     ] = None,
     test_split: TestSplit = "test",

@@ -197,9 +197,11 @@ def _moved_classes(
 def print_decided(decided: Decided) -> None:
     """Print a decision rule's results before and after calibration, and the rows they are from."""
     print_table(f"Decisions of {decided.name}", *decided.section.table())
-    calibrated = f", {decided.method} on {decided.n_calibrated_on:,} others" if decided.method else ""
-    rule, *others = decided.section.sentences()
-    print_lines([rule.removesuffix(" that this report leaves out.") + f"{calibrated}.", *others])
+    print_lines(decided.section.sentences())
+    if decided.method:
+        print_lines(
+            [f"After calibration: {decided.method}, fitted on {decided.n_calibrated_on:,} other rows."]
+        )
     print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
 
 

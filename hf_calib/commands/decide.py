@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +17,10 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
 from hf_calib.commands.opening import Opened, Running, name_of, open_source, task_of_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.decisions._rule import Rule, percent
+from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.report import CalibrationReport, DecisionSection, report_on_predictions
 from hf_calib.report.writing import write_report
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hf_calib.predictions.classifier import Classifier
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
+_FOLDS = 5
 _CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 # The rule, unfitted, for a model of these class names.
@@ -143,11 +145,11 @@ def decide(
         rows: labelled texts or images that neither the model nor a scaler in its head was fitted on; None for a file.
         reading: how their columns are read.
         output: a folder, the model's own perhaps, for decisions.json and, in its folder `decisions`, the report.
-        test: others to measure on; without them, half of the rows are held out for that.
-        method: a post-hoc method, of a model one that folds, for "after"; it is fitted on half of the rows that are not
-            measured, and the rule on the other half. A model that was calibrated by `hf-calib calibrate` needs none,
-            and its rule is fitted on all of them.
-        seed: of the draws of halves.
+        test: others to measure on; without them, the rule is measured by cross-fitting in five folds. The rule that is
+            written is fitted on all rows either way.
+        method: a post-hoc method, of a model one that folds, for "after"; it is fitted on half of the rows, and the
+            rule for "after" on the other half. A model that was calibrated by `hf-calib calibrate` needs none.
+        seed: of the draws of folds and halves.
         running: how the model is run.
 
     Raises:
@@ -180,7 +182,9 @@ def decide(
     if output is not None:
         running.stages(f"writing to {output}")
         with whole_folder(output) as folder:
-            decided.decisions.save(folder)
+            rule_found = decided.decisions.rule
+            if not (isinstance(rule_found, AbstainRule) and rule_found.answers_nothing):
+                decided.decisions.save(folder)
             write_report(report, folder / "decisions")
     return decided
 
@@ -207,7 +211,17 @@ def _measure(
         from hf_calib.export.fingerprint import fingerprint
 
         weights = fingerprint(opened.classifier.model)
-    pool, measured, held_out = split_roles(found, tested, seed)
+    if tested is None:
+        measured = found
+        held_out = (
+            f"all {len(found):,} rows, each by a rule that was fitted without it "
+            f"(cross-fitting in {_FOLDS} folds, drawn with seed {seed})"
+        )
+        folds = np.random.default_rng(seed).permutation(len(found)) % _FOLDS
+        parts = [(found.select(folds != k), found.select(folds == k)) for k in range(_FOLDS)]
+    else:
+        _, measured, held_out = split_roles(found, tested, seed)
+        parts = [(found, tested)]
     notes: list[str] = []
     n_shared = opened.n_shared()
     if n_shared:
@@ -215,37 +229,39 @@ def _measure(
             f"{n_shared:,} of the {len(measured):,} measured rows are also among those to fit on. The rule looks "
             "better on these than on new rows. Measure on other test data."
         )
-    fitted_on, n_calibrated_on = pool, 0
+    opened.running.stages(f"fitting the rule on {len(found):,} rows, measuring {len(measured):,}")
+    fitted, of_the_fit = _fitted(rule, found.probabilities(), found.labels)
+    plain = [Part(p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in parts]
+    before = measure_parts(rule, plain)
+    curves = {"as it is" if scaler is None else "before": _curve(rule, plain)}
+    after_notes: list[str] = []
+    after, n_calibrated_on, n_fitted_after, reported = None, 0, None, measured
     if scaler is not None:
         # The promise needs rows that the scaler has not seen: on those that it has, confidences fit too well.
-        calibrating, fitted_on, _ = split_roles(pool, None, seed)
-        opened.running.stages(f"calibrating on {len(calibrating):,} rows")
+        calibrating, rest, _ = split_roles(found, None, seed)
         notes += fit(scaler, calibrating)
-        n_calibrated_on = len(calibrating)
-
-    opened.running.stages(f"fitting the rule on {len(fitted_on):,} rows, measuring {len(measured):,}")
-    before = _Fitted(
-        rule, fitted_on.probabilities(), fitted_on.labels, measured.probabilities(), measured.labels
-    )
-    after = None
-    if scaler is not None:
-        probs, other_probs = (scaler.predict_proba(rows.as_logits()) for rows in (fitted_on, measured))
-        after = _Fitted(rule, probs, fitted_on.labels, other_probs, measured.labels)
-    curves = {"as it is" if after is None else "before": before.curve()}
-    if after is not None:
-        curves["after calibration"] = after.curve()
+        n_calibrated_on, n_fitted_after = len(calibrating), len(rest)
+        _, after_notes = _fitted(rule, scaler.predict_proba(rest.as_logits()), rest.labels)
+        calibrated = [_calibrated_part(scaler, p, q, seed) for p, q in parts]
+        after = measure_parts(rule, calibrated)
+        curves["after calibration"] = _curve(rule, calibrated)
+        reported = rest if tested is None else measured
     section = DecisionSection(
         rule.promise(),
-        len(fitted_on),
-        before.measured,
-        None if after is None else after.measured,
+        len(found),
+        before,
+        after,
         {name: curve for name, curve in curves.items() if curve is not None and curve.promised},
+        n_fitted_after=n_fitted_after,
+        n_folds=_FOLDS if tested is None else 0,
     )
-    notes += [note if after is None else f"Before calibration: {note}" for note in before.notes]
-    notes += [f"After calibration: {note}" for note in ([] if after is None else after.notes)]
-    for fitted in (before, after):
-        notes += [] if fitted is None else fitted.broken_promise()
-    if after is not None and is_saved:
+    notes += [note if after is None else f"Before calibration: {note}" for note in of_the_fit]
+    notes += [f"After calibration: {note}" for note in after_notes]
+    for state in (before, after):
+        notes += [] if state is None else _broken_promise(rule, state)
+    if is_saved and isinstance(fitted, AbstainRule) and fitted.answers_nothing:
+        notes.append("No decisions.json was written: its rule would hand over every input.")
+    elif after is not None and is_saved:
         notes.append(
             "decisions.json is for the probabilities as they are. For those after calibration, calibrate the "
             "model first (hf-calib calibrate), and decide for the calibrated one on other rows."
@@ -253,61 +269,70 @@ def _measure(
     name = name_of(opened.source)
     decided = Decided(
         name,
-        Decisions(before.rule, found.names, before.measured, len(measured), weights),
+        Decisions(fitted, found.names, before, len(measured), weights),
         section,
-        method if after else None,
+        None if scaler is None else method,
         n_calibrated_on,
         held_out,
         tuple(notes),
     )
-    report = report_on_predictions(measured, name, 15, scaler)
+    report = report_on_predictions(reported, name, 15, scaler)
     return decided, replace(report, decisions=section, notes=tuple(notes))
 
 
-class _Fitted:
-    """A copy of a rule, fitted on some rows and measured on others."""
+def _fitted(rule: Rule, probs: NDArray[Any], labels: NDArray[np.int64]) -> tuple[Rule, list[str]]:
+    """A copy of a rule that is fitted, and the warnings of the fit."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = copy.copy(rule).fit(probs, labels)
+    return fitted, [str(warning.message) for warning in caught]
 
-    def __init__(
-        self,
-        rule: Rule,
-        probs: NDArray[Any],
-        labels: NDArray[np.int64],
-        other_probs: NDArray[Any],
-        other_labels: NDArray[np.int64],
-    ) -> None:
-        self.rows = (probs, labels, other_probs, other_labels)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            self.rule: Rule = copy.copy(rule).fit(probs, labels)
-        self.notes = [str(warning.message) for warning in caught]
-        self.measured: dict[str, Interval] = self.rule.measure(other_probs, other_labels)
 
-    def broken_promise(self) -> list[str]:
-        """A warning where the answers are right less often than promised, beyond chance."""
-        kept = self.measured.get("accuracy")
-        if not isinstance(self.rule, AbstainRule) or kept is None or kept.high >= self.rule.accuracy:
-            return []
-        return [
-            f"On the measured rows {kept.value:.1%} of the answers are right ({kept.low:.1%} to {kept.high:.1%}), "
-            f"less than the {percent(self.rule.accuracy)} promised. They are unlike the calibration rows, perhaps in "
-            "the shares of their classes. Fit on rows that are drawn as the inputs will be."
-        ]
+def _calibrated_part(scaler: Any, pool: Predictions, others: Predictions, seed: int) -> Part:
+    """Rows after a scaler of their own, which saw neither those that the rule is fitted on nor the others."""
+    from sklearn.base import clone
 
-    def curve(self) -> PromiseCurve | None:
-        """Other promised accuracies, of a rule that promises one."""
-        if not isinstance(self.rule, AbstainRule):
-            return None
-        return self.rule.curve(*self.rows, accuracies=sorted({*_CURVE, self.rule.accuracy}))
+    calibrating, rest, _ = split_roles(pool, None, seed)
+    own = clone(scaler)
+    fit(own, calibrating)
+    return Part(
+        own.predict_proba(rest.as_logits()),
+        rest.labels,
+        own.predict_proba(others.as_logits()),
+        others.labels,
+    )
+
+
+def _broken_promise(rule: Rule, measured: Mapping[str, Interval]) -> list[str]:
+    """A warning where the answers are right less often than promised, beyond chance."""
+    kept = measured.get("accuracy")
+    if not isinstance(rule, AbstainRule) or kept is None or kept.high >= rule.accuracy:
+        return []
+    return [
+        f"On the measured rows {kept.value:.1%} of the answers are right ({kept.low:.1%} to {kept.high:.1%}), "
+        f"less than the {percent(rule.accuracy)} promised. They are unlike the calibration rows, perhaps in "
+        "the shares of their classes. Fit on rows that are drawn as the inputs will be."
+    ]
+
+
+def _curve(rule: Rule, parts: Sequence[Part]) -> PromiseCurve | None:
+    """Other promised accuracies, of a rule that promises one."""
+    if not isinstance(rule, AbstainRule):
+        return None
+    return rule.curve_of_parts(parts, accuracies=sorted({*_CURVE, rule.accuracy}))
 
 
 def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool) -> None:
     """Raise where the rows that are left to fit the rule on are too few, before the model is run."""
     parts = []
     left = n_rows
-    for is_halved, purpose in ((is_split, "to measure on"), (not is_calibrated, "to calibrate on")):
-        if is_halved:
+    for is_taken, share, purpose in (
+        (is_split, _FOLDS, "in turn to measure on"),
+        (not is_calibrated, 2, "to calibrate on"),
+    ):
+        if is_taken:
             parts.append(purpose)
-            left -= left // 2 if purpose == "to calibrate on" else left - left // 2
+            left -= -(-left // share)
     try:
         rule.check_rows(left)
     except InputValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +11,14 @@ from scipy.special import bdtr
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_share
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.binning import FloatArray, IntArray
 
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
-_STARTS = 4
+# Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.
+_LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
+_MOST_TIMES = 100  # the rows there are
+# Of the rule of thumb.
+_FEWEST_TOP, _TOPS, _SIZES = 20, 100, 60
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
@@ -46,6 +51,53 @@ def rows_needed(promised: float, delta: float) -> int:
     return math.ceil(math.log(delta) / math.log(promised))
 
 
+@lru_cache(maxsize=256)
+def _first(promised: float, level: float, errors: int) -> int:
+    """The least number of rows with so many errors that passes a test at this level."""
+    rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)
+    return int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])
+
+
+def starts(n_rows: int, promised: float, delta: float) -> IntArray:
+    """Where the sequence of tests starts, at numbers of rows; none where these are too few.
+
+    >>> [starts(n, 0.95, 0.05).tolist() for n in (58, 60, 300, 1000, 3000)]
+    [[], [59], [93], [110, 332], [117, 345, 1017]]
+    """
+    for n_starts, errors, times in _LADDER:
+        first = _first(promised, delta / n_starts, errors)
+        if first * times <= n_rows:
+            return np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
+    return np.array([], dtype=np.intp)
+
+
+def rows_to_answer(
+    scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
+) -> int | None:
+    """About how many rows like these would promise something; None if 100 times as many would not.
+
+    As if their shares of right answers above each score were the true ones: a rule of thumb.
+    """
+    order = np.argsort(-scores, kind="stable")
+    fewest = min(_FEWEST_TOP, len(scores))  # the accuracy of fewer is anybody's guess
+    top = np.unique(np.linspace(fewest, len(scores), _TOPS).astype(np.intp))
+    share = top / len(scores)
+    wrong = (np.cumsum(~right[order])[top - 1] + 1) / len(
+        scores
+    )  # one more: the best of many shares looks too good
+    sizes = np.geomspace(len(scores) + 1, _MOST_TIMES * len(scores), _SIZES).astype(int)
+    for n_rows in sizes.tolist():
+        tested = starts(n_rows, promised, delta)
+        if not len(tested):
+            continue
+        n_top = np.ceil(share * n_rows).astype(np.intp)
+        p_values = bdtr(np.ceil(wrong * n_rows), n_top, 1 - promised)
+        if ((p_values <= delta / len(tested)) & (n_top >= tested[0])).any():
+            digits = 10 ** max(0, len(str(n_rows)) - 2)
+            return math.ceil(n_rows / digits) * digits
+    return None
+
+
 def certified_threshold(
     scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
 ) -> float:
@@ -58,10 +110,11 @@ def certified_threshold(
 
     A test at every m would need a level of delta / N each (Bonferroni). Tested in their order, all can have
     the same level, if the first that fails ends it; but a sequence that starts with the fewest rows often fails
-    there by chance. So there are four starts, at numbers of rows that grow by a constant factor, each with
-    delta / 4, and a sequence that reaches the next start adds its level to that one's (a fallback test). In
-    simulations (200 to 5,000 rows) it answered more than a single start unless both answered little, and more
-    than Bonferroni over 10 numbers of rows unless confidence said nothing about accuracy.
+    there by chance. So there are up to three starts, at numbers of rows that grow by a constant factor, which share
+    delta, and a sequence that reaches the next start adds its level to that one's (a fallback test). The first start
+    is where one error is tolerated, as soon as there are twice as many rows, and there are as many starts as have
+    room: how they lie depends on N only, so that one row more changes little. In simulations
+    (`tests/decisions/test_abstain.py`) more rows answer more, from 60 to 3,000.
 
     Rows of equal scores are answered together or not at all: they are tested in a random order, and a threshold
     lies below the last of them that passed.
@@ -90,20 +143,18 @@ def certified_threshold(
     True
     """
     n_rows = len(scores)
-    n_starts = _STARTS if n_rows >= rows_needed(promised, delta / _STARTS) else 1
-    first = rows_needed(promised, delta / n_starts)
-    if n_rows < first:
+    tested = starts(n_rows, promised, delta)
+    if not len(tested):
         return NEVER
     shuffled = np.random.default_rng(0).permutation(n_rows)
     order = shuffled[np.argsort(-scores[shuffled], kind="stable")]
     lower = np.append(scores[order][1:], ALWAYS)  # the (m + 1)-th highest, for m = 1..N
     p_values = bdtr(np.cumsum(~right[order]), np.arange(1, n_rows + 1), 1 - promised)
 
-    starts = np.geomspace(first, n_rows, n_starts + 1).round().astype(int)
     passed = np.zeros(n_rows, dtype=bool)
     level = 0.0
-    for start, end in zip(starts[:-1], [*(starts[1:-1] - 1), n_rows], strict=True):
-        level += delta / n_starts
+    for start, end in zip(tested, [*(tested[1:] - 1), n_rows], strict=True):
+        level += delta / len(tested)
         fails = p_values[start - 1 : end] > level
         reached = int(fails.argmax()) if fails.any() else len(fails)
         passed[start - 1 : start - 1 + reached] = True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +46,12 @@ class Rule(ABC):
 
     def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
         """Results of the rule on other rows; see `hf_calib.decisions.measured.TITLES`."""
+        return self.measure_decided(self.predict(probs), probs, labels)
+
+    def measure_decided(
+        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
+    ) -> dict[str, Interval]:
+        """The same of decisions on rows, whichever rules of this kind have made them."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
@@ -55,6 +64,28 @@ class Rule(ABC):
             way_out = "call fit(probs, labels) with calibration rows first"
             raise InputValueError(expected(type(self).__name__, "be fitted", "a new one", way_out))
         return self.thresholds_
+
+
+class Part(NamedTuple):
+    """Rows to fit a rule on, and others to measure it on."""
+
+    probs: ArrayLike
+    labels: ArrayLike
+    other_probs: ArrayLike
+    other_labels: ArrayLike
+
+
+def measure_parts(rule: Rule, parts: Sequence[Part]) -> dict[str, Interval]:
+    """A rule on the other rows of all parts, as it was fitted in each; warnings of the fits are left out.
+
+    Of one part: what it does on other data. Of folds: cross-fitting, in which each row is decided by a rule that was
+    fitted without it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decided = [copy.copy(rule).fit(part.probs, part.labels).predict(part.other_probs) for part in parts]
+    probs, labels = (np.concatenate([np.asarray(part[i]) for part in parts]) for i in (2, 3))
+    return rule.measure_decided(np.concatenate(decided), probs, labels)
 
 
 def percent(value: float) -> str:

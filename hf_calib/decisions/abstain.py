@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
-from hf_calib.decisions._promise import NEVER, certified_threshold, check_promise, check_rows_for, rows_needed
-from hf_calib.decisions._rule import Rule, percent
+from hf_calib.decisions._promise import (
+    _MOST_TIMES,
+    NEVER,
+    certified_threshold,
+    check_promise,
+    check_rows_for,
+    rows_needed,
+    rows_to_answer,
+)
+from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
 from hf_calib.decisions.measured import PromiseCurve, answers
+from hf_calib.metrics._inputs import check_flag
 from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.calibration import winners
@@ -74,6 +82,7 @@ class AbstainRule(Rule):
 
     def __post_init__(self) -> None:
         check_promise("accuracy", self.accuracy, self.delta)
+        check_flag("by_class", self.by_class)
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
         """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
@@ -87,9 +96,15 @@ class AbstainRule(Rule):
             found = certified_threshold(confidences, right, promised=self.accuracy, delta=self.delta)
             self.thresholds_ = np.full(rows.shape[1], found)
         if (self.thresholds_ == NEVER).all():
+            needed = rows_to_answer(confidences, right, promised=self.accuracy, delta=self.delta)
+            more = (
+                f"more rows ({_MOST_TIMES} times as many like these would not do)"
+                if needed is None
+                else f"more rows (about {needed:,} like these would answer some)"
+            )
             warn(
-                f"No confidence keeps an accuracy of {self.accuracy:g} on these {len(rows):,} rows, of which "
-                f"{right.mean():.1%} are right. Every input will be handed over. Promise less, or use more rows "
+                f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
+                f"of which {right.mean():.1%} are right. Every input will be handed over. Promise less, or use {more} "
                 "or a better model."
             )
         elif (self.thresholds_ == NEVER).any():
@@ -106,9 +121,16 @@ class AbstainRule(Rule):
         confidences, predicted = winners(class_probs(probs, len(thresholds)))
         return np.where(confidences > thresholds[predicted], predicted, -1)
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether every input is handed over."""
+        return bool((self._fitted_thresholds() == NEVER).all())
+
+    def measure_decided(
+        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
+    ) -> dict[str, Interval]:
         """The share "answered" and its "accuracy" on other rows, with exact binomial intervals of 95%."""
-        return answers(self.predict(probs), class_rows(probs, labels)[1])
+        return answers(decided, class_rows(probs, labels)[1])
 
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
@@ -140,13 +162,13 @@ class AbstainRule(Rule):
             accuracies: to promise; those that N rows are too few for are left out.
         """
         rows, targets = class_rows(probs, labels)
-        possible = [a for a in accuracies if len(rows) >= rows_needed(a, self.delta)]
-        found = []
-        for accuracy in possible:
-            rule = AbstainRule(accuracy=accuracy, delta=self.delta, by_class=self.by_class)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a curve that ends at 0 says the same
-                found.append(rule.fit(rows, targets).measure(other_probs, other_labels))
+        return self.curve_of_parts([Part(rows, targets, other_probs, other_labels)], accuracies=accuracies)
+
+    def curve_of_parts(self, parts: Sequence[Part], *, accuracies: Sequence[float]) -> PromiseCurve:
+        """The same over several parts, such as the folds of a cross-fitting."""
+        fewest = min(len(np.asarray(part.labels)) for part in parts)
+        possible = [a for a in accuracies if fewest >= rows_needed(a, self.delta)]
+        found = [measure_parts(replace(self, accuracy=accuracy), parts) for accuracy in possible]
         return PromiseCurve(
             tuple(possible),
             tuple(row["answered"].value for row in found),

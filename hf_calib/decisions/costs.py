@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.decisions._inputs import class_probs, class_rows
@@ -75,7 +75,9 @@ class CostRule(Rule):
         decided = (class_probs(probs, len(costs)) @ costs).argmin(axis=1)
         return np.where(decided == len(costs), -1, decided)
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
+    def measure_decided(
+        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
+    ) -> dict[str, Interval]:
         """Costs per input on other rows, and the "saving" against the most probable class.
 
         Returns:
@@ -83,7 +85,6 @@ class CostRule(Rule):
             the share "answered" with its "accuracy", with exact binomial ones.
         """
         costs = np.asarray(self.costs)
-        decided = self.predict(probs)
         rows, targets = class_rows(probs, labels)
         paid = costs[targets, decided]  # -1 is the last column
         argmax = costs[targets, rows.argmax(axis=1)]

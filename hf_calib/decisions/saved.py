@@ -177,6 +177,8 @@ class Decisions:
         """The decisions in one sentence, with their measured results if there are any."""
         found = self.measured
         rows = f"on {self.n_measured:,} rows that it was not fitted on"
+        if isinstance(self.rule, AbstainRule) and self.rule.answers_nothing:
+            return f"It hands over every input: {percent(self.rule.accuracy)} accuracy could not be promised."
         if isinstance(self.rule, AbstainRule) and "answered" in found:
             kept = (
                 f"{found['accuracy'].value:.1%} of its answers were right" if "accuracy" in found else "none"

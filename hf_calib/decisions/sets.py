@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import mean, share
-from hf_calib.metrics._inputs import check_choice, check_share
+from hf_calib.metrics._inputs import check_choice, check_flag, check_share
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval
 
@@ -70,6 +70,7 @@ class PredictionSets(Rule):
     def __post_init__(self) -> None:
         check_share("alpha", self.alpha, "0.1 lets one set in ten miss the true class")
         check_choice("method", self.method, ("lac", "aps"))
+        check_flag("by_class", self.by_class)
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> PredictionSets:
         """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
@@ -95,11 +96,15 @@ class PredictionSets(Rule):
         thresholds = self._fitted_thresholds()
         return self._scores(class_probs(probs, len(thresholds))) <= thresholds
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
+    def measure_decided(
+        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
+    ) -> dict[str, Interval]:
         """The "coverage" of other rows, with its exact binomial interval of 95%, and the mean "size" of the sets."""
-        sets = self.predict(probs)
         targets = class_rows(probs, labels)[1]
-        return {"coverage": share(sets[np.arange(len(sets)), targets]), "size": mean(sets.sum(axis=1))}
+        return {
+            "coverage": share(decided[np.arange(len(decided)), targets]),
+            "size": mean(decided.sum(axis=1)),
+        }
 
     def promise(self) -> str:
         whose = "the inputs of each class" if self.by_class else "inputs"

@@ -135,6 +135,12 @@ def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
         raise InputValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
 
 
+def check_flag(argument: str, value: Any) -> None:
+    """Raise unless it is True or False: any text, "no" too, would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputTypeError(expected(argument, "be True or False", repr(value), "write it without quotes"))
+
+
 def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return probs (N, C) in their own float dtype and labels (N,) as int64.
 

@@ -22,6 +22,8 @@ class DecisionSection:
         before: what `measure` of the rule found.
         after: the same for the rule that was fitted after calibration, or None.
         curves: for `AbstainRule`, other promised accuracies, by the name of the probabilities.
+        n_fitted_after: rows that the rule after calibration was fitted on, where these are others.
+        n_folds: of the cross-fitting by which it was measured; 0 where that was on other data.
     """
 
     promise: str
@@ -29,12 +31,19 @@ class DecisionSection:
     before: Mapping[str, Interval]
     after: Mapping[str, Interval] | None = None
     curves: Mapping[str, PromiseCurve] = field(default_factory=dict)
+    n_fitted_after: int | None = None
+    n_folds: int = 0
 
     def sentences(self) -> list[str]:
         """The promise of the rule, and the inputs it holds for."""
-        said = [
-            f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows that this report leaves out."
-        ]
+        after = "" if self.n_fitted_after is None else f" ({self.n_fitted_after:,} of them after calibration)"
+        how = (
+            f"and measured on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule that was "
+            "fitted without it"
+            if self.n_folds
+            else "and measured on others"
+        )
+        said = [f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows{after}, {how}."]
         for state, found in columns(self.before, self.after).items():
             if "answered" in found and "accuracy" not in found:
                 said.append(f"Nothing is answered{'' if self.after is None else f' {state} calibration'}.")
@@ -57,6 +66,8 @@ class DecisionSection:
         return {
             "promise": self.promise,
             "n_fitted": self.n_fitted,
+            "n_fitted_after": self.n_fitted_after,
+            "n_folds": self.n_folds,
             **{
                 state: None if found is None else {key: interval._asdict() for key, interval in found.items()}
                 for state, found in (("before", self.before), ("after", self.after))

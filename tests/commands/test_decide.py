@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,17 @@ def test_rule_and_scaler_are_fitted_on_different_rows_and_measured_on_others(wor
     calibrating = half_of(data.labels, 3)
     fitting = np.setdiff1d(np.arange(800), calibrating)
     scaler = TemperatureScaling().fit(data.logits[calibrating], data.labels[calibrating])
-    for state, probs in (("before", lambda z: softmax(z, axis=1)), ("after", scaler.predict_proba)):
-        rule = AbstainRule(accuracy=0.9).fit(probs(data.logits[fitting]), data.labels[fitting])
+    for state, probs, rows in (
+        ("before", lambda z: softmax(z, axis=1), np.arange(800)),
+        ("after", scaler.predict_proba, fitting),
+    ):
+        rule = AbstainRule(accuracy=0.9).fit(probs(data.logits[rows]), data.labels[rows])
         wanted = rule.measure(probs(test.logits), test.labels)
         assert {key: tuple(row.values()) for key, row in found[state].items()} == {
             key: pytest.approx(tuple(interval)) for key, interval in wanted.items()
         }
-    assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (400, 400, 500)
+    assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (400, 800, 500)
+    assert (found["n_fitted_after"], found["n_folds"]) == (400, 0)
     assert (found["rule"], found["method"], found["notes"]) == ("abstain", "auto", [])
     assert found["options"] == {"accuracy": 0.9, "delta": 0.05, "by_class": False}
     assert found["before"]["accuracy"]["value"] >= 0.9
@@ -88,13 +93,20 @@ def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
     assert "Decisions of data decisions before after" in text
     assert "Inputs answered 0." in text
     assert "The rule answers where at least 90% of its answers are right" in text
-    assert "It was fitted on 200 rows, auto on 200 others." in text
-    assert "Measured on the other 400 of 800 rows, drawn with seed 0, with 95% intervals." in text
+    assert (
+        "It was fitted on 800 rows (400 of them after calibration), and measured on the same rows by cross-"
+        in text
+    )
+    assert "After calibration: auto, fitted on 400 other rows." in text
+    assert (
+        "Measured on all 800 rows, each by a rule that was fitted without it (cross-fitting in 5 folds"
+        in text
+    )
     assert "decisions.json is for the probabilities as they are" in result.stderr
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}
     decisions = Decisions.from_pretrained(tmp_path / "out")
     assert decisions.class_names == NAMES
-    assert decisions.n_measured == 400
+    assert decisions.n_measured == 800
     report = json.loads((tmp_path / "out" / "decisions" / "report.json").read_text())
     assert report["decisions"]["before"]["answered"]["value"] == decisions.measured["answered"].value
     assert report["n_examples"] == 400
@@ -108,7 +120,7 @@ class TestModels:
     def test_a_model_that_is_not_calibrated(self, workplace: Path) -> None:
         words = ("--data", workplace / "data.csv", "--test-data", workplace / "test.csv", "--accuracy", 0.3)
         found = called_for_json("decide", workplace / "plain", *words)
-        assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (120, 120, 120)
+        assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (120, 240, 120)
         assert set(found["curves"]) == {"before", "after calibration"}
         assert found["before"]["answered"]["value"] > 0.1
 
@@ -145,8 +157,8 @@ class TestModels:
     ) -> None:
         monkeypatch.setattr(torch.nn.Module, "__call__", lambda *_, **__: pytest.fail("the model ran"))
         message = (
-            r"expected the calibration rows to be at least 299 to promise accuracy=0\.99 .*, got 60; .* \(of the "
-            r"data's 240 rows, some are to measure on and some to calibrate on\)"
+            r"expected the calibration rows to be at least 299 to promise accuracy=0\.99 .*, got 96; .* \(of the "
+            r"data's 240 rows, some are in turn to measure on and some to calibrate on\)"
         )
         words = ("--data", workplace / "data.csv", "--accuracy", 0.99)
         assert_refused(call("decide", workplace / "plain", *words), message)
@@ -202,13 +214,33 @@ def test_rows_that_are_fitted_on_and_measured(workplace: Path) -> None:
     assert "800 of the 800 measured rows are also among those to fit on." in result.stderr
 
 
-def test_what_cannot_be_kept_is_said(workplace: Path) -> None:
-    result = call("decide", workplace / "data.npz", "--accuracy", 0.985)
-    assert (
-        "warning: Before calibration: No confidence keeps an accuracy of 0.985 on these 200 rows"
-        in result.stderr
+def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(workplace: Path) -> None:
+    found = called_for_json("decide", workplace / "data.npz", "--accuracy", 0.9, "--seed", 4)
+    data = drawn(800, 1)
+    probs = softmax(data.logits, axis=1)
+    folds = np.random.default_rng(4).permutation(800) % 5
+    decided = np.empty(800, int)
+    for k in range(5):
+        rule = AbstainRule(accuracy=0.9).fit(probs[folds != k], data.labels[folds != k])
+        decided[folds == k] = rule.predict(probs[folds == k])
+    assert found["before"]["answered"]["value"] == pytest.approx((decided >= 0).mean())
+    right = (decided == data.labels)[decided >= 0].mean()
+    assert found["before"]["accuracy"]["value"] == pytest.approx(right)
+    assert (found["n_fitted"], found["n_measured"], found["n_folds"]) == (800, 800, 5)
+
+
+def test_a_rule_that_answers_nothing_is_not_written(workplace: Path, tmp_path: Path) -> None:
+    words = ("--accuracy", 0.99, "--output", tmp_path)
+    result = call("decide", workplace / "data.npz", *words)
+    assert result.exit_code == 0, result.output
+    assert re.search(
+        r"warning: Before calibration: An accuracy of 0.99 cannot be promised at any confidence from these 800 "
+        r"rows, of which [\d.]+% are right. Every input will be handed over. Promise less, or use more rows",
+        result.stderr,
     )
+    assert "No decisions.json was written: its rule would hand over every input." in result.stderr
     assert "Nothing is answered before calibration." in result.stdout
+    assert names_in(tmp_path) == {"decisions"}
 
 
 class TestRefusals:
@@ -218,7 +250,7 @@ class TestRefusals:
             (("--accuracy", 1.0), r"expected accuracy to be below 1, got 1.0; no number of rows proves"),
             (
                 ("--accuracy", 0.999),
-                r"at least 2,995 to promise accuracy=0\.999 .*, got 200; .*promise at most 0\.985",
+                r"at least 2,995 to promise accuracy=0\.999 .*, got 320; .*promise at most 0\.99",
             ),
             (
                 ("--accuracy", 0.9, "--alpha", 0.1),
