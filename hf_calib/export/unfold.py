@@ -260,7 +260,7 @@ def _inverse(mapping: AffineMap, heads: Mapping[str, nn.Linear]) -> AffineMap:
             inverted = np.linalg.inv(weight).astype(np.float64) if weight.ndim == 2 else 1 / weight
     except np.linalg.LinAlgError:
         inverted = np.full_like(weight, np.inf)
-    if not np.isfinite(inverted).all():
+    if not (np.abs(inverted) <= LARGEST_NUMBER).all():  # NaN compares false
         raise _not_invertible("is singular: different logits are mapped to the same ones")
     bare = AffineMap(inverted)
     return AffineMap(inverted, None if mapping.bias is None else -bare(mapping.bias))

@@ -169,6 +169,16 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
             "temperature_criterion: null\n",
             "config.yaml to give temperature_criterion a value, got none; leave the line out",
         ),
+        (
+            "loss: focal\nseed: 1\nloss: brier\n",
+            "config.yaml to be YAML, got 'loss' is there twice, of which one would",
+        ),
+        ("loss_kwargs: {gamma: 1, gamma: 2}\n", "config.yaml to be YAML, got 'gamma' is there twice"),
+        (
+            "learning_rate: [1, 2]\n",
+            "learning_rate in .*config.yaml to be one value, got a list of 2; write one",
+        ),
+        ("{a: " * 500 + "1" + "}" * 500, "config.yaml to be YAML, got mappings within mappings without end"),
         ("class_weights: []\n", "config.yaml to give class_weights a value"),
     ],
 )

@@ -284,6 +284,21 @@ class TestOriginals:
         assert {path.name: path.read_bytes() for path in source.iterdir()} == before
         trainer.save_calibrated_model("another")
 
+    def test_the_folder_of_the_model_after_this_folder_has_changed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiny_bert().save_pretrained(tmp_path / "model")
+        monkeypatch.chdir(tmp_path)
+        trainer = trained(
+            tmp_path / "out", transformers.BertForSequenceClassification.from_pretrained("model")
+        )
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        before = (tmp_path / "model/model.safetensors").read_bytes()
+        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
+            trainer.save_calibrated_model("../model")
+        assert (tmp_path / "model/model.safetensors").read_bytes() == before
+
     def test_the_folder_of_the_adapters_base_model(self, tmp_path: Path) -> None:
         tiny_bert().save_pretrained(tmp_path / "base")
         base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from hf_calib import fold, fold_temperature, unfold
+from hf_calib._errors import InputValueError
 from hf_calib._files import whole_folder
 from hf_calib.commands.unfold import unfold_model
 from hf_calib.export.kept_head import FILE
@@ -112,6 +113,26 @@ def test_a_damaged_record_is_refused_and_the_model_stays(damage: dict[str, Any])
     with pytest.raises(ValueError, match=r"expected (config\.calibration|model) to h.*; (pass|load) the"):
         unfold(model)
     assert_same_weights(model, folded)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"temperature": -2.0},
+        {"temperature": 0.0},
+        {"temperature": 1e-300},
+        {"temperatures": [1.0, 2.0, -1.0, 1.0]},
+        {"temperature": 1e300},
+    ],
+)
+def test_numbers_that_no_fit_finds(damage: dict[str, Any]) -> None:
+    model = fold_temperature(bert(), 2.0)
+    del model.config.calibration["temperature"]
+    model.config.calibration |= damage
+    before = weights_of(model)
+    with pytest.raises(InputValueError, match=r"a damaged record|to be invertible"):
+        unfold(model)
+    assert_same_weights(model, before)
 
 
 def test_what_else_has_changed_the_weights_is_not_promised_away(folder: Path) -> None:

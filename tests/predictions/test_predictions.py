@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,36 @@ class TestNpz:
         ):
             load_predictions(path)
 
+    def test_class_names_of_bytes(self, tmp_path: Path) -> None:
+        names = np.array([b"a", "ä".encode(), b"c", b"d"])
+        np.savez(tmp_path / "p.npz", probs=PROBS, labels=LABELS, class_names=names)
+        assert load_predictions(tmp_path / "p.npz").class_names == ("a", "ä", "c", "d")
+
+    @pytest.mark.parametrize("damage", ["compression", "encrypted", "header that claims terabytes"])
+    def test_damaged_archives(self, damage: str, tmp_path: Path) -> None:
+        path = tmp_path / "p.npz"
+        if damage == "header that claims terabytes":
+            header = (
+                b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117) + b"\n"
+            )
+            member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("logits.npy", member)
+        else:
+            np.savez(path, probs=PROBS, labels=LABELS)
+            content = bytearray(path.read_bytes())
+            for mark, method, flags in ((b"PK\x03\x04", 8, 6), (b"PK\x01\x02", 10, 8)):
+                place = content.find(mark)
+                while place >= 0:
+                    if damage == "compression":
+                        content[place + method] = 99
+                    else:
+                        content[place + flags] |= 1
+                    place = content.find(mark, place + 4)
+            path.write_bytes(content)
+        with pytest.raises(InputValueError, match="expected predictions to be readable as npz, got"):
+            load_predictions(path)
+
     @pytest.mark.parametrize("content", ["text", "nothing", "one array", "half"])
     def test_what_is_no_archive(self, content: str, tmp_path: Path) -> None:
         path = tmp_path / "some.npz"
@@ -208,6 +239,42 @@ class TestTables:
         read = load_predictions(write(pandas.DataFrame({"label": labels, **columns}), tmp_path / name))
         np.testing.assert_array_equal(read.labels, ids)
         assert read.class_names == names
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv"])
+    @pytest.mark.parametrize(
+        ("names", "labels"),
+        [
+            (("true", "false"), ["true", "false", "true"]),
+            (("TRUE", "FALSE"), ["FALSE", "TRUE", "TRUE"]),
+            (("01", "02"), ["02", "01", "01"]),
+            (("1.50", "1.5"), ["1.5", "1.50", "1.5"]),
+            (("1e3", "NA"), ["NA", "1e3", "NA"]),
+        ],
+    )
+    def test_labels_are_what_stands_in_the_file(
+        self, names: tuple[str, str], labels: list[str], name: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({f"prob_{names[0]}": [0.5, 0.2, 0.9], f"prob_{names[1]}": [0.5, 0.8, 0.1]})
+        found = load_predictions(write(table.assign(label=labels), tmp_path / name))
+        assert found.class_names == names
+        assert [names[i] for i in found.labels] == labels
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv"])
+    @pytest.mark.parametrize(("cells", "got"), [("1,2,0,7", "4 in row 1"), ("1,2", "2 in row 1")])
+    def test_a_row_of_another_length(self, cells: str, got: str, name: str, tmp_path: Path) -> None:
+        text = f"logit_a,logit_b,label\n1,2,0\n{cells}\n".replace(",", "\t" if "tsv" in name else ",")
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        with pytest.raises(
+            InputValueError, match=f"the table to have 3 values in every row, got {got}; give each"
+        ):
+            load_predictions(path)
+
+    def test_every_row_with_a_value_too_many(self, tmp_path: Path) -> None:
+        """pandas takes the first column for an index then, and shifts all others."""
+        (tmp_path / "t.csv").write_text("logit_a,logit_b,label\n" + "0.1,0.2,0,9\n" * 3)
+        with pytest.raises(InputValueError, match="3 values in every row, got 4 in row 0"):
+            load_predictions(tmp_path / "t.csv")
 
     def test_names_that_differ_in_case_are_different(self, tmp_path: Path) -> None:
         table = pandas.DataFrame({"prob_us": [0.5, 0.2], "prob_US": [0.5, 0.8], "label": ["US", "us"]})

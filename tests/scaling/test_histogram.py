@@ -7,6 +7,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from hf_calib.metrics import expected_calibration_error
+from hf_calib.scaling import IsotonicScaling
 from hf_calib.scaling.histogram import HistogramBinning
 from tests.helpers.sampled import sampled
 
@@ -165,3 +166,15 @@ def test_refused() -> None:
     scaler = HistogramBinning().fit(logits, labels)
     with pytest.raises(ValueError, match="the 3 classes of fit"):
         scaler.predict_proba(logits[:, :2])
+
+
+@pytest.mark.parametrize("scaling", [HistogramBinning(), IsotonicScaling(), IsotonicScaling("joint")])
+def test_a_masked_class_stays_masked(scaling: HistogramBinning | IsotonicScaling) -> None:
+    """Also where the class of the lowest bin is right now and then."""
+    logits, labels = sampled(300, 4, 2.0)
+    scaling.fit(logits, labels)
+    masked = np.where([False, False, True, False], -np.inf, logits)
+    probs = scaling.predict_proba(masked)
+    assert (probs[:, 2] == 0).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    assert (scaling.class_scores(masked)[:, 2] == 0).all()

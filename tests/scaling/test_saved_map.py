@@ -140,6 +140,27 @@ def test_a_temperature_that_is_not_that_of_the_weight_is_refused(tmp_path: Path)
         load_map(tmp_path)
 
 
+def test_a_weight_that_would_overflow_is_refused(tmp_path: Path) -> None:
+    save_map(fitted("vector"), tmp_path)
+    record = json.loads((tmp_path / "calibration.json").read_text())
+    record["weight"][0] = 1e308
+    (tmp_path / "calibration.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"have numbers up to 1e\+12"):
+        load_map(tmp_path)
+
+
+def test_a_link_to_somebody_elses_folder_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/scaler.safetensors").write_text("mine")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/calibration").symlink_to(tmp_path / "mine")
+    isotonic = IsotonicScaling().fit([[1.0, 0.0], [0.0, 1.0]] * 5, [0, 1] * 5)
+    with pytest.raises(ValueError, match="calibration to be a folder of its own, got a link to"):
+        save_map(isotonic, tmp_path / "m")
+    save_map(fitted("temperature"), tmp_path / "m")  # which has nothing to write there
+    assert (tmp_path / "mine/scaler.safetensors").read_text() == "mine"
+
+
 def test_what_is_no_such_file_gets_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"calibration.json to hold a fitted map, got a file that cannot be read"
