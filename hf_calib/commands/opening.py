@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, expected, few
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
@@ -79,11 +79,25 @@ def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool 
             raise InputValueError(expected("data", "be given with a model only", rows.data, way_out))
         return None
     if rows is None:
+        _check_is_no_folder_of_files(source)
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
         raise InputValueError(expected("data", "be given with a model", "none", way_out))
     from hf_calib.predictions.loading import find_task
 
     return find_task(source, trust_remote_code=trust_remote_code)
+
+
+def _check_is_no_folder_of_files(source: str) -> None:
+    """Refuse a folder of predictions, which is neither a model nor a file."""
+    if not os.path.isdir(source) or any(
+        os.path.isfile(os.path.join(source, name)) for name in ("config.json", "adapter_config.json")
+    ):
+        return
+    found = sorted(path.name for path in Path(source).iterdir() if is_predictions_file(path.name))
+    if found:
+        got = f"a folder with {few(found)}"
+        way_out = "name one of the files; several are read by a command each"
+        raise InputValueError(expected("the source", "be a model or a file of predictions", got, way_out))
 
 
 def check_kind(kind: LabelKind | None, reading: Reading, single_only: Mapping[str, object]) -> None:

@@ -62,7 +62,7 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
     """Where the sequence of tests starts, at numbers of rows; none where these are too few.
 
     >>> [starts(n, 0.95, 0.05).tolist() for n in (58, 60, 300, 1000, 3000)]
-    [[], [59], [93], [110, 332], [117, 345, 1017]]
+    [[], [59], [93], [110, 332], [119, 349, 1023]]
     """
     for n_starts, errors, times in _LADDER:
         first = _first(promised, delta / n_starts, errors)

@@ -16,6 +16,8 @@ from hf_calib.metrics._inputs import as_floats
 from hf_calib.metrics.binning import IntArray
 from hf_calib.metrics.bootstrap import Interval
 
+_LARGEST = 1e12  # beyond, means over rows lose the small ones
+
 
 @dataclass(eq=False)
 class CostRule(Rule):
@@ -61,6 +63,11 @@ class CostRule(Rule):
             got = f"{costs[row, column]} in row {row}, column {column}"
             way_out = "give a decision that must never be taken a cost that is large"
             raise InputValueError(expected("costs", "be finite", got, way_out))
+        if np.abs(costs).max() > _LARGEST:
+            way_out = "state them in a larger unit: only their ratios matter"
+            raise InputValueError(
+                expected("costs", f"be at most {_LARGEST:g}", f"{np.abs(costs).max():g}", way_out)
+            )
         self.costs = costs
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> CostRule:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +202,16 @@ class Decisions:
         number = {name: c for c, name in enumerate(self.class_names)}
         scores = np.empty((len(rows), len(number)))
         for i, row in enumerate(rows):
-            found = {entry["label"]: entry["score"] for entry in row}
+            found = {entry.get("label"): entry.get("score") for entry in row}
             if found.keys() != number.keys() or len(row) > len(found):
                 requirement = f"score the model's {len(number)} classes ({few(self.class_names)})"
-                got = f"{len(row)} ({few([entry['label'] for entry in row])}) for text {i}"
+                got = f"{len(row)} ({few([entry.get('label') for entry in row])}) for text {i}"
                 way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
                 raise InputValueError(expected("the outputs", requirement, got, way_out))
+            if not all(isinstance(score, Real) for score in found.values()):
+                way_out = "call the pipeline with top_k=None"
+                got = few([f"{name!r}: {score!r}" for name, score in found.items()])
+                raise InputValueError(expected("the outputs", "have a score for each class", got, way_out))
             scores[i, [number[name] for name in found]] = list(found.values())
         return scores
 

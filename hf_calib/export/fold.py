@@ -249,6 +249,10 @@ def check_is_plain(model: nn.Module) -> None:
         )
         raise InputValueError(expected("model", "be a plain transformers model", got, way_out))
     for name, parameter in classifier.named_parameters():
+        if parameter.is_meta or parameter.is_inference():
+            got = f"{name} on the meta device" if parameter.is_meta else f"{name}, an inference tensor"
+            way_out = "load it with from_pretrained, outside of torch.inference_mode()"
+            raise InputValueError(expected("model", "have weights that can be changed", got, way_out))
         if parameter.dtype not in (torch.float32, torch.float64):
             got = f"{parameter.dtype} in {name}"
             way_out = "call model.float() first (and quantise, if you do, afterwards)"

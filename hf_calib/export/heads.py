@@ -189,11 +189,16 @@ def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if n_outputs is None or not isinstance(getattr(model, "config", None), PreTrainedConfig):
         return False
-    with torch.device("meta"):
-        fresh = type(model)(copy.deepcopy(model.config))
+    try:
+        with torch.device("meta"):
+            fresh = type(model)(copy.deepcopy(model.config))
+    except Exception:  # a user's own module, which is not made from its config alone
+        return False
     layers = linear_layers(fresh, n_outputs)
     beside_the_body = [
-        layer for name, layer in layers.items() if not name.startswith(f"{fresh.base_model_prefix}.")
+        layer
+        for name, layer in layers.items()
+        if not name.startswith(f"{getattr(fresh, 'base_model_prefix', '')}.")
     ]
     candidates = beside_the_body or list(layers.values())
     return bool(candidates) and all(layer.bias is None for layer in candidates)

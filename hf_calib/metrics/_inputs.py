@@ -81,9 +81,9 @@ def check_n_resamples(n_resamples: int) -> int:
     return _check_integer("n_resamples", n_resamples, 1, MOST_RESAMPLES, "1000 is usual")
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: int, argument: str = "seed") -> int:
     """Return the seed of a random generator as an int of at most 128 bits, as `numpy.random` makes them."""
-    return _check_integer("seed", seed, 0, 2**128 - 1, "seed=0 is the default")
+    return _check_integer(argument, seed, 0, 2**128 - 1, f"{argument}=0 is the default")
 
 
 def _check_integer(argument: str, value: int, least: int, most: int, way_out: str) -> int:
@@ -206,6 +206,8 @@ def _check_distributions(argument: str, rows: NDArray[Any]) -> NDArray[Any]:
     """Raise unless the rows of a matrix are distributions; one pass, chunk by chunk."""
     if not np.issubdtype(rows.dtype, np.floating):
         way_out = f"pass {argument}.astype(float)"
+        if rows.ndim == 1:  # labels
+            way_out = "pass the probabilities (N, C) first, and the labels second"
         raise InputTypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
     if rows.ndim != 2:
         way_out = "flatten leading axes; for a positive-class probability p pass np.stack([1 - p, p], axis=1)"

@@ -13,7 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_n_bins, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics._inputs import (
+    check_choice,
+    check_flag,
+    check_n_bins,
+    check_probs_and_any_labels,
+    row_chunks,
+)
 from hf_calib.metrics.binning import (
     BINNINGS,
     Binning,
@@ -282,6 +288,7 @@ def _add_upper_bins(sums: BinSums, probs: FloatArray, labels: NDArray[Any]) -> N
 def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:
     check_choice("binning", binning, BINNINGS)
     check_choice("norm", norm, NORMS)
+    check_flag("debias", debias)
     if debias and norm == "max":
         way_out = "use norm='l1' or norm='l2', whose sampling noise is known"
         raise InputValueError(expected("debias", "be False with norm='max'", debias, way_out))

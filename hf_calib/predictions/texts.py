@@ -66,13 +66,14 @@ class TextClassifier(Classifier):
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts, whose labels are not read."""
         _check_rows(rows, reading.max_length)
-        tokens = self.tokenize(_texts(rows, reading), reading.max_length)
+        texts = _texts(rows, reading)
+        tokens = self.tokenize(texts, reading.max_length)
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
         if empty:
             got = f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
             raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
         check_known_words(self, tokens)
-        return Encoded(tokens)
+        return Encoded(tokens, note=_note_on_empty(texts))
 
     def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
         """Check and tokenize texts."""
@@ -151,6 +152,15 @@ class TextClassifier(Classifier):
         limits = (self.tokenizer.model_max_length, positions)
         known = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
         return min(known, default=None)
+
+
+def _note_on_empty(texts: Sequence[Any]) -> str | None:
+    """Texts of nothing but blanks are read as any other; whoever reads the report should know."""
+    parts = [[text] if isinstance(text, str) else text for text in texts]
+    empty = [i for i, each in enumerate(parts) if not all(part.strip() for part in each)]
+    if not empty:
+        return None
+    return f"{len(empty):,} of {len(texts):,} texts are empty, the first in row {empty[0]}."
 
 
 def _check_rows(rows: Dataset, max_length: int | None) -> None:

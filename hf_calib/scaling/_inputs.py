@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from hf_calib.metrics._inputs import as_array, row_chunks
 FloatArray = NDArray[np.float64]
 
 IGNORED_LABEL = -100  # as in torch and transformers
+_LARGEST = 1e100  # whose squares are finite
+_ROW_SUM = 1e-3  # of probabilities in 16 bits
 
 
 def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
@@ -49,7 +52,25 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     if logits.shape[1] < least_columns:
         way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
         raise InputValueError(expected("logits", "have at least 2 classes", f"shape {logits.shape}", way_out))
+    largest = max(float(block.max()) for _, block in blocks(logits))
+    if largest > _LARGEST:
+        way_out = "divide them by a number, which a temperature makes up for"
+        raise InputValueError(expected("logits", f"be at most {_LARGEST:g}", f"{largest:g}", way_out))
+    if _look_like_probabilities(logits):
+        warnings.warn(
+            "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
+            "logits calibrates badly. Pass numpy.log(probs) instead.",
+            UserWarning,
+            stacklevel=4,
+        )
     return logits
+
+
+def _look_like_probabilities(logits: NDArray[Any]) -> bool:
+    if logits.shape[1] < 2 or logits.min() < 0 or logits.max() > 1:
+        return False
+    inside = ((logits > 0) & (logits < 1)).any()  # 0 and 1 alone may be anything
+    return bool(inside and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= _ROW_SUM)
 
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
@@ -60,7 +81,12 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
         way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
         raise InputValueError(expected("labels", f"have shape ({n},)", f"shape {labels.shape}", way_out))
     if labels.dtype.kind not in "iu":
-        way_out = "convert them with labels.astype(int)"
+        is_text = labels.dtype.kind in "USO"
+        way_out = (
+            "number them by the columns of logits: [names.index(label) for label in labels]"
+            if is_text
+            else "convert them with labels.astype(int)"
+        )
         raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
     if (labels == IGNORED_LABEL).any():
         got = f"{np.count_nonzero(labels == IGNORED_LABEL)} labels of -100"

@@ -27,6 +27,9 @@ _BY_CLASS = 50  # classes up to which the curvature in V is kept for each of the
 _DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 
 
+_SMALLEST_SPREAD = 1e-150  # below, features are as good as constant, and their squares are 0
+
+
 class LinearProblem:
     """Features and labels, block by block, and how much the labels are smoothed: 0, or 1 / (N + 1).
 
@@ -56,7 +59,8 @@ class LinearProblem:
             if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
                 return temperature
         total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, _, _ in self)
-        return float(np.sqrt(total / self.logits.size))
+        spread = float(np.sqrt(total / self.logits.size))
+        return spread if spread > _SMALLEST_SPREAD else 1.0
 
     @property
     def separated_below(self) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit, log_softmax
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics._inputs import check_flag, check_seed
 from hf_calib.scaling._base import AffineScaling, n_masked, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
@@ -131,6 +132,7 @@ class AutoScaling(AffineScaling):
             raise InputValueError(
                 expected("n_folds", "be an integer of at least 2", repr(self.n_folds), way_out)
             )
+        check_flag("multi_label", self.multi_label)
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         if self.multi_label:
             _, known = as_binary_labels(labels, matrix)
@@ -148,7 +150,7 @@ class AutoScaling(AffineScaling):
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
         folds = np.arange(len(matrix)) % min(self.n_folds, len(matrix))
-        rng = np.random.default_rng(self.random_state)
+        rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
         folds = rng.permutation(folds)
         sample = np.arange(len(matrix))
         if len(matrix) > _CHOSEN_ON:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._inputs import FloatArray
@@ -25,8 +26,11 @@ class Fitted(NamedTuple):
     kind: type = float
 
 
-class Scaler(BaseEstimator):
+class Scaler(ClassifierMixin, BaseEstimator):
     """A post-hoc scaler: `fit(logits, labels)`, `predict_proba(logits)`, and a folder or repository to keep it in.
+
+    As every classifier of scikit-learn it has `predict` (the class of the highest probability; with several labels a
+    row 0 and 1), `score` (the accuracy) and `classes_`.
 
     It is the base class of all in `SCALERS`. `Scaler.from_pretrained` loads any of them,
     `SplineScaling.from_pretrained` that one only.
@@ -48,6 +52,22 @@ class Scaler(BaseEstimator):
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         raise NotImplementedError
+
+    def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
+        """The number of the most probable class of each row; with several labels a row 0 or 1 for each."""
+        from hf_calib.scaling.saved_map import is_multi_label  # here, because it imports the scalers
+
+        probs = self.predict_proba(logits)
+        return (probs > 0.5).astype(np.int64) if is_multi_label(self) else probs.argmax(axis=-1)
+
+    @property
+    def classes_(self) -> NDArray[np.int64]:
+        """The numbers of the classes, 0..C-1, once it is fitted."""
+        for name in ("n_classes_", "_n_seen", "bias_", "temperatures_"):
+            found = getattr(self, name, None)
+            if found is not None:
+                return np.arange(found if isinstance(found, int) else len(found))
+        raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the fitted scaler into a folder, which may be that of its model, where `hf_calib.pipeline` finds it.

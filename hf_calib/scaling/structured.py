@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics._inputs import check_flag
 from hf_calib.scaling._base import AffineScaling, refuse_masks, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
 from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, fit_matrix, fit_vector
@@ -122,6 +123,7 @@ class StructuredVectorScaling(StructuredScaling):
             ValueError: if a parameter, a shape or a value is wrong.
         """
         penalty = self._checked_penalty()
+        check_flag("multi_label", self.multi_label)
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         n, c = matrix.shape
         if self.multi_label:

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_choice, check_n_bins
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.metrics._inputs import as_floats, check_choice, check_flag, check_n_bins
 from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
-from hf_calib.scaling._base import softmax_in_place
+from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
 from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
@@ -111,10 +111,15 @@ class TemperatureScaling(Scaler):
             TypeError: if a dtype is wrong.
             ValueError: if a parameter, a shape or a value is wrong.
         """
+        if hasattr(self.criterion, "fit"):
+            got = f"a {type(self.criterion).__name__}"
+            way_out = "a scaler wraps no model: fit it on the model's logits"
+            raise InputTypeError(expected("criterion", "be a name", got, way_out))
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = self._checked_grid()
         objective = self._objective(logits, labels)
+        self._n_seen = objective.logits.shape[1]
         if objective.is_constant:
             self.temperature_ = 1.0
         elif grid is None:
@@ -129,6 +134,8 @@ class TemperatureScaling(Scaler):
     def transform(self, logits: ArrayLike) -> NDArray[np.float64]:
         """Return logits / T in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "temperature_")
+        if hasattr(self, "_n_seen"):  # a file holds the temperature alone
+            return as_fitted_logits(logits, self._n_seen) / self.temperature_
         return as_logits(logits).astype(np.float64) / self.temperature_
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
@@ -158,6 +165,7 @@ class TemperatureScaling(Scaler):
         return grid
 
     def _objective(self, logits: ArrayLike, labels: ArrayLike) -> Objective:
+        check_flag("multi_label", self.multi_label)
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         if self.multi_label:
             return SigmoidObjective(matrix, *as_binary_labels(labels, matrix))

@@ -111,7 +111,15 @@ def read_plan(study: Path) -> dict[str, Any]:
         whole = isinstance(plan["methods"], list) and "base" in plan
         plan["losses"] = list(dict.fromkeys(entry["loss"] for entry in cells.values()))
         plan["seeds"] = sorted({entry["seed"] for entry in cells.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         got = f"{path} ({error})"
         raise InputValueError(expected("the study", "be readable", got, way_out)) from error
     outside = [name for name in cells if os.path.basename(name) != name or name in ("", ".", "..")]

@@ -197,8 +197,8 @@ def is_secret(name: str) -> bool:
 def secrets(arguments: Sequence[str]) -> set[str]:
     """The words of a command line that nobody else may read, such as a token.
 
-    >>> secrets(["--hub_token", "hf_x", "--max_length=64", "--hub-token=hf_y"])
-    {'hf_x', '--hub-token=hf_y'}
+    >>> sorted(secrets(["--hub_token", "hf_x", "--max_length=64", "--hub-token=hf_y"]))
+    ['--hub-token=hf_y', 'hf_x']
     """
     found = set()
     hidden = False

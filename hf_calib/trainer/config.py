@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.losses import LOSSES, make_loss
+from hf_calib.metrics._inputs import check_flag
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
@@ -145,9 +146,8 @@ class CalibrationConfig:
                 way_out = did_you_mean(value, options)
                 raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
         check_whole_numbers(self, _WHOLE_NUMBERS)
-        if not isinstance(self.gather_batch, bool):
-            got = repr(self.gather_batch)
-            raise InputTypeError(expected("gather_batch", "be True or False", got, "write it without quotes"))
+        for name in ("gather_batch", "training_trace"):
+            check_flag(name, getattr(self, name))
         if self.gamma_update_schedule is not None and self.gamma_update_steps is not None:
             got, way_out = f"gamma_update_steps={self.gamma_update_steps}", "leave one of them out"
             raise InputValueError(

@@ -80,7 +80,9 @@ def _check_labels(trainer: Any) -> None:
     inputs: set[str] = set(trainer._signature_columns or ()) - {trainer.label_key, "label", "label_ids"}
     labels = {role: read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
     check_rows(splits, labels, inputs)
+    _check_no_names(labels, splits)
     kinds = {role: trainer.has_label_per_class(dataset, role) for role, dataset in splits.items()}
+    _check_calibration_labels(trainer, labels)
     if trainer.problem_type is None:
         decided = next((kind for kind in kinds.values() if kind is not None), None)
         if decided is not None:
@@ -94,6 +96,36 @@ def _check_labels(trainer: Any) -> None:
         n_classes=n_classes,
         collated=lambda role, row: trainer.collated(splits[role], role, row),
     )
+
+
+def _check_no_names(labels: Mapping[str, Labels | None], splits: Mapping[str, Any]) -> None:
+    """Refuse class names, of which a collator would say something about padding; where a transform may number them."""
+    for role, found in labels.items():
+        dataset = splits[role]
+        if isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom":
+            continue
+        if found is not None and len(found.values) and isinstance(found.values[0], str):
+            got = f"{found.values[0]!r} in row {found.rows[0]}"
+            way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
+            raise InputValueError(expected(f"labels of the {role} split", "be class indices", got, way_out))
+
+
+def _check_calibration_labels(trainer: Any, labels: Mapping[str, Labels | None]) -> None:
+    """Refuse rows without a label to fit gammas and a map on, of which a training would say so at its end."""
+    fits = any(own_callback(trainer, kind) for kind in (AdaFocalCallback, CalibrationMapCallback))
+    split = trainer.calibration_dataset
+    if not (fits and trainer._reads_labels and has_rows(split) and len(split)):
+        return
+    found = labels["calibration"]
+    way_out = "check its label column, or set calibration_method='none'"
+    if found is not None and (found.values == IGNORE_INDEX).all():
+        raise InputValueError(
+            expected("labels of the calibration split", "be given", "-100 in every row", way_out)
+        )
+    if found is None and trainer.collated(split, "calibration") is None:
+        columns = getattr(split, "column_names", None)
+        got = "none" if columns is None else f"none among {', '.join(columns)}"
+        raise InputValueError(expected("the calibration split", "have labels", got, way_out))
 
 
 def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from hf_calib._errors import InputTypeError, InputValueError
-from hf_calib.decisions import AbstainRule
+from hf_calib.decisions import AbstainRule, PredictionSets
 from hf_calib.decisions._promise import certified_threshold, rows_needed, rows_to_answer
 from tests.decisions.populations import POPULATIONS, population
 
@@ -159,6 +159,14 @@ def test_how_many_rows_would_answer_something() -> None:
     assert answers(typical) > 0.3
     assert answers(typical // 3) < answers(typical)
     assert rows_to_answer(confidences[rows], np.zeros(60, bool), promised=0.95, delta=0.05) is None
+
+
+@pytest.mark.parametrize("rule", [AbstainRule, PredictionSets])
+def test_a_word_is_no_truth_value(rule: type) -> None:
+    with pytest.raises(
+        InputTypeError, match="expected by_class to be True or False, got 'no'; write it without quotes"
+    ):
+        rule(by_class="no")
 
 
 def test_ties_are_answered_together() -> None:

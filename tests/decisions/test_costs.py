@@ -69,6 +69,10 @@ def test_savings_are_paired() -> None:
         ([[0], [1]], r"got shape \(2, 1\)"),
         ([0, 1], r"got shape \(2,\)"),
         ([[0]], r"got shape \(1, 1\)"),
+        (
+            [[0, 1e308], [1, 0]],
+            r"expected costs to be at most 1e\+12, got 1e\+308; state them in a larger unit",
+        ),
         ([[0, 1], [1]], "expected costs to be a numpy array"),
     ],
 )

@@ -101,6 +101,13 @@ def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
         Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
 
 
+@pytest.mark.parametrize("score", [None, "0.5"])
+def test_entries_without_a_score(score: object) -> None:
+    entries = [{"label": name, **({} if score is None else {"score": score})} for name in NAMES]
+    with pytest.raises(InputValueError, match="expected the outputs to have a score for each class, got '"):
+        Decisions(RULES["abstain"], NAMES)([entries])
+
+
 def test_best_classes_of_several_texts_are_not_taken_for_one_text() -> None:
     best = [{"label": name, "score": 0.25} for name in (*NAMES, "art")]
     message = r"score the model's 4 classes .*, got 5 \(art, law, film, sport, art\) for text 0"

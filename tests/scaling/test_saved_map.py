@@ -41,7 +41,8 @@ def test_every_map_comes_back_bit_for_bit(method: str, tmp_path: Path) -> None:
     assert about == {"split": "calibration", "n_examples": 300}
     assert type(loaded) is type(scaler)
     assert loaded.get_params() == scaler.get_params()
-    assert vars(loaded).keys() == vars(scaler).keys()
+    public = {name for name in vars(scaler) if not name.startswith("_")}
+    assert vars(loaded).keys() == public
     for ours, theirs in zip(loaded.affine_map(), scaler.affine_map(), strict=True):
         assert (ours is None) == (theirs is None)
         assert ours is None or (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())

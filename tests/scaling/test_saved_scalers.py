@@ -41,8 +41,10 @@ def fitted(name: str, n: int = 400, c: int = 4) -> tuple[Any, np.ndarray]:
 
 def assert_same(loaded: Any, scaler: Any, logits: np.ndarray) -> None:
     assert type(loaded) is type(scaler)
-    assert vars(loaded).keys() == vars(scaler).keys()
-    for name, value in vars(scaler).items():
+    public = {name for name in vars(scaler) if not name.startswith("_")}
+    assert vars(loaded).keys() == public
+    for name in vars(loaded):
+        value = getattr(scaler, name)
         ours = getattr(loaded, name)
         if isinstance(value, np.ndarray):
             assert (ours.dtype, ours.shape, ours.tobytes()) == (value.dtype, value.shape, value.tobytes())

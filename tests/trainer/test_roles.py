@@ -166,6 +166,63 @@ def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (
+            lambda rows: rows.remove_columns("label"),
+            "expected the calibration split to have labels, got none among input_ids",
+        ),
+        (
+            lambda rows: rows.remove_columns("label").add_column("label", [-100] * len(rows)),
+            "expected labels of the calibration split to be given, got -100 in every row; check its label column",
+        ),
+    ],
+)
+@pytest.mark.parametrize("loss", ["cross_entropy", "adafocal"])
+def test_a_calibration_split_without_labels_is_refused_before_the_training(
+    change: Any, got: str, loss: str, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path, loss=loss)
+    trainer.calibration_dataset = change(trainer.calibration_dataset)
+    steps = []
+    trainer.training_step = lambda *args: steps.append(args)
+    with pytest.raises(ValueError, match=got):
+        trainer.train()
+    assert not steps
+
+
+def test_labels_that_are_names_are_refused_as_such(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    names = [f"c{label}" for label in trainer.train_dataset["label"]]
+    trainer.train_dataset = trainer.train_dataset.remove_columns("label").add_column("label", names)
+    message = r"labels of the training split to be class indices, got 'c\d' in row 0; number them: data"
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_a_module_of_ones_own_with_a_config_is_trained(tmp_path: Path) -> None:
+    """It is not made from its config alone."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner: Any, *, scale: float) -> None:
+            super().__init__()
+            self.inner, self.config, self.scale = inner, inner.config, scale
+
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask)
+
+    rows = sequences(tiny_bert(), 40)
+    trainer = CalibrationTrainer(
+        Wrapper(tiny_bert(), scale=1.0),
+        arguments(tmp_path, calibration_method=None),
+        train_dataset=rows,
+        calibration_dataset=sequences(tiny_bert(), 40, seed=2),
+    )
+    trainer.train()
+    assert trainer.calibration_map is not None
+
+
 def check(labels: Any, *, key: str = "labels", **facts: Any) -> None:
     facts = {"multi_label": False, "n_classes": N_LABELS, "collated": lambda role, row: None, **facts}
     check_label_values({"training": read_labels(labels, key)}, **facts)

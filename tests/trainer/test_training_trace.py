@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,23 @@ def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) ->
             adaptive = expected_calibration_error(probs, labels, n_bins=5, binning="quantile")
             assert (found.ece[t], found.adaptive_ece[t]) == pytest.approx((ece, adaptive), abs=1e-6)
     np.testing.assert_array_equal(trace.sets["eval"].edges, trace.sets["training"].edges)
+
+
+def test_a_disk_that_fills_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = traced(tmp_path, TrainingTrace(n_training_rows=0))
+
+    @contextmanager
+    def full(path: Path) -> Iterator[Path]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield path
+
+    monkeypatch.setattr("hf_calib.trainer.training_trace.whole_file", full)
+    with pytest.warns(
+        UserWarning, match=r"training_trace.json could not be written .*No space left.* goes on"
+    ):
+        trainer.train()
+    assert trainer.state.global_step == trainer.state.max_steps
+    assert trainer.calibration_map is not None
 
 
 def test_the_log_and_the_trace_tell_the_same(tmp_path: Path) -> None:
