@@ -177,6 +177,24 @@ def with_rows(options: type[TextOptions]) -> Callable[[Callable[..., None]], Cal
     return decorate
 
 
+_EXAMPLES = {
+    "calibrate": "me/model --data validation.csv --test-data test.csv --output calibrated",
+    "compare": "recipes/text_classification.py --config ag_news_minilm.yaml --losses cross_entropy,focal "
+    "--output study -- --train_file train.csv",
+    "decide": "calibrated --data more.csv --accuracy 0.95 --output calibrated",
+    "evaluate": "me/model --data test.csv --output measured; hf-calib evaluate predictions.npz",
+    "export": "calibrated exported --data test.csv",
+    "push": "calibrated me/my-model",
+    "report": "measured calibrated other_predictions.npz",
+    "unfold": "calibrated plain",
+}
+
+
+def _example(command: str) -> str:
+    """The last part of a command's help."""
+    return f"Example: hf-calib {command} {_EXAMPLES[command]}"
+
+
 @contextmanager
 def running(rows: TextOptions) -> Iterator[Running]:
     """How a model is run: with a bar on stderr, and the names of slow stages."""
@@ -190,8 +208,19 @@ def running(rows: TextOptions) -> Iterator[Running]:
             yield Running(rows.trust_remote_code, progress, stages)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from hf_calib import __version__
+
+        print(f"hf-calib {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
     imports: Annotated[
         list[str] | None,
         typer.Option(
@@ -207,7 +236,7 @@ def main(
             console.import_first(module)
 
 
-@app.command()
+@app.command(epilog=_example("evaluate"))
 @with_rows(RowOptions)
 def evaluate(
     source: Source,
@@ -264,7 +293,7 @@ def evaluate(
         console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("calibrate"))
 @with_rows(RowOptions)
 def calibrate(
     source: Source,
@@ -332,7 +361,7 @@ def calibrate(
         console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("unfold"))
 def unfold(
     source: Annotated[
         str,
@@ -354,7 +383,7 @@ def unfold(
             console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("decide"))
 @with_rows(ImageOptions)
 def decide(
     source: Source,
@@ -439,7 +468,7 @@ def decide(
         console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("push"))
 def push(
     folder: Annotated[
         Path, typer.Argument(help="Of a calibrated model, or the output folder of a training.")
@@ -495,7 +524,7 @@ class ExportOptions(TextOptions):
     ] = None
 
 
-@app.command()
+@app.command(epilog=_example("export"))
 @with_rows(ExportOptions)
 def export(
     model: Annotated[
@@ -555,7 +584,7 @@ def export(
         console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("report"))
 def report(
     sources: Annotated[
         list[str],
@@ -582,7 +611,7 @@ def report(
             console.print_written(output)
 
 
-@app.command()
+@app.command(epilog=_example("compare"))
 def compare(
     source: Annotated[
         str,

@@ -9,25 +9,30 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+import torch
 import yaml
 from transformers import HfArgumentParser
+from transformers.utils import is_torch_bf16_gpu_available
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._errors import InputError, InputValueError, did_you_mean, expected, printable
 
 
 def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Fill dataclasses from the command line, and from the files after `--config`.
 
     Files set defaults, a later `--config` wins over an earlier one (a task, then a loss), and the command line
-    wins over all. The files' values are read as if they had been typed on the command line: `learning_rate: 2e-5`,
-    which YAML takes for a string, is a number, and `eval_strategy: no` or `run_name: 2026-01-31`, which it takes
-    for a truth value and a date, are texts.
+    wins over all. A file's `bf16: true` (or fp16) is switched off, with a line on stderr, on a machine that cannot
+    train in it: a recipe runs on a laptop too. The files' values are read as if they had been typed on the command
+    line: `learning_rate: 2e-5`, which YAML takes for a string, is a number, and `eval_strategy: no` or
+    `run_name: 2026-01-31`, which it takes for a truth value and a date, are texts.
 
     Args:
         dataclass_types: for example `(DataArguments, CalibrationTrainingArguments)`.
-        argv: the command line without the program's name; `sys.argv[1:]` by default.
+        argv: the command line without the program's name; `sys.argv[1:]` by default, for a script, whose errors in what
+            was passed to it then end it with one line in place of a traceback.
 
     Returns:
         One instance per dataclass, in order.
@@ -45,6 +50,8 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
         (...Arguments(learning_rate=2e-05),)
     """
     types = list(dataclass_types)
+    if argv is None:
+        sys.excepthook = _say_input_errors
     argv = list(sys.argv[1:] if argv is None else argv)
     paths, argv = _take_configs(argv)
     hints = {name: hint for kind in types for name, hint in get_type_hints(kind).items()}
@@ -54,8 +61,34 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
         for field in fields(kind)
         if field.init
     }
-    from_files = [word for path in paths for word in _as_argv(_read(path), path, known)]
+    from_files = [
+        word for path in paths for word in _as_argv(_for_this_machine(_read(path), path), path, known)
+    ]
     return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + argv)
+
+
+def _say_input_errors(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """One line for what a user passed, as the command line has it; a traceback for a bug."""
+    if not isinstance(error, InputError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stdout.flush()
+    print(f"{Path(sys.argv[0]).name}: {printable(error)}", file=sys.stderr, flush=True)
+
+
+def _for_this_machine(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The lines of a file, without 16 bits where no accelerator here computes in them."""
+    found = dict(config)
+    for name, is_there in (("bf16", is_torch_bf16_gpu_available), ("fp16", torch.accelerator.is_available)):
+        value = found.get(name)
+        if getattr(value, "value", value) is True and not is_there():
+            del found[name]
+            print(
+                f"{name} of {path} is off: no accelerator here computes in it. Results may differ a little from "
+                f"those of a GPU; --{name} true insists on it.",
+                file=sys.stderr,
+            )
+    return found
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console
@@ -134,6 +135,18 @@ def test_commands_on_files_start_without_torch(workplace: Path, tmp_path: Path) 
     assert loaded == ["evaluate []", "calibrate []", "report []"]
     assert len(names_in(tmp_path / "out" / "figures")) == 5
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_version() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.stdout) == (0, f"hf-calib {hf_calib.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["calibrate", "compare", "decide", "evaluate", "export", "push", "report", "unfold"]
+)
+def test_help_has_an_example(command: str) -> None:
+    assert f"hf-calib {command} " in " ".join(call(command, "--help").stdout.split("Example: ")[1].split())
 
 
 def test_help_lists_the_commands() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ import pytest
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib.experiments.config_file import parse_arguments
+from tests.helpers.places import ROOT
+
+HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @dataclass
@@ -185,6 +191,42 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         parsed(tmp_path, text)
+
+
+def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: False)
+    _, args = parsed(tmp_path, "dataset: x\nbf16: true\nlearning_rate: 0.5\n")
+    assert (args.bf16, args.learning_rate) == (False, 0.5)
+    assert "bf16 of " in (said := capsys.readouterr().err)
+    assert "is off: no accelerator here computes in it" in said
+    _, args = parsed(tmp_path, "dataset: x\nbf16: false\n")
+    assert not args.bf16
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: True)
+    _, args = parsed(tmp_path, "dataset: x\nbf16: true\nuse_cpu: true\n")
+    assert args.bf16
+
+
+def test_a_script_ends_with_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from hf_calib import CalibrationTrainingArguments\n"
+        "from hf_calib.experiments import parse_arguments\n"
+        "parse_arguments([CalibrationTrainingArguments])\n"
+        "raise SystemError('a bug')\n"
+    )
+    command = [sys.executable, str(script), "--output_dir", str(tmp_path / "out")]
+    wrong = subprocess.run([*command, "--config", "no.yaml"], capture_output=True, text=True, env=HERE)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.splitlines()[-1].startswith(
+        "train.py: expected --config to name an existing YAML file, got no"
+    )
+    assert "Traceback" not in wrong.stderr
+    bug = subprocess.run(command, capture_output=True, text=True, env=HERE)
+    assert bug.returncode == 1
+    assert "Traceback" in bug.stderr
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
