@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
+from scipy.stats import t
 
+from hf_calib.metrics.proper_scores import negative_logs
+from hf_calib.report.coins import Coins
 from hf_calib.report.label_diagnosis import diagnose_labels, warnings_about_labels
-from hf_calib.report.tables import BinRow, ClassRow, gap_p_value, row_of_sums
+from hf_calib.report.tables import BinRow, ClassRow, row_of_sums
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -22,56 +25,123 @@ _CLASSES_SEEN = 20  # predictions of a class before a judgement on it is passed
 
 
 class Overall(NamedTuple):
-    """Mean confidence minus accuracy, with its normal interval."""
+    """Mean confidence minus accuracy, with its normal interval.
+
+    Args:
+        gap: the difference.
+        low: of the interval.
+        high: of it.
+        p_value: of such a difference, either way, if every confidence is the chance to be right.
+    """
 
     gap: float
     low: float
     high: float
+    p_value: float
+
+
+class Claims(NamedTuple):
+    """What the sentences on a set of probabilities may claim.
+
+    Args:
+        level: of each kind of claim; 0 where there may be none, as a calibrated model would often show as much.
+        overall: the difference of confidence and accuracy.
+        smallest: kind of claim -> the smallest p-value of its tests, corrected for their number.
+    """
+
+    level: float
+    overall: Overall
+    smallest: Mapping[str, float]
 
     @property
     def verdict(self) -> str:
         """'over-confident', 'under-confident' or 'neither'."""
-        if self.low > 0:
-            return "over-confident"
-        return "under-confident" if self.high < 0 else "neither"
+        if self.smallest["overall"] >= self.level:
+            return "neither"
+        return "over-confident" if self.overall.gap > 0 else "under-confident"
 
 
 def overall(assessment: Assessment, confidence_level: float) -> Overall:
     """Whether confidence exceeds accuracy overall.
 
-    The interval is of the paired difference, so that what both share cancels.
+    The interval is of the paired difference, so that what both share cancels. The test is of the variance under
+    calibration: where all confidences are high and few errors were drawn, that of the sample is far too small.
     """
-    difference = assessment.confidences - assessment.correct
-    gap = float(difference.mean())
-    if len(difference) == 1:
-        return Overall(gap, gap - 1, gap + 1)
-    error = float(difference.std(ddof=1)) / np.sqrt(len(difference))
+    confidences, correct = assessment.confidences, assessment.correct
+    difference = confidences - correct
+    gap, n_examples = float(difference.mean()), len(difference)
+    p_value = Coins.of(confidences).p_value(float(correct.sum()))
+    if n_examples == 1:
+        return Overall(gap, gap - 1, gap + 1, p_value)
+    error = float(difference.std(ddof=1)) / np.sqrt(n_examples)
     reach = float(ndtri((1 + confidence_level) / 2)) * error
-    return Overall(gap, gap - reach, gap + reach)
+    return Overall(gap, gap - reach, gap + reach, p_value)
+
+
+def claims(report: CalibrationReport, assessment: Assessment) -> Claims:
+    """What may be claimed of one of a report's sets of probabilities.
+
+    All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
+    reports has any: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes'
+    rule, at half that level where there are two sets, and only where that rejects is each kind judged by itself.
+
+    References:
+        Simes 1986, "An improved Bonferroni procedure for multiple tests of significance" (valid for tests that
+        depend on each other as these do, all of them on the same labels).
+    """
+    level = (1 - report.confidence_level) / (1 if report.after is None else 2)
+    found = overall(assessment, report.confidence_level)
+    classes = [row for row in assessment.classes if row.predicted >= _CLASSES_SEEN]
+    assert assessment.consistency is not None
+    smallest = {
+        "overall": found.p_value,
+        "ece": assessment.consistency.p_value,
+        "bins": _smallest(row.p_value for row in assessment.bins),
+        "classes": _smallest(row.p_value for row in classes),
+        "frequencies": _smallest(row.frequency_p_value for row in assessment.classes),
+    }
+    ordered = sorted(smallest.values())
+    rejected = any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1))
+    return Claims(level if rejected else 0.0, found, smallest)
+
+
+def _smallest(p_values: Iterable[float]) -> float:
+    """The smallest of several p-values, by Bonferroni; 1 of none."""
+    found = list(p_values)
+    return min(1.0, min(found) * len(found)) if found else 1.0
 
 
 def diagnose(report: CalibrationReport) -> tuple[str, ...]:
     """The sentences of a report."""
     if report.multi_label:
         return diagnose_labels(report)
-    final = report.final
-    sentences = [_overall_sentence(report.before, report.confidence_level)]
-    sentences += _where(report.before, report.confidence_level)
-    sentences.append(_chance_sentence(report.before, report.confidence_level))
+    sentences = _of_state(report, report.before)
     if report.after is not None:
-        sentences += _after_sentences(report)
-    sentences.append(_gain_sentence(final, after=report.after is not None))
+        sentences += _changes(report)
+        sentences += [
+            f"After calibration: {_lower_first(sentence)}" for sentence in _of_state(report, report.after)
+        ]
+    sentences.append(_gain_sentence(report.final, after=report.after is not None))
     return tuple(sentences)
 
 
-def _overall_sentence(assessment: Assessment, level: float) -> str:
-    found = overall(assessment, level)
+def _of_state(report: CalibrationReport, assessment: Assessment) -> list[str]:
+    may = claims(report, assessment)
+    return [
+        _overall_sentence(assessment, may, report.confidence_level),
+        *_where(assessment, may.level),
+        _chance_sentence(assessment, may.level),
+    ]
+
+
+def _overall_sentence(assessment: Assessment, may: Claims, level: float) -> str:
+    found = may.overall
     confidence, accuracy = assessment.confidences.mean(), assessment.correct.mean()
     means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
-    if found.verdict == "neither":
+    if may.verdict == "neither":
         return f"Overall neither over- nor under-confident beyond chance: {means} ({interval})."
-    return f"Overall {found.verdict}: {means} ({interval})."
+    return f"Overall {may.verdict}: {means} ({interval})."
 
 
 def _chance_sentence(assessment: Assessment, level: float) -> str:
@@ -82,14 +152,15 @@ def _chance_sentence(assessment: Assessment, level: float) -> str:
         f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
         f"{test.expected:.4f} by chance alone (p = {test.p_value:.2g})"
     )
-    if test.p_value <= 1 - level:
-        return f"The calibration error is real: the ECE is {test.value:.4f}, and {expected}."
-    return f"The calibration error is within sampling error: the ECE is {test.value:.4f}, and {expected}."
+    if test.p_value <= level:
+        return f"The top-label ECE is beyond chance: it is {test.value:.4f}, and {expected}."
+    return f"The top-label ECE by itself is within chance: it is {test.value:.4f}, and {expected}."
 
 
 def _where(assessment: Assessment, level: float) -> list[str]:
+    """Bins, classes and frequencies that differ beyond chance, at this level of each kind."""
     sentences = []
-    runs = significant_runs(assessment.bins, 1 - level)
+    runs = significant_runs(assessment.bins, level)
     for run in runs[:3]:
         word = "too high" if run.gap > 0 else "too low"
         sentences.append(
@@ -99,15 +170,15 @@ def _where(assessment: Assessment, level: float) -> list[str]:
     if len({run.gap > 0 for run in runs}) == 2:
         sentences.append("Errors in both directions partly cancel in the overall difference.")
     for sign, word in ((1, "over-confident"), (-1, "under-confident")):
-        rows = [row for row in significant_classes(assessment.classes, 1 - level) if sign * _gap(row) > 0]
+        rows = [row for row in significant_classes(assessment.classes, level) if sign * _gap(row) > 0]
         if rows:
             sentences.append(_classes_sentence(rows, word))
-    return sentences + _frequencies(assessment, 1 - level)
+    return sentences + _frequencies(assessment, level)
 
 
 def _frequencies(assessment: Assessment, alpha: float) -> list[str]:
     """Which classes are more frequent than the model says: their share differs from that it was trained on."""
-    rows = misjudged_frequencies(assessment.classes, len(assessment.correct), alpha)
+    rows = misjudged_frequencies(assessment.classes, alpha)
     if not rows:
         return []
     named = ", ".join(
@@ -118,13 +189,9 @@ def _frequencies(assessment: Assessment, alpha: float) -> list[str]:
     return [f"Some classes occur more or less often than their mean probability: {named}{more}."]
 
 
-def misjudged_frequencies(rows: Sequence[ClassRow], n_examples: int, alpha: float) -> list[ClassRow]:
+def misjudged_frequencies(rows: Sequence[ClassRow], alpha: float) -> list[ClassRow]:
     """Classes whose frequency is not their mean probability, beyond chance, largest difference first."""
-    found = [
-        row
-        for row in rows
-        if gap_p_value(n_examples, row.mean_probability * n_examples, row.support) < alpha / len(rows)
-    ]
+    found = [row for row in rows if row.frequency_p_value < alpha / len(rows)]
     return sorted(found, key=lambda row: -abs(row.frequency - row.mean_probability))
 
 
@@ -162,6 +229,7 @@ def _join(first: BinRow, second: BinRow, n_examples: int) -> BinRow:
         count=first.count + second.count,
         confidence=first.confidence * first.count + second.confidence * second.count,
         right=round(first.accuracy * first.count + second.accuracy * second.count),
+        p_value=min(first.p_value, second.p_value),
         n_examples=n_examples,
     )
 
@@ -179,7 +247,7 @@ def _gap(row: ClassRow) -> float:
     return row.confidence - row.precision
 
 
-def _after_sentences(report: CalibrationReport) -> list[str]:
+def _changes(report: CalibrationReport) -> list[str]:
     assert report.after is not None
     before, after = report.before.metrics, report.after.metrics
     sentences = [
@@ -187,27 +255,28 @@ def _after_sentences(report: CalibrationReport) -> list[str]:
         f"{before['ece'].value:.4f} to {after['ece'].value:.4f}, the negative log-likelihood from "
         f"{before['nll'].value:.4f} to {after['nll'].value:.4f}."
     ]
-    if after["nll"].value > before["nll"].value:
+    if _is_worse(report):
         sentences.append(
-            "The negative log-likelihood got worse: the calibration was fitted on too few examples, or on examples "
-            "unlike these."
+            "The negative log-likelihood got worse beyond chance: the calibration was fitted on too few examples, or "
+            "on examples unlike these."
         )
     if not np.array_equal(report.before.correct, report.after.correct):
         sentences.append(
             f"Predictions changed: accuracy goes from {before['accuracy'].value:.4f} "
             f"to {after['accuracy'].value:.4f}."
         )
-    sentences.append(
-        "After calibration: " + _lower_first(_overall_sentence(report.after, report.confidence_level))
-    )
-    sentences += [
-        "After calibration: " + _lower_first(sentence)
-        for sentence in _where(report.after, report.confidence_level)
-    ]
-    sentences.append(
-        "After calibration: " + _lower_first(_chance_sentence(report.after, report.confidence_level))
-    )
     return sentences
+
+
+def _is_worse(report: CalibrationReport) -> bool:
+    """Whether the mean NLL rose beyond chance, by the paired differences of the rows."""
+    assert report.after is not None
+    logs = [negative_logs(state.probs, report.labels) for state in (report.before, report.after)]
+    change = logs[1] - logs[0]
+    if len(change) < 2 or not np.isfinite(change).all():
+        return bool(change.mean() > 0)
+    error = change.std(ddof=1) / np.sqrt(len(change))
+    return bool(change.mean() > t.isf((1 - report.confidence_level) / 2, len(change) - 1) * error)
 
 
 def _lower_first(sentence: str) -> str:

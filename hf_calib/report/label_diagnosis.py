@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scipy.special import ndtr, ndtri
+
 from hf_calib._errors import few
-from hf_calib.report.tables import gap_p_value
+from hf_calib.metrics.bootstrap import Interval
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -33,14 +35,19 @@ def _of_state(report: CalibrationReport, state: Assessment, start: str) -> list[
     gap = state.gap
     assert gap is not None
     low, high = (gap.value if end is None else end for end in (gap.low, gap.high))
-    verdict = "too high" if low > 0 else "too low" if high < 0 else "neither too high nor too low"
+    average, each = _p_value_of_average(report, gap), [label.p_value for label in state.labels]
+    # Of so many claims some would be made by chance: see `hf_calib.report.diagnosis.claims`.
+    level = (1 - report.confidence_level) / (1 if report.after is None else 2)
+    ordered = sorted((average, min(1.0, min(each) * len(each))))
+    level = level if ordered[0] <= level / 2 or ordered[1] <= level else 0.0
+    verdict = "neither too high nor too low"
+    if average < level:
+        verdict = "too high" if gap.value > 0 else "too low"
     said = [
-        f"{start}probabilities are on average {verdict} (mean probability minus how often labels apply: "
+        f"{start}probabilities are on average {verdict} beyond chance (mean probability minus how often labels apply: "
         f"{gap.value:+.4f} [{low:+.4f}, {high:+.4f}])."
     ]
-    # Of so many labels some would differ by chance.
-    level = (1 - report.confidence_level) / len(state.labels)
-    misjudged = [label for label in state.labels if _p_value(label) < level]
+    misjudged = [label for label, p in zip(state.labels, each, strict=True) if p < level / len(each)]
     for verdict, sign in (("too high", 1), ("too low", -1)):
         found = sorted(
             (label for label in misjudged if sign * _gap(label) > 0), key=lambda label: -sign * _gap(label)
@@ -56,14 +63,16 @@ def _of_state(report: CalibrationReport, state: Assessment, start: str) -> list[
     return [sentence[0].upper() + sentence[1:] for sentence in said]
 
 
+def _p_value_of_average(report: CalibrationReport, gap: Interval) -> float:
+    """Of the mean difference over all decisions; those of a row depend on each other, as its interval knows."""
+    if gap.low is None or gap.high <= gap.low:
+        return 1.0
+    error = (gap.high - gap.low) / 2 / ndtri((1 + report.confidence_level) / 2)
+    return float(2 * ndtr(-abs(gap.value) / error))
+
+
 def _gap(label: LabelMeasurements) -> float:
     return label.mean_probability - label.n_true / label.n_known
-
-
-def _p_value(label: LabelMeasurements) -> float:
-    if not label.n_known:
-        return 1.0
-    return gap_p_value(label.n_known, label.mean_probability * label.n_known, label.n_true)
 
 
 def warnings_about_labels(report: CalibrationReport) -> tuple[str, ...]:

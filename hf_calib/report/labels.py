@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_calib.metrics._multi_label import Decisions, LabelMetrics, label_bins, macro
-from hf_calib.metrics.binning import FloatArray, uniform_edges
+from hf_calib.metrics.binning import FloatArray, uniform_bins, uniform_edges
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.report.assessment import Assessment
+from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
 from hf_calib.report.tables import row_of_sums
 
@@ -41,6 +42,7 @@ class LabelMeasurements:
         n_known: rows where it is known.
         n_true: rows where it applies.
         mean_probability: over the rows where it is known; equals the prevalence if calibrated.
+        p_value: of a difference of n_true from its mean, either way, if the probabilities are right.
         metrics: "prevalence" and the keys of `LABEL_MEASURES`, each with its interval; NaN where it is not defined.
     """
 
@@ -48,6 +50,7 @@ class LabelMeasurements:
     n_known: int
     n_true: int
     mean_probability: float
+    p_value: float
     metrics: Mapping[str, Interval]
 
 
@@ -85,12 +88,14 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
     gap = interval(float(gaps.sum() / sizes.sum()), (counts @ gaps) / np.maximum(counts @ sizes, 1))
     n_known, n_true = known.sum(axis=0), (known & true).sum(axis=0)
     means = np.where(known, probs, 0).sum(axis=0) / np.maximum(n_known, 1)
+    of_labels = Coins.of_columns(np.where(known, probs, 0))
     labels = tuple(
         LabelMeasurements(
             name=name,
             n_known=int(n_known[c]),
             n_true=int(n_true[c]),
             mean_probability=float(means[c]),
+            p_value=of_labels.group(c).p_value(float(n_true[c])),
             metrics={
                 key: interval(float(found[key][0, c]), resampled[key][:, c])
                 for key in ("prevalence", *LABEL_MEASURES)
@@ -100,6 +105,8 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
     )
     edges = uniform_edges(settings.n_bins)
     sums = [each.sum(axis=0) for each in label_bins(decisions, settings.n_bins)]
+    numbers = uniform_bins(probs[known], settings.n_bins)
+    coins = Coins.of(probs[known], numbers, settings.n_bins)
     bins = tuple(
         row_of_sums(
             float(edges[m]),
@@ -107,6 +114,7 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
             count=int(sums[0][m]),
             confidence=float(sums[1][m]),
             right=float(sums[2][m]),
+            p_value=coins.group(m).p_value(float(sums[2][m])),
             n_examples=int(known.sum()),
         )
         for m in range(settings.n_bins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hf_calib.report.diagnosis import overall
+from hf_calib.report.diagnosis import claims
 from hf_calib.report.labels import LABEL_MEASURES, TITLES
 from hf_calib.report.measures import MEASURES
 from hf_calib.report.saved import MULTI_LABEL
@@ -62,9 +62,9 @@ def _assessment(assessment: Assessment, report: CalibrationReport) -> dict[str, 
             "gap": _plain(assessment.gap._asdict()),
             "labels": [_label(label) for label in assessment.labels],
         }
-    found, test = overall(assessment, report.confidence_level), assessment.consistency
+    may, test = claims(report, assessment), assessment.consistency
     return record | {
-        "overall": {**_plain(found._asdict()), "verdict": found.verdict},
+        "overall": {**_plain(may.overall._asdict()), "verdict": may.verdict},
         "consistency_test": _plain({key: getattr(test, key) for key in ("value", "p_value", "expected")}),
         "worst_bins": [_plain(vars(row)) for row in worst_bins(assessment.bins)],
         "classes": [_plain(vars(row)) for row in assessment.classes],

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc
 
 from hf_calib.metrics.binning import FloatArray, IntArray, sum_bins, uniform_bins, uniform_edges
+from hf_calib.report.coins import Coins
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class ClassRow:
     precision: float | None  # how often it is right then; None if it is never predicted
     confidence: float | None  # mean confidence then
     p_value: float  # of confidence - precision, if the confidences were right
+    frequency_p_value: float  # of frequency - mean_probability, if the probabilities were right
 
 
 def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple[BinRow, ...]:
@@ -49,7 +50,9 @@ def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple
     >>> round(row.gap, 3), row.lower, row.count
     (0.425, 0.5, 2)
     """
-    sums = sum_bins(confidences, correct, uniform_bins(confidences, n_bins), n_bins)
+    numbers = uniform_bins(confidences, n_bins)
+    sums = sum_bins(confidences, correct, numbers, n_bins)
+    coins = Coins.of(confidences, numbers, n_bins)
     edges = uniform_edges(n_bins)
     n_examples = len(correct)
     return tuple(
@@ -59,6 +62,7 @@ def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple
             count=int(sums.counts[m]),
             confidence=float(sums.confidence[m]),
             right=float(sums.correct[m]),
+            p_value=coins.group(m).p_value(float(sums.correct[m])),
             n_examples=n_examples,
         )
         for m in range(n_bins)
@@ -67,7 +71,14 @@ def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple
 
 
 def row_of_sums(
-    lower: float, upper: float, *, count: int, confidence: float, right: float, n_examples: int
+    lower: float,
+    upper: float,
+    *,
+    count: int,
+    confidence: float,
+    right: float,
+    p_value: float,
+    n_examples: int,
 ) -> BinRow:
     """The row of the examples between two edges, from the sums of their confidences and right ones."""
     gap = (confidence - right) / count
@@ -79,7 +90,7 @@ def row_of_sums(
         accuracy=right / count,
         gap=gap,
         contribution=abs(gap) * count / n_examples,
-        p_value=gap_p_value(count, confidence, right),
+        p_value=p_value,
     )
 
 
@@ -89,28 +100,6 @@ def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
     Not those with the largest gap, which are the emptiest ones.
     """
     return tuple(sorted(rows, key=lambda row: (-row.contribution, row.lower))[:limit])
-
-
-def gap_p_value(count: float, confidence: float, right: float) -> float:
-    """How likely a gap as large as this is, either way, if each confidence is the chance to be right.
-
-    The number of right ones is a sum of unequal coins. A binomial with their mean varies more, and its tails
-    are larger (Hoeffding 1956), so the test errs to the safe side; it needs no normal approximation.
-
-    Args:
-        count: examples.
-        confidence: the sum of their confidences.
-        right: how many are right.
-
-    >>> gap_p_value(10, 5.0, 5)
-    1.0
-    >>> gap_p_value(10, 9.0, 1) < 1e-6
-    True
-    """
-    chance = min(max(confidence / count, 0.0), 1.0)
-    at_most = bdtr(right, int(count), chance)
-    at_least = bdtrc(right - 1, int(count), chance) if right > 0 else 1.0
-    return float(min(1.0, 2 * min(at_most, at_least)))
 
 
 def class_rows(
@@ -125,10 +114,15 @@ def class_rows(
     predicted = probs.argmax(axis=1)
     confidences = probs[np.arange(n_examples), predicted].astype(np.float64)
     support = np.bincount(labels, minlength=n_classes)
-    means = probs.mean(axis=0, dtype=np.float64)
+    means, coins = probs.mean(axis=0, dtype=np.float64), Coins.of_columns(probs)
+    of_right = Coins.of(confidences, predicted, n_classes)
     sums = _sums_by_prediction(predicted, confidences, predicted == labels, n_classes)
     return tuple(
-        _class_row(c, names[c], int(support[c]), n_examples, float(means[c]), float(gaps[c]), sums[:, c])
+        _class_row(
+            *(c, names[c], int(support[c]), n_examples, float(means[c]), float(gaps[c]), sums[:, c]),
+            p_value=of_right.group(c).p_value(float(sums[2, c])),
+            frequency_p_value=coins.group(c).p_value(float(support[c])),
+        )
         for c in range(n_classes)
     )
 
@@ -149,6 +143,9 @@ def _class_row(
     mean_probability: float,
     class_gap: float,
     sums: FloatArray,
+    *,
+    p_value: float,
+    frequency_p_value: float,
 ) -> ClassRow:
     count, confidence, right = map(float, sums)
     return ClassRow(
@@ -161,5 +158,6 @@ def _class_row(
         predicted=int(count),
         precision=right / count if count else None,
         confidence=confidence / count if count else None,
-        p_value=gap_p_value(count, confidence, right) if count else 1.0,
+        p_value=p_value,
+        frequency_p_value=frequency_p_value,
     )

@@ -1,0 +1,109 @@
+"""The number of heads of unequal coins: what chance alone gives where every probability is right."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc, gammaincc, ndtr
+
+from hf_calib.metrics.binning import FloatArray
+
+_AS_GOOD_AS_POISSON = 1e-9
+_AS_GOOD_AS_NORMAL = 10_000.0  # a variance
+_REACH = 10  # standard deviations, beyond which nothing counts
+
+
+class Coins(NamedTuple):
+    """Independent coins, summed up; each field may be an array, of one sum each.
+
+    Those that come up seldom are told apart from those that seldom do not, as the sum of both can be far from normal
+    on either side: a thousand coins at .999 and a thousand at .001.
+
+    Args:
+        likely: how many have a chance of at least 1/2.
+        heads: the sum of the chances of the others, p.
+        heads_variance: of these, p (1 - p).
+        tails: the sum of 1 - p of the likely ones.
+        tails_variance: of these.
+    """
+
+    likely: Any
+    heads: Any
+    heads_variance: Any
+    tails: Any
+    tails_variance: Any
+
+    @classmethod
+    def of(cls, chances: NDArray[Any], groups: NDArray[np.intp] | None = None, n_groups: int = 1) -> Coins:
+        """Coins with these chances (N,), summed within groups (N,)."""
+        wide = np.clip(np.asarray(chances, dtype=np.float64), 0, 1)
+        slots = np.zeros(len(wide), np.intp) if groups is None else groups
+        likely = wide >= 0.5
+        rarer = np.where(likely, 1 - wide, wide)
+        variances = rarer * (1 - rarer)
+
+        def total(weights: FloatArray) -> FloatArray:
+            return np.bincount(slots, weights, minlength=n_groups).astype(np.float64)
+
+        parts = (likely, rarer * ~likely, variances * ~likely, rarer * likely, variances * likely)
+        found = cls(*(total(part.astype(np.float64)) for part in parts))
+        return found if groups is not None else found.group(0)
+
+    @classmethod
+    def of_columns(cls, chances: NDArray[Any]) -> Coins:
+        """Coins with these chances (N, C), summed within columns."""
+        columns = [cls.of(column) for column in chances.T]
+        return cls(*map(np.array, zip(*columns, strict=True)))
+
+    def group(self, number: int) -> Coins:
+        """One of the sums."""
+        return Coins(*(float(field[number]) for field in self))
+
+    def p_value(self, n_heads: float) -> float:
+        """How likely a number of heads as far from the mean is, either way: twice the smaller tail, at most 1.
+
+        The seldom heads, and the seldom tails, are each taken as binomial with their mean and variance, of a number
+        of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one.
+
+        References:
+            Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002, "Two-parameter
+            approximations of the Poisson binomial distribution".
+
+        >>> Coins.of(np.full(10, 0.5)).p_value(5)
+        1.0
+        >>> Coins.of(np.full(10, 0.9)).p_value(1) < 1e-6
+        True
+        """
+        excess = n_heads - self.likely  # heads of the unlikely less tails of the likely
+        variance = self.heads_variance + self.tails_variance
+        if variance > _AS_GOOD_AS_NORMAL:
+            z = (excess - self.heads + self.tails) / np.sqrt(variance)
+            half = 0.5 / np.sqrt(variance)
+            return float(min(1.0, 2 * min(ndtr(z + half), ndtr(half - z))))
+        heads, first_heads = _distribution(self.heads, self.heads_variance)
+        tails, first_tails = _distribution(self.tails, self.tails_variance)
+        together = np.convolve(heads, tails[::-1])
+        place = round(excess - first_heads + first_tails + len(tails) - 1)
+        at_most = together[: max(0, place + 1)].sum()
+        at_least = together[max(0, place) :].sum()
+        return float(min(1.0, 2 * min(at_most, at_least)))
+
+
+def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
+    """The probabilities of numbers of heads from the second result on, beyond which they are as good as 0."""
+    if mean <= 0:
+        return np.ones(1), 0
+    reach = _REACH * np.sqrt(variance) + _REACH
+    first = max(0, int(mean - reach))
+    counts = np.arange(first, int(mean + reach) + 2, dtype=np.float64)
+    share = 1 - variance / mean  # of each coin; 0 is Poisson
+    if share <= _AS_GOOD_AS_POISSON:
+        at_most = gammaincc(counts + 1, mean)
+    else:
+        coins = mean / share
+        inside = counts < coins
+        at_most = np.ones(len(counts))
+        at_most[inside] = betainc(coins - counts[inside], counts[inside] + 1, 1 - share)
+    return np.diff(at_most, prepend=0.0), first

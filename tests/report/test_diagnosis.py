@@ -1,0 +1,215 @@
+"""The sentences of a report: what they claim is so, at a level that holds for all of them together."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+from scipy.stats import binom, binomtest
+
+from hf_calib.metrics import calibration_report
+from hf_calib.report import CalibrationReport
+from hf_calib.report.coins import Coins
+from tests.helpers.sampled import labels_by
+
+CLAIMS = re.compile(
+    r"(After calibration: )?([Oo]verall (over|under)-confident|[Cc]onfidences from|[Pp]redictions of|[Ss]ome classes|"
+    r"[Tt]he top-label ECE is beyond|The negative log-likelihood got worse)|.*beyond chance too|.*too (high|low) beyond"
+)
+
+
+def claimed(report: CalibrationReport) -> list[str]:
+    return [sentence for sentence in report.diagnosis if CLAIMS.match(sentence) and "neither" not in sentence]
+
+
+def exact(chances: np.ndarray) -> np.ndarray:
+    """The probability of each number of heads, coin by coin."""
+    found = np.ones(1)
+    for chance in chances:
+        found = np.convolve(found, [1 - chance, chance])
+    return found
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "chances",
+    [
+        np.full(20, 0.9),
+        np.full(7, 0.2),
+        RNG.random(40),
+        RNG.beta(0.2, 0.2, 300),
+        RNG.uniform(0.96, 1, 60),
+        np.repeat([0.001, 0.999], 500),
+        np.array([0.99] * 10 + [0.6] * 10 + [0.2] * 10),
+    ],
+    ids=str,
+)
+def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
+    probabilities, coins = exact(chances), Coins.of(chances)
+    for n_heads in range(len(chances) + 1):
+        wanted = min(1, 2 * min(probabilities[: n_heads + 1].sum(), probabilities[n_heads:].sum()))
+        if wanted > 1e-3:
+            assert coins.p_value(n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
+        else:
+            assert coins.p_value(n_heads) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("count", "chance", "right"), [(10, 0.5, 5), (20, 0.9, 13), (50, 0.3, 28), (7, 0.2, 0)]
+)
+def test_equal_coins_are_binomial(count: int, chance: float, right: int) -> None:
+    tails = [binomtest(right, count, chance, alternative=side).pvalue for side in ("less", "greater")]
+    assert Coins.of(np.full(count, chance)).p_value(right) == pytest.approx(min(1, 2 * min(tails)))
+
+
+@pytest.mark.parametrize(
+    ("chance", "heads", "p"), [(1.0, 5, 1.0), (1.0, 4, 0.0), (0.0, 1, 0.0), (0.0, 0, 1.0)]
+)
+def test_certainty_allows_no_exception(chance: float, heads: int, p: float) -> None:
+    assert Coins.of(np.full(5, chance)).p_value(heads) == pytest.approx(p, abs=1e-12)
+
+
+def test_many_coins_are_normal_where_they_may_be() -> None:
+    chances = np.full(60_000, 0.3)
+    for heads in (17_700, 18_000, 18_200):
+        tails = [binomtest(heads, 60_000, 0.3, alternative=side).pvalue for side in ("less", "greater")]
+        assert Coins.of(chances).p_value(heads) == pytest.approx(min(1, 2 * min(tails)), rel=0.02)
+
+
+def drawn(kind: str, n: int, c: int, rng: np.random.Generator) -> np.ndarray:
+    """Probabilities (n, c): of middling confidence, or near 1."""
+    if kind == "middling":
+        return softmax(2 * rng.normal(size=(n, c)), axis=1)
+    top = rng.uniform({"high": 0.96, "very high": 0.999}[kind], 1, n)
+    probs = np.repeat(((1 - top) / (c - 1))[:, None], c, axis=1)
+    probs[np.arange(n), rng.integers(c, size=n)] = top
+    return probs
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "c", "n_draws"),
+    [
+        ("high", 60, 2, 150),
+        *(
+            pytest.param(*case, 250, marks=pytest.mark.slow)
+            for case in [
+                ("middling", 60, 2),
+                ("middling", 300, 4),
+                ("middling", 3000, 10),
+                ("middling", 2000, 50),
+                ("high", 60, 2),
+                ("high", 1000, 5),
+                ("very high", 3000, 3),
+                ("very high", 10_000, 2),
+            ]
+        ),
+    ],
+)
+def test_calibrated_models_are_accused_of_nothing_in_95_of_100_reports(
+    kind: str, n: int, c: int, n_draws: int
+) -> None:
+    """Of all sentences of a report together. One that is right at 5% has more than this once in 1,000 tests."""
+    rng = np.random.default_rng(1)
+    accused = 0
+    for _ in range(n_draws):
+        probs = drawn(kind, n, c, rng)
+        accused += bool(claimed(calibration_report(probs, labels_by(probs, rng), n_resamples=1)))
+    print(f"{kind}, {n} rows, {c} classes: {accused / n_draws:.1%} of calibrated models accused")
+    assert accused <= binom.ppf(0.999, n_draws, 0.05)
+
+
+@pytest.mark.slow
+def test_the_level_holds_for_labels_of_their_own() -> None:
+    rng, accused = np.random.default_rng(2), 0
+    for _ in range(300):
+        probs = expit(1.5 * rng.normal(size=(300, 5)) - 1)
+        labels = (rng.random(probs.shape) < probs).astype(int)
+        accused += bool(claimed(calibration_report(probs, labels, n_resamples=200)))
+    print(f"several labels a row: {accused / 300:.1%} of calibrated models accused")
+    assert accused <= binom.ppf(0.999, 300, 0.06)  # its interval is a bootstrap's
+
+
+@pytest.mark.slow
+def test_the_power_where_there_is_something_to_see() -> None:
+    """Over-confident by a temperature, one biased class, and another frequency of a class."""
+    rng, found = np.random.default_rng(3), dict.fromkeys(("overall", "class", "frequency"), 0)
+    for _ in range(100):
+        logits = 2 * rng.normal(size=(1000, 4))
+        truth = softmax(logits, axis=1)
+        sharp = softmax(1.25 * logits, axis=1)
+        report = calibration_report(sharp, labels_by(truth, rng), n_resamples=1)
+        found["overall"] += any("verall over-confident" in sentence for sentence in report.diagnosis)
+        biased = truth.copy()
+        biased[:, 0] *= 2
+        biased /= biased.sum(axis=1, keepdims=True)
+        report = calibration_report(biased, labels_by(truth, rng), n_resamples=1)
+        named = re.compile("class(es)? (is|are) over-confident")
+        found["class"] += any(named.search(sentence) for sentence in report.diagnosis)
+        found["frequency"] += any(s.startswith("Some classes occur") for s in report.diagnosis)
+    print(found)
+    assert found["overall"] >= 90
+    assert found["frequency"] >= 95
+
+
+def test_no_two_sentences_contradict_each_other() -> None:
+    """One biased class: the ECE of the top label need not show it, and says that it speaks for itself."""
+    rng = np.random.default_rng(4)
+    truth = softmax(2 * rng.normal(size=(2000, 4)), axis=1)
+    probs = truth.copy()
+    probs[:, 0], probs[:, 1] = probs[:, 0] * 1.6, probs[:, 1] / 1.6
+    probs /= probs.sum(axis=1, keepdims=True)
+    said = " ".join(calibration_report(probs, labels_by(truth, rng), n_resamples=1).diagnosis)
+    assert "Some classes occur more or less often" in said
+    assert "The calibration error is within" not in said
+    assert "The top-label ECE" in said
+
+
+def test_worse_by_chance_is_not_said_to_be_worse() -> None:
+    rng = np.random.default_rng(5)
+    probs = softmax(2 * rng.normal(size=(400, 3)), axis=1)
+    labels = labels_by(probs, rng)
+    slightly = softmax(np.log(probs) * 1.01, axis=1)
+    for calibrated in (slightly, softmax(np.log(probs) / 1.01, axis=1)):
+        report = calibration_report(probs, labels, calibrated=calibrated, n_resamples=1)
+        assert "got worse" not in " ".join(report.diagnosis)
+    report = calibration_report(probs, labels, calibrated=softmax(np.log(probs) * 3, axis=1), n_resamples=1)
+    assert "The negative log-likelihood got worse beyond chance" in " ".join(report.diagnosis)
+
+
+def test_twenty_predictions_of_a_class_are_judged_and_nineteen_are_not() -> None:
+    for n, is_judged in ((20, True), (19, False)):
+        probs = np.tile([0.97, 0.02, 0.01], (n + 400, 1))
+        probs[n:] = [0.01, 0.01, 0.98]
+        labels = np.where(np.arange(n + 400) < n, 1, 2)
+        said = " ".join(
+            calibration_report(probs, labels, class_names=["a", "b", "c"], n_resamples=1).diagnosis
+        )
+        assert ('"a" (confidence 0.97, precision 0.00)' in said) == is_judged
+
+
+def test_neighbouring_bins_of_opposite_sign_are_two_sentences() -> None:
+    confidences = np.repeat([0.62, 0.72], 1500)
+    right = np.concatenate([np.arange(1500) < 1200, np.arange(1500) < 750])
+    probs = np.stack([confidences, 1 - confidences], axis=1)
+    said = calibration_report(probs, np.where(right, 0, 1), n_bins=10, n_resamples=1).diagnosis
+    assert [s[:40] for s in said if s.startswith("Confidences from")] == [
+        "Confidences from 0.70 to 0.80 are too hi",
+        "Confidences from 0.60 to 0.70 are too lo",
+    ]
+
+
+def test_after_calibration_speaks_of_the_calibrated_probabilities() -> None:
+    rng = np.random.default_rng(6)
+    truth = softmax(2 * rng.normal(size=(3000, 3)), axis=1)
+    sharp = softmax(np.log(truth) * 2, axis=1)
+    said = calibration_report(sharp, labels_by(truth, rng), calibrated=truth, n_resamples=1).diagnosis
+    assert said[0].startswith("Overall over-confident: mean confidence")
+    (after,) = [s for s in said if s.startswith("After calibration: overall")]
+    assert after.startswith("After calibration: overall neither over- nor under-confident beyond chance")
+    assert f"mean confidence {truth.max(axis=1).mean():.3f}" in after
+    gain = calibration_report(truth, labels_by(truth, rng), n_resamples=1)
+    assert f"by at most {gain.before.metrics['post_processing_gap'].value:.4f} on these" in gain.diagnosis[-1]
