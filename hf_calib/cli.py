@@ -210,9 +210,9 @@ def running(rows: TextOptions) -> Iterator[Running]:
 
 def _version(asked: bool) -> None:
     if asked:
-        from hf_calib import __version__
+        from importlib.metadata import version
 
-        print(f"hf-calib {__version__}")
+        print(f"hf-calib {version('hf_calib')}")
         raise typer.Exit
 
 
