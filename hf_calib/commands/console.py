@@ -153,6 +153,8 @@ def print_calibration(done: Calibration) -> None:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
     print_report(done.report)
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
+    if "weight" in numbers:  # one number for all logits: people know it as a temperature
+        numbers = {"T": 1 / numbers["weight"]}
     details = [word for word in (done.criterion, done.choice) if word] + [
         f"{k} {v:.4g}" for k, v in numbers.items()
     ]

@@ -240,6 +240,11 @@ def check_is_plain(model: nn.Module) -> None:
     wrapped = [
         name for name, module in classifier.named_modules() if type(module).__module__.startswith("peft.")
     ]
+    configs = getattr(classifier, "peft_config", None) or {}
+    if any(getattr(config, "is_prompt_learning", False) for config in configs.values()):
+        way_out = "it cannot be merged: keep the map beside the adapter, as trainer.save_model does"
+        got = f"prompts that are learned ({type(classifier).__name__})"
+        raise InputValueError(expected("model", "be a plain transformers model", got, way_out))
     if wrapped:
         got = f"PEFT layers ({wrapped[0] or type(classifier).__name__})"
         way_out = (

@@ -25,6 +25,7 @@ from hf_calib.scaling.saved_map import (
     load_map,
     map_title,
     save_map,
+    temperature_of,
     title_of,
 )
 
@@ -183,4 +184,5 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> Fitted
 
 def in_words(scaler: Any) -> str:
     """The map in a table's column title: T = 1.234, or the map's title."""
-    return f"T = {scaler.temperature_:.3f}" if foldable_method(scaler) == "temperature" else title_of(scaler)
+    temperature = temperature_of(scaler)
+    return title_of(scaler) if temperature is None else f"T = {temperature:.3f}"

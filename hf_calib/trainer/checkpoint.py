@@ -169,7 +169,10 @@ def load_adapter(model: Any, directory: str | os.PathLike[str], *, is_trainable:
         return False
     try:
         loaded = model.load_adapter(directory, model.active_adapters[0], is_trainable=is_trainable)
-        problems = {"missing": loaded.missing_keys, "unknown": loaded.unexpected_keys}
+        # Of prompts peft reports what it has loaded by another way as unknown.
+        by_prompts = any(config.is_prompt_learning for config in model.peft_config.values())
+        unknown = [key for key in loaded.unexpected_keys if not (by_prompts and key == "prompt_embeddings")]
+        problems = {"missing": loaded.missing_keys, "unknown": unknown}
     except KeyError as error:  # a layer that was to be saved whole
         problems = {"missing": [error.args[0]]}
     way_out = "resume with the versions of transformers and peft that the checkpoint was trained with"

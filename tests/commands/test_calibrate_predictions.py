@@ -17,7 +17,7 @@ from hf_calib.commands.fitting import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.methods import SCALERS
 from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in, one_line
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -66,6 +66,16 @@ class TestCalibratePredictions:
         found = load_predictions(workplace / "data.npz")
         wanted = TemperatureScaling(criterion).fit(found.as_logits(), found.labels).temperature_
         assert (done["criterion"], done["numbers"]) == (criterion, {"temperature": wanted})
+
+    def test_a_chosen_temperature_is_named_by_its_number(self, workplace: Path, tmp_path: Path) -> None:
+        result = call(
+            "calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz", "--output", tmp_path
+        )
+        data = load_predictions(workplace / "data.npz")
+        temperature = 1 / float(AutoScaling().fit(data.as_logits(), data.labels).affine_map().weight)
+        assert f"Method auto, fitted on 240 rows (temperature, T {temperature:.4g})." in one_line(
+            result.stdout
+        )
 
     def test_warnings_of_the_fit_are_shown(self, tmp_path: Path) -> None:
         logits = np.tile([[4.0, 0.0], [0.0, 4.0]], (20, 1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Trainer, TrainerCallback
@@ -266,6 +266,41 @@ def adapter_trainer(folder: Path) -> tuple[Any, Kept]:
                 parameter.mul_(0.9 if (folder / "checkpoint-1").exists() else 1)
     model.main_input_name = "pixel_values"
     return make_trainer(model, folder)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
+def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
+    """peft calls what it has loaded of them unknown."""
+    common: dict[str, Any] = {"task_type": "SEQ_CLS", "num_virtual_tokens": 3}
+    config = {
+        "prompt": lambda: PromptTuningConfig(**common),
+        "p-tuning": lambda: PromptEncoderConfig(**common, encoder_hidden_size=8),
+        "prefix": lambda: PrefixTuningConfig(**common),
+    }[kind]()
+    model = get_peft_model(tiny_bert(), config)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(
+            tmp_path,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            num_train_epochs=2,
+            load_best_model_at_end=True,
+            label_names=["labels"],
+        ),
+        train_dataset=sequences(tiny_bert(), 16),
+        eval_dataset=sequences(tiny_bert(), 16, seed=2),
+        calibration_dataset=sequences(tiny_bert(), 24, seed=3),
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint is not None
+    assert trainer.calibration_map is not None
+    trainer.save_model(str(tmp_path / "adapter"))
+    assert (tmp_path / "adapter/calibration.json").is_file()
+    with pytest.raises(
+        ValueError, match=r"it cannot be merged: keep the map beside the adapter, as trainer.save_model"
+    ):
+        trainer.save_calibrated_model(tmp_path / "folded")
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute")
