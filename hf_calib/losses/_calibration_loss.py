@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ class CalibrationLoss(nn.Module):
         Raises:
             ValueError: for shapes, dtypes, labels or reductions that do not fit.
         """
+        if "CausalLM" in type(logits).__name__:
+            _warn_of_unshifted_labels(logits, labels)
         logits = logits_of(logits)
         multi_label = self._check(logits, labels, reduction)
         labels = labels if multi_label else labels.long()
@@ -288,6 +291,18 @@ def check_loss(loss: object) -> None:
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
         raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+
+
+def _warn_of_unshifted_labels(outputs: Any, labels: Tensor) -> None:
+    """A causal language model's logits at position t are for token t + 1: with labels as long, it learns to copy."""
+    if not torch.compiler.is_compiling() and labels.dim() == 2 and labels.shape == outputs.logits.shape[:2]:
+        warnings.warn(
+            "These are the logits of a causal language model and as many labels. Unless the labels were shifted by one "
+            "position, the model learns to copy its input. Use CalibrationTrainer, which shifts them, or pass "
+            "outputs.logits[:, :-1] and labels[:, 1:].",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def logits_of(outputs: Any) -> Tensor:

@@ -462,7 +462,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         if not model.training:
             num_items_in_batch = None  # the loss of an evaluation batch is its own mean
             self._observe(logits_of(logits), labels)
-        loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
+        loss = self.calibration_loss(logits_of(logits), labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
             declare_loss_scaled(self)
