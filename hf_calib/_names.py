@@ -45,7 +45,7 @@ def short_names(sources: Sequence[str]) -> list[str]:
     """
     paths = {source: Path(source).parts for source in sources if os.path.exists(source)}
     names: list[str] = []
-    for n_parts in range(2, max(2, *map(len, paths.values()), 2) + 1):
+    for n_parts in range(2, max([2, *map(len, paths.values())]) + 1):
         names = ["/".join(paths[s][-n_parts:]) if s in paths else s for s in sources]
         if len(set(names)) == len(names):
             return names

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from transformers.utils import CONFIG_NAME
 
-from hf_calib._errors import InputError
+from hf_calib._errors import InputError, printable
 from hf_calib._names import plain_name
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.logged import LOGGED_METRICS
@@ -146,7 +146,7 @@ def text(record: Mapping[str, Any], key: str) -> str | None:
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
         return None
-    value = " ".join("".join(c for c in value if c.isprintable() or c.isspace()).split())
+    value = printable(value)
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output, whole_folder
@@ -182,8 +182,7 @@ def decide(
     if output is not None:
         running.stages(f"writing to {output}")
         with whole_folder(output) as folder:
-            rule_found = decided.decisions.rule
-            if not (isinstance(rule_found, AbstainRule) and rule_found.answers_nothing):
+            if not decided.decisions.rule.answers_nothing:
                 decided.decisions.save(folder)
             write_report(report, folder / "decisions")
     return decided
@@ -239,10 +238,12 @@ def _measure(
     if scaler is not None:
         # The promise needs rows that the scaler has not seen: on those that it has, confidences fit too well.
         calibrating, rest, _ = split_roles(found, None, seed)
+        opened.running.stages(f"calibrating on {len(calibrating):,} of these rows")
         notes += fit(scaler, calibrating)
         n_calibrated_on, n_fitted_after = len(calibrating), len(rest)
-        _, after_notes = _fitted(rule, scaler.predict_proba(rest.as_logits()), rest.labels)
-        calibrated = [_calibrated_part(scaler, p, q, seed) for p, q in parts]
+        whole = _calibrated_part(scaler, rest, measured)
+        _, after_notes = _fitted(rule, whole.probs, rest.labels)
+        calibrated = [whole] if tested is not None else [_own_part(scaler, p, q, seed) for p, q in parts]
         after = measure_parts(rule, calibrated)
         curves["after calibration"] = _curve(rule, calibrated)
         reported = rest if tested is None else measured
@@ -259,7 +260,7 @@ def _measure(
     notes += [f"After calibration: {note}" for note in after_notes]
     for state in (before, after):
         notes += [] if state is None else _broken_promise(rule, state)
-    if is_saved and isinstance(fitted, AbstainRule) and fitted.answers_nothing:
+    if is_saved and fitted.answers_nothing:
         notes.append("No decisions.json was written: its rule would hand over every input.")
     elif after is not None and is_saved:
         notes.append(
@@ -280,7 +281,7 @@ def _measure(
     return decided, replace(report, decisions=section, notes=tuple(notes))
 
 
-def _fitted(rule: Rule, probs: NDArray[Any], labels: NDArray[np.int64]) -> tuple[Rule, list[str]]:
+def _fitted(rule: Rule, probs: ArrayLike, labels: ArrayLike) -> tuple[Rule, list[str]]:
     """A copy of a rule that is fitted, and the warnings of the fit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -288,19 +289,20 @@ def _fitted(rule: Rule, probs: NDArray[Any], labels: NDArray[np.int64]) -> tuple
     return fitted, [str(warning.message) for warning in caught]
 
 
-def _calibrated_part(scaler: Any, pool: Predictions, others: Predictions, seed: int) -> Part:
-    """Rows after a scaler of their own, which saw neither those that the rule is fitted on nor the others."""
+def _own_part(scaler: Any, pool: Predictions, others: Predictions, seed: int) -> Part:
+    """Rows after a scaler like this one, fitted on half of the pool: neither on the rule's half nor on the others."""
     from sklearn.base import clone
 
     calibrating, rest, _ = split_roles(pool, None, seed)
     own = clone(scaler)
     fit(own, calibrating)
-    return Part(
-        own.predict_proba(rest.as_logits()),
-        rest.labels,
-        own.predict_proba(others.as_logits()),
-        others.labels,
-    )
+    return _calibrated_part(own, rest, others)
+
+
+def _calibrated_part(scaler: Any, rows: Predictions, others: Predictions) -> Part:
+    """Rows to fit a rule on, and others to measure it on, after a fitted scaler."""
+    probs, other_probs = (scaler.predict_proba(part.as_logits()) for part in (rows, others))
+    return Part(probs, rows.labels, other_probs, others.labels)
 
 
 def _broken_promise(rule: Rule, measured: Mapping[str, Interval]) -> list[str]:

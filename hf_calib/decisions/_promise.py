@@ -16,8 +16,8 @@ from hf_calib.metrics.binning import FloatArray, IntArray
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
 # Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
-_MOST_TIMES = 100  # the rows there are
-# Of the rule of thumb.
+MOST_TIMES = 100  # so many times the rows there are are looked at for what would do
+# Of that rule of thumb.
 _FEWEST_TOP, _TOPS, _SIZES = 20, 100, 60
 
 
@@ -82,10 +82,9 @@ def rows_to_answer(
     fewest = min(_FEWEST_TOP, len(scores))  # the accuracy of fewer is anybody's guess
     top = np.unique(np.linspace(fewest, len(scores), _TOPS).astype(np.intp))
     share = top / len(scores)
-    wrong = (np.cumsum(~right[order])[top - 1] + 1) / len(
-        scores
-    )  # one more: the best of many shares looks too good
-    sizes = np.geomspace(len(scores) + 1, _MOST_TIMES * len(scores), _SIZES).astype(int)
+    # One wrong answer more than seen: the best of many shares looks too good.
+    wrong = (np.cumsum(~right[order])[top - 1] + 1) / len(scores)
+    sizes = np.geomspace(len(scores) + 1, MOST_TIMES * len(scores), _SIZES).astype(int)
     for n_rows in sizes.tolist():
         tested = starts(n_rows, promised, delta)
         if not len(tested):

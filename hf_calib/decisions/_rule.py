@@ -59,6 +59,11 @@ class Rule(ABC):
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether every input is handed over, so that there is nothing worth saving."""
+        return False
+
     def _fitted_thresholds(self) -> FloatArray:
         if not hasattr(self, "thresholds_"):
             way_out = "call fit(probs, labels) with calibration rows first"

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._promise import (
-    _MOST_TIMES,
+    MOST_TIMES,
     NEVER,
     certified_threshold,
     check_promise,
@@ -98,7 +98,7 @@ class AbstainRule(Rule):
         if (self.thresholds_ == NEVER).all():
             needed = rows_to_answer(confidences, right, promised=self.accuracy, delta=self.delta)
             more = (
-                f"more rows ({_MOST_TIMES} times as many like these would not do)"
+                f"more rows ({MOST_TIMES} times as many like these would not do)"
                 if needed is None
                 else f"more rows (about {needed:,} like these would answer some)"
             )

@@ -6,19 +6,16 @@ import copy
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.scaling.affine import AffineMap, FloatArray
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TOLERANCE = 1e-5  # of the largest logit
 
@@ -187,12 +184,12 @@ def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
         n_outputs: the number of its classes.
     """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if n_outputs is None or not isinstance(getattr(model, "config", None), PreTrainedConfig):
+    if n_outputs is None or not isinstance(model, PreTrainedModel):
         return False
     try:
         with torch.device("meta"):
             fresh = type(model)(copy.deepcopy(model.config))
-    except Exception:  # a user's own module, which is not made from its config alone
+    except TypeError:  # a user's own class, which is not made from its config alone
         return False
     layers = linear_layers(fresh, n_outputs)
     beside_the_body = [

@@ -168,8 +168,8 @@ def _files(folder: Path) -> _Files:
     pushed: dict[str, Path] = {}
     left_out, links = [], []
     root = folder.resolve()
-    for name, path in _walk(folder, "", ()):
-        if not path.resolve().is_relative_to(root):
+    for name, path in _walk(folder, root, "", ()):
+        if path is None:
             links.append(name)
         elif _is_pickle(path):
             if not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
@@ -179,20 +179,22 @@ def _files(folder: Path) -> _Files:
     return _Files(pushed, tuple(left_out), tuple(links))
 
 
-def _walk(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Files and links out of the folder with their paths; other links are followed, but not in circles."""
+def _walk(
+    folder: Path, root: Path, prefix: str, above: tuple[Path, ...]
+) -> Iterator[tuple[str, Path | None]]:
+    """Files with their paths, and links out of the root, with None; other links are followed, but not in circles."""
     resolved = folder.resolve()
-    root = above[0] if above else resolved
     if resolved in above:
         return
     for path in sorted(folder.iterdir()):
         hidden = path.name.startswith(".") or path.name == "__pycache__"
         if hidden or (not prefix and (path.name.startswith("_") or fnmatch(path.name, "checkpoint-*"))):
             continue
-        leads_out = path.exists() and not path.resolve().is_relative_to(root)
-        if path.is_dir() and not leads_out:
-            yield from _walk(path, f"{prefix}{path.name}/", (*above, resolved))
-        elif path.is_file() or leads_out:
+        if path.exists() and not path.resolve().is_relative_to(root):
+            yield f"{prefix}{path.name}", None
+        elif path.is_dir():
+            yield from _walk(path, root, f"{prefix}{path.name}/", (*above, resolved))
+        elif path.is_file():
             yield f"{prefix}{path.name}", path
         else:
             got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"

@@ -190,10 +190,8 @@ def _recorded_map(recorded: Mapping[str, Any]) -> AffineMap | None:
             known = _affine_map_of(recorded)
         if known is None:
             return None
-        if not all(np.isfinite(part).all() for part in known if part is not None):
-            raise ValueError("numbers that are not finite")
         if not all((np.abs(part) <= LARGEST_NUMBER).all() for part in known if part is not None):
-            raise ValueError("numbers that no fit finds")
+            raise ValueError("numbers that are not finite, or so large as no fit finds")
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         way_out = "pass the scaler that was folded: unfold(model, scaler)"
         got = f"a damaged record ({error!r})"

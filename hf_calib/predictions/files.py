@@ -181,12 +181,11 @@ def _read_table(path: Path, suffix: str, label_column: str) -> DataFrame:
             return pandas.read_parquet(path)
         # Without keep_default_na=False a class named "NA" or "None" would be a missing value.
         options: dict[str, Any] = {"sep": "\t" if suffix == ".tsv" else ",", "keep_default_na": False}
-        _check_widths(path, options["sep"])
+        header = _header(path, options["sep"])
         # Labels as they stand there: 01, TRUE and 1.50 may be names.
         table = pandas.read_csv(path, index_col=False, dtype={label_column: str}, **options)
-        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0]
         if len(header) == len(table.columns):
-            table.columns = header.to_list()  # pandas has renamed columns of one name
+            table.columns = header  # pandas has renamed columns of one name
         return table
     except _UNREADABLE as error:  # what pandas and pyarrow raise derives from these
         got = f"{path} ({error})"
@@ -196,12 +195,13 @@ def _read_table(path: Path, suffix: str, label_column: str) -> DataFrame:
         ) from error
 
 
-def _check_widths(path: Path, separator: str) -> None:
-    """Refuse a table with a row of another length than its header's: pandas would shift or drop its values."""
+def _header(path: Path, separator: str) -> list[str]:
+    """A table's names of columns; a row of another length is refused, as pandas would shift or drop its values."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter=separator)
-        width = len(next(rows, []))
+        header = next(rows, [])
+        width = len(header)
         for number, row in enumerate(rows):
             if len(row) not in (0, width):
                 got = f"{len(row)} in row {number}"
@@ -209,6 +209,7 @@ def _check_widths(path: Path, separator: str) -> None:
                 raise InputValueError(
                     expected("the table", f"have {width} values in every row", got, way_out)
                 )
+    return header
 
 
 def _from_table(table: DataFrame, label_column: str, *, labelled: bool) -> Predictions:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from hf_calib._errors import InputValueError, expected
 from hf_calib.data.columns import choose_inputs
 from hf_calib.data.images import (
     ImageTransform,
@@ -68,16 +67,7 @@ class ImageClassifier(Classifier):
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check the images, whose labels are not read."""
-        if reading.max_length is not None:
-            way_out = "leave it out: the model's image processor says how large images are"
-            raise InputValueError(
-                expected("max_length", "be given for texts only", reading.max_length, way_out)
-            )
-        if reading.text_pair_column is not None:
-            got = reading.text_pair_column
-            raise InputValueError(
-                expected("text_pair_column", "be given for texts only", got, "leave it out")
-            )
+        reading.refuse("max_length", "text_pair_column")
         shown = _shown(name)
         images = choose_inputs(rows, name=shown, image_column=reading.image_column)
         note = conversion_note(check_images(images, shown), shown)

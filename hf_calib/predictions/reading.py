@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from hf_calib._errors import InputValueError, expected
 from hf_calib._names import plain_name
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ class Reading:
     no_label: str | None = None
     max_length: int | None = None
     batch_size: int = 32
+
+    def refuse(self, *options: str) -> None:
+        """Raise if one of these, which are for models of texts, is given for another."""
+        for option in options:
+            got = getattr(self, option)
+            if got is not None:
+                raise InputValueError(expected(option, "be given for texts only", got, "leave it out"))
 
 
 # Those of `hf-calib evaluate` that say which rows are read, and how.

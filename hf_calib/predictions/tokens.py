@@ -38,11 +38,7 @@ class TokenClassifier(TextClassifier):
         names = check_class_names(self.class_names, reading.class_names, "tags")
         if are_bio(names):
             check_seqeval()
-        if reading.text_pair_column is not None:
-            got = reading.text_pair_column
-            raise InputValueError(
-                expected("text_pair_column", "be given for texts only", got, "leave it out")
-            )
+        reading.refuse("text_pair_column")
         shown = plain_name(name)
         tokens, tags = read_sentences(rows, reading.text_column, reading.label_column, name=shown)
         features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=list(names)))})

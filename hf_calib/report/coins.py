@@ -54,8 +54,8 @@ class Coins(NamedTuple):
     @classmethod
     def of_columns(cls, chances: NDArray[Any]) -> Coins:
         """Coins with these chances (N, C), summed within columns."""
-        columns = [cls.of(column) for column in chances.T]
-        return cls(*map(np.array, zip(*columns, strict=True)))
+        n_rows, n_columns = chances.shape
+        return cls.of(np.ravel(chances), np.tile(np.arange(n_columns), n_rows), n_columns)
 
     def group(self, number: int) -> Coins:
         """One of the sums."""
