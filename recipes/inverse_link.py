@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy.special import softmax
 
 from hf_calib.losses import make_loss
-from hf_calib.metrics import accuracy, bootstrap_interval, negative_log_likelihood
+from hf_calib.metrics import accuracy, calibration_error_interval, negative_log_likelihood
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import InverseLink, TemperatureScaling
 
@@ -23,7 +23,7 @@ args = parser.parse_args()
 
 
 def cell(probs, labels):
-    value, low, high = bootstrap_interval("expected_calibration_error", probs, labels)
+    value, low, high = calibration_error_interval(probs, labels)
     return f"{value:.3f} [{low:.3f}, {high:.3f}] | {negative_log_likelihood(probs, labels):.3f}"
 
 

@@ -159,8 +159,9 @@ def _how_to_read(results: Results, multi_label: bool) -> list[str]:
     level = f"{100 * (results.level or 0):g}%"
     higher = "AUROC and average precision" if multi_label else "accuracy"
     return [
-        f"All but {higher}: lower is better. Below each number its {level} bootstrap interval over the rows.{bins}"
-        f"{autocast} Binned errors are biased upwards in small samples, and their intervals with them. "
+        f"All but {higher}: lower is better. Below each number its {level} interval over the rows.{bins}"
+        f"{autocast} Noise makes calibration errors larger: the intervals of ECEs are of the error without it, by test "
+        "inversion, and the others have none. "
         f"All metrics, bins and classes: [report]({REPORT_FOLDER}/report.md)."
     ]
 

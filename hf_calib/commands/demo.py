@@ -39,7 +39,7 @@ from transformers import (
 
 from hf_calib._files import check_output
 from hf_calib.data import docstring_dataset, label_maps
-from hf_calib.metrics import accuracy, bootstrap_interval, consistency_test
+from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
 from hf_calib.metrics.calibration import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
@@ -101,8 +101,9 @@ def run_demo(output_dir: str | Path, *, epochs: int = 10, max_per_class: int = 3
     console.print(comparison(outcomes))
     console.print(
         "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it "
-        "can lower the NLL where it raises the ECE. In brackets: 95% bootstrap intervals. By chance: the ECE that a "
-        "perfectly calibrated model with these confidences would show on as many rows; a value near it is noise.\n",
+        "can lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By "
+        "chance: the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value "
+        "near it is noise.\n",
         highlight=False,
         markup=False,
     )
@@ -246,7 +247,7 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
 def measured(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[str]:
     """The cells of one row of the table."""
     nll = bootstrap_interval("negative_log_likelihood", probs, labels)
-    ece = bootstrap_interval("expected_calibration_error", probs, labels)
+    ece = calibration_error_interval(probs, labels)
     return [
         f"{accuracy(probs, labels):.3f}",
         f"{nll.value:.2f} [{nll.low:.2f}, {nll.high:.2f}]",

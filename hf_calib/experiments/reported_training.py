@@ -150,9 +150,7 @@ def _write_report(
         with whole_folder(folder / "report") as copied:
             shutil.copytree(beside, copied, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
-    print(
-        "95% bootstrap intervals over the test rows; those of binned errors are biased upwards, see report/report.md"
-    )
+    print("95% intervals over the test rows; how each is made, and why some have none: report/report.md")
     return report
 
 

@@ -14,6 +14,7 @@ from hf_calib.metrics.calibration import (
 )
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
 from hf_calib.metrics.entities import Entities, entity_scores, find_entities
+from hf_calib.metrics.error_interval import calibration_error_interval
 from hf_calib.metrics.kernel import kde_calibration_error
 from hf_calib.metrics.out_of_distribution import OodDetection, ood_auroc, ood_detection
 from hf_calib.metrics.post_processing import post_processing_gap
@@ -47,6 +48,7 @@ __all__ = [
     "bootstrap_interval",
     "brier_decomposition",
     "brier_score",
+    "calibration_error_interval",
     "calibration_report",
     "classwise_calibration_error",
     "consistency_test",

@@ -46,7 +46,8 @@ def bootstrap_interval(
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
     To say how certain a reported number is. It does not test calibration: for "could this error be chance
-    alone?" take `consistency_test`. The ends are quantiles of the metric on resamples (a percentile interval).
+    alone?" take `consistency_test`. For the ECE take `calibration_error_interval`, which holds where this does
+    not. The ends are quantiles of the metric on resamples (a percentile interval).
 
     Args:
         metric: the name of a metric of `hf_calib.metrics` that takes probs and labels, or a function
@@ -88,9 +89,8 @@ def bootstrap_interval(
         ``debias=True``                    95%       90%     2%
         ============================  ========  ========  =====
 
-        So take ``debias=True`` for the ECE, and near calibration, where the truth lies at
-        the end of the range and no bootstrap interval can be relied on, `consistency_test`. Proper scores
-        and accuracy have no such bias.
+        So take `calibration_error_interval` for the ECE, which holds down to 0. Proper scores and accuracy have no
+        such bias.
 
         Where all resamples are equal (one example, or all alike) the interval is the value.
 

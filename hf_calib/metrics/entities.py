@@ -19,8 +19,9 @@ from hf_calib.metrics._inputs import (
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.binning import FloatArray, IntArray, uniform_bins
+from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import Interval, draw_counts, interval_of, two_sided
+from hf_calib.metrics.calibration import top_label_calibration_error
 
 _BIO = re.compile(r"O|[BI]-.+")
 
@@ -155,7 +156,7 @@ def entity_scores(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    r"""F1, precision and recall of entities, and the calibration error of their confidences, with intervals.
+    r"""F1, precision and recall of entities, with intervals, and the calibration error of their confidences.
 
     `expected_calibration_error` of the tokens says little of the entities, since most tokens are in none. Here each
     predicted entity counts once,
@@ -174,8 +175,8 @@ def entity_scores(
 
     Returns:
         "f1", "precision", "recall" (micro, fractions), "ece_product" and "ece_minimum". As in seqeval, a share of
-        nothing is 0. Without a predicted entity both errors are NaN, and resamples without one have no part in their
-        intervals.
+        nothing is 0. The errors have no interval, as noise makes them larger and a resample adds it again; without a
+        predicted entity they are NaN.
 
     Raises:
         TypeError: if n_bins, n_resamples or seed is not an integer.
@@ -190,21 +191,26 @@ def entity_scores(
     check_confidence_level(confidence_level)
     rng = np.random.default_rng(check_seed(seed))
     n_sentences = len(entities.n_true)
-    whole = _scores_of(entities, np.ones((1, n_sentences), np.intp), n_bins)
-    drawn = [_scores_of(entities, counts, n_bins) for counts in draw_counts(n_sentences, n_resamples, rng)]
-    found = {}
-    for name, (value,) in whole.items():
-        draws = np.concatenate([block[name] for block in drawn])
-        known = draws[np.isfinite(draws)]
-        if np.isfinite(value) and len(known):
-            found[name] = interval_of(float(value), known, two_sided(confidence_level))
-        else:
-            found[name] = Interval(float(value), np.nan, np.nan)
+    whole = _shares_of(entities, np.ones((1, n_sentences), np.intp))
+    drawn = [_shares_of(entities, counts) for counts in draw_counts(n_sentences, n_resamples, rng)]
+    found = {
+        name: interval_of(
+            float(value), np.concatenate([block[name] for block in drawn]), two_sided(confidence_level)
+        )
+        for name, (value,) in whole.items()
+    }
+    for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
+        error = (
+            top_label_calibration_error(confidences, entities.correct, n_bins=n_bins)
+            if len(confidences)
+            else np.nan
+        )
+        found[f"ece_{name}"] = Interval(error)
     return found
 
 
-def _scores_of(entities: Entities, counts: IntArray, n_bins: int) -> dict[str, FloatArray]:
-    """Each score (R,) of R samples, in which each sentence is as often as counts (R, S) say."""
+def _shares_of(entities: Entities, counts: IntArray) -> dict[str, FloatArray]:
+    """F1, precision and recall (R,) of R samples, in which each sentence is as often as counts (R, S) say."""
     n_sentences = len(entities.n_true)
 
     def total(values: FloatArray | IntArray) -> FloatArray:
@@ -218,19 +224,11 @@ def _scores_of(entities: Entities, counts: IntArray, n_bins: int) -> dict[str, F
     def share(of: FloatArray) -> FloatArray:
         return np.divide(n_right, of, out=np.zeros_like(n_right), where=of > 0)
 
-    scores = {
+    return {
         "f1": share((n_found + n_true) / 2),
         "precision": share(n_found),
         "recall": share(n_true),
     }
-    for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
-        slots = entities.sentences * n_bins + uniform_bins(confidences, n_bins)
-        gaps = np.bincount(slots, confidences - entities.correct, minlength=n_sentences * n_bins)
-        apart = np.abs(counts @ gaps.reshape(n_sentences, n_bins)).sum(axis=1)
-        scores[f"ece_{name}"] = np.divide(
-            apart, n_found, out=np.full_like(n_found, np.nan), where=n_found > 0
-        )
-    return scores
 
 
 def _check_sentences(sentences: NDArray[np.generic], n_tokens: int) -> IntArray:

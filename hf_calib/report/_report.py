@@ -158,8 +158,9 @@ def calibration_report(
     For a person who wants to know whether to trust the probabilities. For one number use its metric, such as
     `expected_calibration_error`; for numbers while training, `hf_calib.metrics.streaming`.
 
-    Each metric $m$ comes with a percentile bootstrap interval over examples: the
-    $(1 \pm \text{level}) / 2$ quantiles of $m$ on resamples.
+    Proper scores, accuracy and the like come with a percentile bootstrap interval over examples, the
+    $(1 \pm \text{level}) / 2$ quantiles on resamples; each ECE with that of `calibration_error_interval`. Other
+    measures of mis-calibration have none that holds.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
@@ -192,12 +193,13 @@ def calibration_report(
         of the macro average, and such resamples of a rare label out of its interval.
 
         Metrics that resample slowly get as many resamples as take seconds, and none where those are too few;
-        the tables say so. The kernel calibration error is left out above 2,000 examples. Binned errors are
-        biased upwards in small samples, and their bootstrap intervals with them: for such data read the
-        debiased error, and the consistency test, which says what chance alone would show.
+        the tables say so. The kernel calibration error is left out above 2,000 examples. Noise makes calibration errors
+        larger in small samples: for such data read the debiased error, the intervals, and the consistency test, which
+        says what chance alone would show.
 
     References:
-        Efron and Tibshirani 1993, 13.3 (percentile interval); Bröcker and Smith 2007 (consistency).
+        Efron and Tibshirani 1993, 12.3 and 13.3 (test inversion, percentile interval); Bröcker and Smith
+        2007 (consistency).
 
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)

@@ -29,7 +29,7 @@ def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
     """
     title = f"Calibration of {report.name}"
     level = f"{100 * report.confidence_level:g}%"
-    metrics = Table(f"Metrics with their {level} bootstrap intervals", *metric_table(report), title=title)
+    metrics = Table(f"Metrics with their {level} intervals", *metric_table(report), title=title)
     images = {name: draw(figure) for name, figure in report.figures().items()} if with_figures else {}
     figures = Figures(images, captions(report), alt_texts(report) if images else {})
     blocks = [
@@ -66,7 +66,7 @@ def _sections(report: CalibrationReport, level: str) -> list[Block]:
 def _against_shares(report: CalibrationReport, level: str) -> list[Block]:
     if report.soft_labels is None:
         return []
-    caption = f"Metrics against soft labels, with {level} bootstrap intervals"
+    caption = f"Metrics against soft labels, with {level} intervals"
     shares = Table(caption, *report.soft_labels.table(), title="Against soft labels")
     how_to_read, found = report.soft_labels.sentences()[:2], report.soft_labels.sentences()[2:]
     return [Section("Against soft labels", [shares, Bullets(how_to_read, faint=True), Bullets(found)])]
@@ -76,7 +76,7 @@ def _rows(report: CalibrationReport, level: str) -> list[Block]:
     """The tables of single bins and classes, or labels."""
     state = final_state(report)
     if report.multi_label:
-        labels = Table(f"Labels with their {level} bootstrap intervals", *label_table(report))
+        labels = Table(f"Labels with their {level} intervals", *label_table(report))
         return [Section(f"Labels{state}", [labels])]
     bins = Table("Bins, those that add most to the ECE first", *bin_table(report))
     classes = Table("Classes, those with the largest class gap first", *class_table(report))

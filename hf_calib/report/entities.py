@@ -53,7 +53,8 @@ class EntitySection:
             "is right where a true entity has the same type, first and last token. Intervals resample sentences.",
             "ECE: mean distance, over bins of confidence, between the share of predicted entities that are right and "
             "their confidence, which is the product, or the smallest, of the probabilities of its tokens' tags. "
-            "Entities that are missed have no confidence: read the recall.",
+            "Entities that are missed have no confidence: read the recall. Noise makes both errors larger: they have "
+            "no interval.",
         ]
 
     def table(self) -> Table:
@@ -88,7 +89,7 @@ class EntitySection:
                     "n_predicted": len(found.correct),
                     **{
                         score: {
-                            key: value if math.isfinite(value) else None
+                            key: value if value is not None and math.isfinite(value) else None
                             for key, value in interval._asdict().items()
                         }
                         for score, interval in scores.items()
@@ -178,8 +179,4 @@ def _measure(report: CalibrationReport, sentences: ArrayLike) -> EntitySection:
 
 
 def _cell(score: Interval) -> str:
-    value, *ends = score
-    if not math.isfinite(value):
-        return "-"
-    low, high = ends if all(map(math.isfinite, ends)) else (None, None)
-    return with_interval(value, low, high)
+    return with_interval(*score) if math.isfinite(score.value) else "-"

@@ -54,6 +54,10 @@ class LabelMeasurements:
     metrics: Mapping[str, Interval]
 
 
+# Noise makes these larger, and a resample would add it again: without interval.
+_BIASED = ("ece", "mce")
+
+
 def affordable_resamples(decisions: Decisions, n_resamples: int) -> int:
     """How many resamples of the rows take seconds, and no minutes; 100 at least."""
     return min(n_resamples, max(_FEWEST_RESAMPLES, int(_BUDGET // decisions.probs.size)))
@@ -69,7 +73,9 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
     counts = np.stack([np.bincount(rows, minlength=n_rows) for rows in drawn])
     resampled = measured.evaluate(counts)
 
-    def interval(value: float, draws: FloatArray) -> Interval:
+    def interval(value: float, draws: FloatArray, key: str = "") -> Interval:
+        if key in _BIASED:
+            return Interval(value)
         defined = draws[~np.isnan(draws)]
         if np.isnan(value) or not len(defined):
             return Interval(value)
@@ -80,8 +86,8 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
     average, averages = macro(found), macro(resampled)
     metrics = {}
     for key in LABEL_MEASURES:
-        metrics[f"macro_{key}"] = interval(float(average[key][0]), averages[key])
-        metrics[f"micro_{key}"] = interval(float(found[key][0, -1]), resampled[key][:, -1])
+        metrics[f"macro_{key}"] = interval(float(average[key][0]), averages[key], key)
+        metrics[f"micro_{key}"] = interval(float(found[key][0, -1]), resampled[key][:, -1], key)
 
     probs, true, known = decisions
     gaps, sizes = np.where(known, probs - true, 0).sum(axis=1), known.sum(axis=1)
@@ -97,7 +103,7 @@ def assess_labels(decisions: Decisions, names: tuple[str, ...], settings: Settin
             mean_probability=float(means[c]),
             p_value=of_labels.group(c).p_value(float(n_true[c])),
             metrics={
-                key: interval(float(found[key][0, c]), resampled[key][:, c])
+                key: interval(float(found[key][0, c]), resampled[key][:, c], key)
                 for key in ("prevalence", *LABEL_MEASURES)
             },
         )

@@ -1,10 +1,10 @@
-"""The metrics of a report, and how many resamples their intervals take."""
+"""The metrics of a report, and how each gets its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 import hf_calib.metrics as metrics
 from hf_calib.metrics.bootstrap import Interval, percentile_intervals
 from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.error_interval import calibration_error_interval
 from hf_calib.metrics.logged import LOGGED_METRICS
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
-# What a metric that is called for each resample may cost, in values read by all of them: seconds, not minutes.
-_BUDGET = 2e7
+# Rows that a metric which is called for each resample may read in all of them: seconds, not minutes.
+_BUDGET = 1e7
 _MOST_CALLS, _FEWEST_CALLS = 200, 50
 
 
@@ -32,64 +33,68 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of `MEASURES`: what is computed, how it is resampled, and what it is called."""
+    """A row of `MEASURES`: what is computed, what it is called, and how it gets its interval.
+
+    An interval is the quantiles of resamples ("bootstrap"); of a binned ECE the errors of the population that go with
+    the sample ("inversion", see `hf_calib.metrics.error_interval`). The other measures of mis-calibration have none:
+    noise makes each of them larger, and a resample adds that noise again.
+    """
 
     title: str
     metric: str  # its name in `hf_calib.metrics`
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
     part: str | None = None  # the field of what the metric returns
-    cost: int = 0  # of a call, per example, beyond reading it; as much as reading so many values
+    interval: Literal["bootstrap", "inversion", "none"] = "none"
     n_examples: tuple[float, float] = (1, np.inf)  # left out of reports on fewer or more
 
     @property
-    def resampling(self) -> str:
-        """The inputs that a bootstrap resample draws; see `hf_calib.metrics.by_name.Metric`."""
-        return METRICS[self.metric].resampling if self.part is None else "rows"
+    def is_counted(self) -> bool:
+        """Whether a resample needs only the counts of the rows, which costs next to nothing."""
+        return self.interval == "bootstrap" and METRICS[self.metric].resampling == "counts"
 
 
 _ECE = "expected_calibration_error"
-_DEBIASED = {"binning": "equal_mass", "debias": True}
 
 # Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure(LOGGED_METRICS["accuracy"].title, "accuracy"),
-    "nll": Measure(LOGGED_METRICS["nll"].title, "negative_log_likelihood"),
-    "brier": Measure(LOGGED_METRICS["brier"].title, "brier_score"),
-    "root_brier": Measure("Root Brier score", "root_brier_score"),
+    "accuracy": Measure(LOGGED_METRICS["accuracy"].title, "accuracy", interval="bootstrap"),
+    "nll": Measure(LOGGED_METRICS["nll"].title, "negative_log_likelihood", interval="bootstrap"),
+    "brier": Measure(LOGGED_METRICS["brier"].title, "brier_score", interval="bootstrap"),
+    "root_brier": Measure("Root Brier score", "root_brier_score", interval="bootstrap"),
     "brier_calibration": Measure(
-        "Brier score, calibration part",
-        "brier_decomposition",
-        binned=True,
-        part="calibration",
+        "Brier score, calibration part", "brier_decomposition", binned=True, part="calibration"
     ),
     "brier_refinement": Measure(
-        "Brier score, refinement part",
-        "brier_decomposition",
+        "Brier score, refinement part", "brier_decomposition", binned=True, part="refinement"
+    ),
+    "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True, interval="inversion"),
+    "adaptive_ece": Measure(
+        LOGGED_METRICS["adaptive_ece"].title,
+        _ECE,
+        {"binning": "quantile"},
         binned=True,
-        part="refinement",
+        interval="inversion",
     ),
-    "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True),
-    "adaptive_ece": Measure(LOGGED_METRICS["adaptive_ece"].title, _ECE, {"binning": "quantile"}, binned=True),
-    "ece_debiased": Measure("ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True),
+    "ece_debiased": Measure(
+        "ECE, equal mass, debiased",
+        _ECE,
+        {"binning": "equal_mass", "debias": True},
+        binned=True,
+        interval="inversion",
+    ),
     "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
-    "smooth_ece": Measure(
-        "Smooth ECE",
-        "smooth_calibration_error",
-    ),
+    "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
     "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
     "classwise_ece": Measure(
         LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
     ),
     "mce": Measure(LOGGED_METRICS["mce"].title, "maximum_calibration_error", binned=True),
     "post_processing_gap": Measure(
-        "Post-processing gap of the top label's squared error",
-        "post_processing_gap",
-        cost=40,
+        "Post-processing gap of the top label's squared error", "post_processing_gap"
     ),
     "area_under_risk_coverage": Measure(
-        "Area under the risk-coverage curve",
-        "area_under_risk_coverage",
+        "Area under the risk-coverage curve", "area_under_risk_coverage", interval="bootstrap"
     ),
 }
 
@@ -103,22 +108,15 @@ def measure_all(
         for key, measure in MEASURES.items()
         if measure.n_examples[0] <= len(probs) <= measure.n_examples[1]
     }
-    counted = {key: measure for key, measure in asked.items() if measure.resampling == "counts"}
+    counted = {key: measure for key, measure in asked.items() if measure.is_counted}
     intervals = percentile_intervals(
-        [(measure.metric, _options(measure, settings)) for measure in counted.values()],
+        [(measure.metric, dict(measure.options)) for measure in counted.values()],
         probs,
         labels,
-        n_resamples=settings.n_resamples,
-        confidence_level=settings.confidence_level,
-        seed=settings.seed,
+        **_drawing(settings, settings.n_resamples),
     )
     found = dict(zip(counted, intervals, strict=True))
-    n_resamples = {
-        key: settings.n_resamples
-        if key in counted
-        else _affordable(measure, probs.shape, settings.n_resamples)
-        for key, measure in asked.items()
-    }
+    n_resamples = {key: _affordable(measure, len(probs), settings) for key, measure in asked.items()}
     metrics = {
         key: found[key] if key in found else _measure(measure, probs, labels, settings, n_resamples[key])
         for key, measure in asked.items()
@@ -126,38 +124,35 @@ def measure_all(
     return metrics, n_resamples
 
 
-def _options(measure: Measure, settings: Settings) -> dict[str, Any]:
-    return dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {})
+def _drawing(settings: Settings, n_resamples: int) -> dict[str, Any]:
+    return {
+        "n_resamples": n_resamples,
+        "confidence_level": settings.confidence_level,
+        "seed": settings.seed,
+    }
 
 
 def _measure(
     measure: Measure, probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings, n_resamples: int
 ) -> Interval:
-    options = _options(measure, settings)
-
-    def compute(rows: NDArray[Any], targets: NDArray[np.int64]) -> float:
-        result = getattr(metrics, measure.metric)(rows, targets, **options)
-        return float(result if measure.part is None else getattr(result, measure.part))
-
-    if not n_resamples:
-        return Interval(compute(probs, labels))
-    by_name = measure.part is None
-    return metrics.bootstrap_interval(
-        measure.metric if by_name else compute,
-        probs,
-        labels,
-        n_resamples=n_resamples,
-        confidence_level=settings.confidence_level,
-        seed=settings.seed,
-        **(options if by_name else {}),
-    )
+    options = dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {})
+    if measure.interval == "bootstrap" and n_resamples:
+        drawing = _drawing(settings, n_resamples)
+        return metrics.bootstrap_interval(measure.metric, probs, labels, **drawing, **options)
+    result = getattr(metrics, measure.metric)(probs, labels, **options)
+    value = float(result if measure.part is None else getattr(result, measure.part))
+    if measure.interval != "inversion":
+        return Interval(value)
+    options.pop("debias", None)  # with or without it, the error of the population is the same
+    drawing = _drawing(settings, n_resamples)
+    return calibration_error_interval(probs, labels, **drawing, **options)._replace(value=value)
 
 
-def _affordable(measure: Measure, shape: tuple[int, ...], n_resamples: int) -> int:
-    """How many resamples are worth their time; 0 where too few are."""
-    n_examples, n_classes = shape
-    if measure.resampling == "none":
+def _affordable(measure: Measure, n_examples: int, settings: Settings) -> int:
+    """How many resamples are worth their time; 0 where too few are, or the metric has no interval."""
+    if measure.interval == "none":
         return 0
-    width = 2 if measure.resampling == "top_label" else n_classes
-    calls = min(_MOST_CALLS, int(_BUDGET // (n_examples * (width + measure.cost))))
-    return min(n_resamples, calls) if calls >= _FEWEST_CALLS else 0
+    if measure.is_counted or measure.interval == "inversion":
+        return settings.n_resamples
+    calls = min(_MOST_CALLS, int(_BUDGET // n_examples))
+    return min(settings.n_resamples, calls) if calls >= _FEWEST_CALLS else 0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
+import hf_calib.metrics as metrics
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval, percentile_intervals
 from hf_calib.metrics.logged import LOGGED_METRICS
@@ -23,7 +24,7 @@ class SoftMeasure(NamedTuple):
     title: str
     metric: str
     options: Mapping[str, Any] = {}
-    binned: bool = False  # takes the report's number of bins
+    binned: bool = False  # takes the report's number of bins, and has no interval: noise makes it larger
 
 
 _ECE = "expected_calibration_error"
@@ -129,15 +130,18 @@ def soft_label_section(
 
 
 def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -> dict[str, Interval]:
+    with_interval = {key: measure for key, measure in SOFT_MEASURES.items() if not measure.binned}
     intervals = percentile_intervals(
-        [
-            (measure.metric, dict(measure.options) | ({"n_bins": settings.n_bins} if measure.binned else {}))
-            for measure in SOFT_MEASURES.values()
-        ],
+        [(measure.metric, dict(measure.options)) for measure in with_interval.values()],
         probs,
         soft_labels,
         n_resamples=settings.n_resamples,
         confidence_level=settings.confidence_level,
         seed=settings.seed,
     )
-    return dict(zip(SOFT_MEASURES, intervals, strict=True))
+    found = dict(zip(with_interval, intervals, strict=True))
+    for key in SOFT_MEASURES.keys() - found.keys():
+        measure = SOFT_MEASURES[key]
+        function = getattr(metrics, measure.metric)
+        found[key] = Interval(float(function(probs, soft_labels, n_bins=settings.n_bins, **measure.options)))
+    return {key: found[key] for key in SOFT_MEASURES}

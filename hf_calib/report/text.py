@@ -23,7 +23,7 @@ _LABEL_FOOTNOTES = (
     "Macro: the mean over the labels for which a metric is defined. Micro: of all decisions together, one for each row "
     "and label.",
     "ECE and maximum calibration error compare the probability of a label with how often it applies, in bins of equal "
-    "width over [0, 1]. They are biased upwards in small samples, and so are their intervals.",
+    "width over [0, 1]. Noise makes both larger, and a resample adds that noise again: they have no interval.",
     "The labels of a row stay together in a resample.",
 )
 
@@ -39,12 +39,11 @@ def summary(report: CalibrationReport) -> str:
         return (
             f"{report.n_examples:,} examples, {report.n_classes:,} labels, {report.n_decisions:,} decisions, "
             f"{report.n_bins} bins; intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} "
-            f"bootstrap resamples, seed {report.seed}."
+            f"resamples, seed {report.seed}."
         )
     return (
         f"{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
-        f"intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} bootstrap resamples, "
-        f"seed {report.seed}."
+        f"intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} resamples, seed {report.seed}."
     )
 
 
@@ -169,18 +168,14 @@ def footnotes(report: CalibrationReport) -> list[str]:
     if report.multi_label:
         return list(_LABEL_FOOTNOTES)
     notes = [
-        "Binned errors are biased upwards in small samples, and so are their bootstrap intervals, which may even "
-        "lie above the value. The debiased error and the consistency test correct for that.",
+        "Noise makes every calibration error larger, the more so the fewer examples. The interval of an ECE is of the "
+        "error without it, in the same bins (by test inversion): a plain ECE may lie above its own. The other errors "
+        "have no interval, as a resample would add the noise again. All else: bootstrap intervals.",
         "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
         "if the confidences were right.",
     ]
     notes += _fewer_resamples(report)
-    if "kde_ece" in report.before.metrics:
-        notes.append(
-            "The kernel ECE has no interval: it leaves each example out of its own estimate, which resamples, where "
-            "examples repeat, do not allow."
-        )
-    else:
+    if "kde_ece" not in report.before.metrics:
         notes.append(f"The kernel ECE is computed for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples only.")
     if report.n_classes > _MOST_CLASSES:
         notes.append(
@@ -193,7 +188,7 @@ def _fewer_resamples(report: CalibrationReport) -> list[str]:
     """Which metrics have fewer resamples than asked for, because they are slow, or no interval at all."""
     slow: dict[int, list[str]] = {}
     for key, n_resamples in report.before.n_resamples.items():
-        if n_resamples < report.n_resamples and MEASURES[key].resampling != "none":
+        if n_resamples < report.n_resamples and MEASURES[key].interval != "none":
             slow.setdefault(n_resamples, []).append(MEASURES[key].title)
     return [
         f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling is slow: "

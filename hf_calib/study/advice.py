@@ -197,6 +197,10 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
             f"With {most} seed{'s' * (most > 1)} no rank test (sign, Wilcoxon) over the seeds can reach p < .05 "
             f"two-sided: its smallest p is 2/2^{most} = {2 / 2**most:g}. Mean ranks are a description."
         )
+    notes.append(
+        "Noise makes every calibration error larger, the more so the fewer rows: an interval of one is of the error "
+        "that other tests of as many rows would show, not of the error without noise."
+    )
     n_compared = len({(loss, method) for loss, method, _ in results.differences})
     if 1 < most < FEWEST_SEEDS_OF_A_RANK_TEST and n_compared:
         least = t.isf(LEVEL / n_compared / 2, most - 1) / most**0.5

@@ -45,7 +45,7 @@ class Resamples(NamedTuple):
 
     def of(self, metric: str) -> int:
         """Those of a key of `STUDY_METRICS`."""
-        return self.counted if STUDY_METRICS[metric].resampling == "counts" else self.called
+        return self.counted if METRICS[STUDY_METRICS[metric].metric].resampling == "counts" else self.called
 
 
 class Measured(NamedTuple):

@@ -204,7 +204,8 @@ class TestSoftLabels:
         for key, value in wanted.items():
             measured = found["before"][key]
             assert measured["value"] == pytest.approx(value, abs=1e-6), key
-            assert measured["low"] < measured["high"]
+            assert key == "ece" or measured["low"] < measured["high"]
+        assert found["before"]["ece"]["low"] is None  # noise makes it larger, and a resample adds it again
         assert found["entropy"] == pytest.approx(entr(eta).sum(axis=1).mean())
         assert found["agreement"] == (eta.argmax(axis=1) == labels_of(place)).mean() > 0.95
         assert found["after"] is None

@@ -35,6 +35,7 @@ from hf_calib import CalibrationTrainer
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset, load_data
 from hf_calib.experiments import train_and_report
+from hf_calib.report.text import with_interval
 from tests.helpers.places import ROOT
 from tests.helpers.reports import quick_report  # noqa: F401
 from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
@@ -124,7 +125,7 @@ def test_text_recipe_trains_reports_and_saves(
         for name in ("accuracy", "nll", "brier", "ece", "classwise_ece"):
             measured = report[state]["metrics"][name]
             assert measured["value"] == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), name
-            assert f"{measured['value']:.4f} [{measured['low']:.4f}, {measured['high']:.4f}]" in printed
+            assert with_interval(*(measured[key] for key in ("value", "low", "high"))) in printed
     assert (tmp_path / "report" / "figures" / "reliability.png").is_file()
     prediction = pipeline("text-classification", model=str(tmp_path / "calibrated"), device="cpu")(
         "an array"

@@ -83,24 +83,39 @@ def test_intervals_are_those_of_the_bootstrap() -> None:
     before = quick(probs, labels, confidence_level=0.8, seed=3).before
     found = before.metrics
     options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
-    for key in ("accuracy", "nll", "ece", "classwise_ece", "smooth_ece", "area_under_risk_coverage"):
+    for key in ("accuracy", "nll", "brier", "area_under_risk_coverage"):
         name = MEASURES[key].metric
         interval = metrics.bootstrap_interval(name, probs, labels, **options)
         assert (found[key].low, found[key].high) == pytest.approx(interval[1:], rel=1e-12), key
         assert before.n_resamples[key] == 20
 
 
+def test_intervals_of_calibration_errors_hold_or_there_are_none() -> None:
+    probs, labels = predictions()
+    before = quick(probs, labels, confidence_level=0.8, seed=3).before
+    options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
+    for key, binning in (("ece", "uniform"), ("adaptive_ece", "quantile"), ("ece_debiased", "equal_mass")):
+        interval = metrics.calibration_error_interval(probs, labels, binning=binning, **options)
+        assert before.metrics[key][1:] == interval[1:], key
+    for key in ("classwise_ece", "smooth_ece", "mce", "ece_sweep", "kde_ece", "brier_calibration"):
+        assert before.metrics[key][1:] == (None, None), key
+        assert before.n_resamples[key] == 0
+
+
 def test_a_metric_that_is_slow_to_resample_says_how_often_it_was() -> None:
-    probs, labels = predictions(n_examples=4_500, n_classes=100)
-    report = calibration_report(probs, labels, n_resamples=230)
-    found = report.before.metrics
-    assert report.before.n_resamples["ece"] == 230
-    assert report.before.n_resamples["smooth_ece"] == 200
-    assert found["brier_calibration"].low is None
-    assert report.before.n_resamples["brier_calibration"] == 0
-    notes = report.to_markdown()
-    assert "Intervals from 200 resamples, because resampling is slow: ECE, bins by sweep; Smooth ECE" in notes
-    assert "No interval, because resampling is slow: Brier score, calibration part" in notes
+    for n_examples, n_resamples, said in (
+        (
+            4_500,
+            200,
+            "Intervals from 200 resamples, because resampling is slow: Area under the risk-coverage curve.",
+        ),
+        (201_000, 0, "No interval, because resampling is slow: Area under the risk-coverage curve."),
+    ):
+        probs, labels = predictions(n_examples=n_examples, n_classes=3)
+        report = calibration_report(probs, labels, n_resamples=230 if n_resamples else 1)
+        assert report.before.n_resamples["area_under_risk_coverage"] == n_resamples
+        assert (report.before.metrics["area_under_risk_coverage"].low is None) == (n_resamples == 0)
+        assert said in report.to_markdown()
 
 
 def test_the_kernel_error_is_for_small_sets() -> None:
@@ -347,7 +362,7 @@ def test_html_can_be_heard_and_used_without_a_mouse() -> None:
     tables = re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)
     captions = [unescape(re.findall(r"<caption>(.+?)</caption>", table)[0]) for table in tables]
     assert captions == [
-        "Metrics with their 95% bootstrap intervals",
+        "Metrics with their 95% intervals",
         "Bins, those that add most to the ECE first",
         "Classes, those with the largest class gap first",
     ]

@@ -1,0 +1,137 @@
+"""Confidence interval of the expected calibration error: which errors of the population the sample goes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_calib.metrics._inputs import (
+    check_choice,
+    check_confidence_level,
+    check_n_bins,
+    check_n_resamples,
+    check_probs_and_labels,
+    check_seed,
+)
+from hf_calib.metrics.binning import BINNINGS, Binning, BinSums, FloatArray, assign_bins, sum_bins
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.calibration import binned_error, top_label
+
+_HALVINGS = 30  # of the range of shrinkages, which is wide where a bin is near 1
+_SMALLEST_VARIANCE = 1e-4  # of a bin's label, so that the gap of a bin near 1 can grow too
+
+
+def calibration_error_interval(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    binning: Binning = "uniform",
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    r"""Confidence interval of the expected calibration error of the top label, by test inversion.
+
+    To say how large the error may be where there are more rows than these. A bootstrap of the ECE
+    (`bootstrap_interval`) cannot: noise makes an average of absolute gaps larger, and a resample adds it again.
+    Here an error $\theta$ is in the interval if a sample of a population with this error would often have an ECE as
+    small, and as large, as this one:
+
+    $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
+
+    with t the plain ECE of the data, and T that of samples from the population that is the most likely one with this
+    error: each bin's gap $g_m$ is made smaller, or larger, by a multiple of the variance of its labels,
+
+    $$|g_m(\lambda)| = \max(0, |g_m| - \lambda C_m (1 - C_m)), \qquad
+    \theta(\lambda) = \sum_m \frac{|B_m|}{N} |g_m(\lambda)|.$$
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C).
+        n_bins: M, at least 1.
+        binning: "uniform", "quantile" or "equal_mass", as for `expected_calibration_error`.
+        n_resamples: samples drawn at each error that is tried, at least 1.
+        confidence_level: 1 - alpha, in (0, 1).
+        seed: of the draws; the same seed gives the same interval.
+
+    Returns:
+        ``Interval(value, low, high)``: the plain ECE of the data, which may lie above the interval, as it has the noise
+        of its bins in it; and fractions in [0, 1]. ``low`` is 0 where chance alone explains the value.
+
+    Raises:
+        TypeError: if a dtype is wrong.
+        ValueError: if probs are not probabilities, labels do not fit, or an option is out of range.
+
+    Notes:
+        In simulations (`tests/metrics/test_error_interval.py`: errors of 0.005 to 0.15, 200 to 10,000 rows, gaps in
+        all bins, in one, of one sign and of both) intervals of 95% held the population's error, in these bins, in 93 to
+        97% of the draws of each setting. Where that is near 0 they hold it more often.
+
+    References:
+        Efron and Tibshirani 1993, section 12.3 (intervals by test inversion); DiCiccio and Romano 1990,
+        "Nonparametric confidence limits by resampling methods and least favorable families".
+
+    >>> rng = np.random.default_rng(0)
+    >>> top = rng.uniform(0.5, 1.0, 2000)
+    >>> labels = np.where(rng.random(2000) < top, 0, 1)
+    >>> value, low, high = calibration_error_interval(np.stack([top, 1 - top], axis=1), labels)
+    >>> low, value < 0.04, high < 0.03
+    (0.0, True, True)
+    """
+    check_choice("binning", binning, BINNINGS)
+    n_bins, n_resamples = check_n_bins(n_bins), check_n_resamples(n_resamples)
+    check_confidence_level(confidence_level)
+    check_seed(seed)
+    confidences, correct = top_label(*check_probs_and_labels(probs, labels))
+    sums = sum_bins(confidences, correct, assign_bins(confidences, n_bins, binning), n_bins)
+    found = interval_of_bins(sums, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
+    # Quantile bins leave out the row of the smallest confidence.
+    return found._replace(value=binned_error(sums, n_examples=len(confidences), norm="l1"))
+
+
+def interval_of_bins(sums: BinSums, *, n_resamples: int, confidence_level: float, seed: int) -> Interval:
+    """The same from the sums (M,) of the bins."""
+    counts, confidence, correct = (part[sums.counts > 0] for part in sums)
+    n_rows, stated = counts.sum(), confidence / counts
+    shares, gaps = counts / n_rows, (confidence - correct) / counts
+    value = float(shares @ np.abs(gaps))
+    over = gaps >= 0
+    variances = np.maximum(stated * (1 - stated), _SMALLEST_VARIANCE)
+    rng = np.random.default_rng(seed)
+    # Rows fall into other bins in another sample.
+    drawn = rng.multinomial(int(n_rows), shares, size=n_resamples)
+    of_hits = int(rng.integers(2**63))  # the same at each error that is tried, so that they are told apart
+
+    def accuracies(shrinkage: float) -> FloatArray:
+        sizes = np.maximum(0.0, np.abs(gaps) - shrinkage * variances)
+        # A gap that is too large for its own side turns to the other, where there is more room.
+        turns = (sizes > np.where(over, stated, 1 - stated)) & (over == (stated < 0.5))
+        return np.clip(np.where(over != turns, stated - sizes, stated + sizes), 0.0, 1.0)
+
+    def errors(shrinkage: float) -> FloatArray:
+        hits = np.random.default_rng(of_hits).binomial(drawn, accuracies(shrinkage))
+        return np.abs(drawn * stated - hits).sum(axis=1) / n_rows
+
+    def error(shrinkage: float) -> float:
+        return float(shares @ np.abs(stated - accuracies(shrinkage)))
+
+    most = float((np.abs(gaps) / variances).max())  # no gap is left
+    least = -float((1 / variances).max())
+    tail = (1 - confidence_level) / 2
+    near = 1e-12 + 1e-9 * value
+    low = _crossing(lambda s: (errors(s) >= value - near).mean() > tail, most, least)
+    high = _crossing(lambda s: (errors(s) <= value + near).mean() <= tail, most, least)
+    return Interval(value, error(low), max(error(low), error(high)))
+
+
+def _crossing(holds: Callable[[float], bool], most: float, least: float) -> float:
+    """The largest shrinkage at which something holds that does so from there on downwards; the least if nowhere."""
+    if holds(most):
+        return most
+    for _ in range(_HALVINGS):
+        middle = (most + least) / 2
+        most, least = (most, middle) if holds(middle) else (middle, least)
+    return least
