@@ -157,13 +157,14 @@ def corrected(
 
     Where the frequencies do not differ significantly from the source's, it is the scaler itself that is returned.
     """
-    found = estimate_prior(
-        scaler.predict_proba(target_logits),
-        source_probs=scaler.predict_proba(source_rows.as_logits()),
-        seed=seed,
-    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        found = estimate_prior(
+            scaler.predict_proba(target_logits),
+            source_probs=scaler.predict_proba(source_rows.as_logits()),
+            source_labels=source_rows.labels,
+            seed=seed,
+        )
         correction = found.correction(scaler)
     return correction if found.shifted else scaler, found, tuple(str(each.message) for each in caught)
 

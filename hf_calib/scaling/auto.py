@@ -75,7 +75,7 @@ class AutoScaling(AffineScaling):
         the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
         rows of the other parts, and the loss of the rows judged with it. The simplest candidate is chosen
         whose loss is within two standard errors of the best, those of the differences row by row. The simplest
-        of all is the temperature, unless the logits as they are beat it by a standard error. The chosen map
+        of all is the temperature, unless the logits as they are beat it by two standard errors. The chosen map
         is fitted again on all rows, with the temperature of all mapped rows on top: one affine map in the
         end. Only this fit warns. Of more than 20,000 rows, a random 20,000 choose, and all are fitted.
 
@@ -164,7 +164,7 @@ class AutoScaling(AffineScaling):
         # A temperature costs little with few rows, and can gain much: nothing but a clearly better score speaks
         # for the logits as they are. A freer map has to be better than that, and close to the best.
         gain = losses[1] - losses[0]
-        start = 0 if gain.mean() > _standard_error(gain) else 1
+        start = 0 if gain.mean() > _STANDARD_ERRORS * _standard_error(gain) else 1
         chosen = next(
             i
             for i in range(start, len(tried))

@@ -137,7 +137,7 @@ def accuracies_of(confidences: np.ndarray, gaps: np.ndarray, error: float) -> np
 @pytest.mark.slow
 @pytest.mark.parametrize("n_rows", SIZES)
 def test_intervals_hold_the_error_of_the_population(n_rows: int, capsys: pytest.CaptureFixture[str]) -> None:
-    n_draws = 150
+    n_draws = 100
     rng = np.random.default_rng(n_rows)
     shares = {}
     for confidence, gap, error in itertools.product(CONFIDENCES, GAPS, ERRORS):

@@ -236,6 +236,59 @@ class TestGuarantees:
         assert estimate_prior(target, source_probs=source, n_resamples=99).shifted
 
 
+class TestShrinkage:
+    """EM alone takes noise for a shift where classes are many and rows few."""
+
+    @staticmethod
+    def many_classes(rng: np.random.Generator, n: int, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        centres = 1.3 * np.random.default_rng(7).normal(size=(60, 6))
+        labels = rng.choice(60, size=n, p=prior)
+        features = centres[labels] + rng.normal(size=(n, 6))
+        return softmax(features @ centres.T - (centres**2).sum(axis=1) / 2, axis=1), labels
+
+    def gains(self, concentration: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+        """The mean change of the NLL by the correction, with the chosen shrinkage and with the least of all."""
+        chosen = prior_shift._PSEUDO_ROWS
+        found: dict[str, list[float]] = {"chosen": [], "least": []}
+        for seed in range(8):
+            rng = np.random.default_rng(seed)
+            prior = rng.dirichlet(np.full(60, concentration))
+            target, _ = self.many_classes(rng, 300, prior)
+            others, labels = self.many_classes(rng, 2000, prior)
+            for name, rows in (("chosen", chosen), ("least", chosen[:1])):
+                monkeypatch.setattr(prior_shift, "_PSEUDO_ROWS", rows)
+                estimate = estimate_prior(target, train_prior=np.full(60, 1 / 60), n_resamples=1)
+                corrected = PriorCorrection(estimate.train_prior, estimate.prior).predict_proba(
+                    np.log(others)
+                )
+                found[name].append(
+                    negative_log_likelihood(corrected, labels) - negative_log_likelihood(others, labels)
+                )
+        return {name: float(np.mean(each)) for name, each in found.items()}
+
+    def test_a_small_shift_is_not_drowned_by_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gains = self.gains(20.0, monkeypatch)
+        assert gains["chosen"] < 0.01 < gains["least"]
+
+    def test_a_large_shift_is_found_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gains = self.gains(0.3, monkeypatch)
+        assert gains["chosen"] < gains["least"] + 0.005 < -0.1
+
+    def test_probabilities_that_are_not_calibrated_are_warned_of(self) -> None:
+        rng = np.random.default_rng(0)
+        logits, labels = draw(rng, 2000)
+        target = softmax(2 * draw(rng, 300, SHIFTED)[0], axis=1)
+        with pytest.warns(
+            UserWarning, match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate"
+        ):
+            estimate_prior(
+                target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=10
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            estimate_prior(target, source_probs=softmax(logits, axis=1), source_labels=labels, n_resamples=10)
+
+
 class TestRefusalToCorrect:
     def test_noise_is_not_corrected(self) -> None:
         rng = np.random.default_rng(7)
