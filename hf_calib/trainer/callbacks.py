@@ -42,24 +42,27 @@ class CalibrationCallback(TrainerCallback):
         return self.trainer
 
 
-class EndOfTraining(TrainerCallback):
-    """First of a trainer's callbacks, so that what calibration logs at the end reaches open trackers.
+def calibrate_before_the_end(trainer: Any) -> None:
+    """Let the calibration at the end of a training come before all `on_train_end`, whatever the order of callbacks.
 
-    MLflow, TensorBoard, Trackio and others close in their `on_train_end`.
+    MLflow, TensorBoard, Trackio and others close in theirs, and what calibration logs is to reach them. No callback of
+    ours stands in front of the users' for that: the handler itself begins with it.
     """
+    handler = trainer.callback_handler
+    end = handler.on_train_end
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(args: Any, state: Any, control: Any) -> Any:
         history = state.log_history
         summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
-        for callback in list(self.trainer.callback_handler.callbacks):
+        for callback in list(handler.callbacks):
             if isinstance(callback, CalibrationCallback):
                 callback.before_train_end(state)
         if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
             history.append(history.pop(summary))
-            self.trainer.summary_was_at = summary
+            trainer.summary_was_at = summary
+        return end(args, state, control)
+
+    handler.on_train_end = on_train_end
 
 
 class AdaFocalCallback(CalibrationCallback):

@@ -97,6 +97,7 @@ def _check_same_loss(loss: AdaptiveLoss, metadata: Mapping[str, str], path: Path
 def load_weights(model: nn.Module, directory: str | os.PathLike[str]) -> bool:
     """Load a checkpoint's weights in place; all of the model's weights must be there, and no others.
 
+    A model with a `load_state_dict` of its own decides that itself; it may resize its buffers, for example.
     The files are those that `Trainer` writes: whole or in shards, safetensors or `torch.save`, with the names
     of the parameters in memory or those that `save_pretrained` gives them.
 
@@ -109,6 +110,9 @@ def load_weights(model: nn.Module, directory: str | os.PathLike[str]) -> bool:
     saved = _saved_weights(Path(directory))
     if saved is None:
         return False
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        model.load_state_dict(saved, strict=False)
+        return True
     own: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if isinstance(model, PreTrainedModel):
         weights, unknown, misshapen = with_names_in_memory(model, saved)

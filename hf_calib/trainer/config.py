@@ -98,7 +98,7 @@ class CalibrationConfig:
         metadata={
             "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
             f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
-            "temperature_criterion is ece or adaptive_ece, for causal language models, and for heads without a bias."
+            "temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for causal LMs."
         },
     )
     temperature_criterion: str = field(

@@ -36,8 +36,8 @@ from hf_calib.trainer.callbacks import (
     AdaFocalCallback,
     CalibrationCallback,
     CalibrationMapCallback,
-    EndOfTraining,
     TemperatureScalingCallback,
+    calibrate_before_the_end,
     own_callback,
 )
 from hf_calib.trainer.checkpoint import (
@@ -138,6 +138,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self.originals = set() if self.model is None else loaded_from(self.model)
         self._make_loss()
         self._add_calibration_callbacks()
+        calibrate_before_the_end(self)
         self._check_model()
 
     # ---- Set-up ----
@@ -250,14 +251,15 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self._arrange_callbacks()
 
     def _make_scaler(self) -> Any:
-        """The scaler of the arguments; by default a temperature where a map is too much or its bias would be lost."""
+        """The scaler of the arguments; by default a temperature where a bias would be lost, none of a vocabulary."""
         config, model = self.calibration_config, self.unwrapped_model
         scaler = config.make_scaler()
         is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
         if not is_default or model is None:
             return scaler
-        too_much = predicts_next_token(model) or head_loses_bias(model, number_of_classes(model))
-        return TemperatureScaling() if too_much else scaler
+        if predicts_next_token(model):  # minutes and gigabytes that nobody has asked for
+            return None
+        return TemperatureScaling() if head_loses_bias(model, number_of_classes(model)) else scaler
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback as `Trainer` does; one of this package replaces an earlier one of its class."""
@@ -274,8 +276,6 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             if isinstance(callback, CalibrationCallback):
                 callback.trainer = self
         callbacks.sort(key=lambda c: 2 * isinstance(c, CalibrationMapCallback) + isinstance(c, TrainingTrace))
-        if not isinstance(callbacks[0], EndOfTraining):
-            callbacks.insert(0, EndOfTraining(self))
 
     def _load_callback_state(self) -> None:
         """With `restore_callback_states_from_checkpoint` the Trainer has made callbacks anew, which know no trainer."""

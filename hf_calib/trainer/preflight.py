@@ -149,8 +149,10 @@ def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -
             expected("the model", "be a classifier or a causal language model", got, way_out)
         )
     n_classes = number_of_classes(model)
-    if n_classes == 1:
-        way_out = "load the model with num_labels=2 or more"
+    if n_classes == 1 and not loss.multi_label:
+        way_out = (
+            "load it with num_labels=2, or with problem_type='multi_label_classification' for one sigmoid"
+        )
         raise InputValueError(
             expected("the model", "be a classifier with at least 2 labels", n_classes, way_out)
         )

@@ -71,6 +71,16 @@ def test_it_learns_what_the_model_itself_would_teach(tmp_path: Path) -> None:
     assert metrics["eval_accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
 
 
+def test_no_map_is_fitted_over_its_vocabulary_unless_asked_for(tmp_path: Path) -> None:
+    for settings, title in (({"calibration_method": None}, None), ({}, "TemperatureScaling")):
+        args = arguments(tmp_path, optim="sgd", learning_rate=0.5, num_train_epochs=3, **settings)
+        splits = {"train_dataset": texts(16), "calibration_dataset": texts(40, seed=1)}
+        trainer = CalibrationTrainer(gpt2(), args, **splits)
+        trainer.train()
+        fitted = trainer.calibration_map
+        assert (None if fitted is None else type(fitted).__name__) == title
+
+
 def test_accumulation_changes_nothing(tmp_path: Path) -> None:
     ends = []
     for micro, steps in ((8, 1), (2, 4)):

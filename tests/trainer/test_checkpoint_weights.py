@@ -252,6 +252,27 @@ def test_networks_of_other_kinds_are_read(tmp_path: Path) -> None:
         trainer(Network(width=6)).train(resume_from_checkpoint=True)
 
 
+class Growing(Network):
+    """Its buffer grows with what is loaded, as it says itself."""
+
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(size))
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.seen = torch.zeros_like(state_dict["seen"])
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def test_a_model_that_loads_in_its_own_way_does(tmp_path: Path) -> None:
+    saved = Growing(size=3)
+    saved.seen += 1
+    torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
+    model = Growing()
+    assert load_weights(model, tmp_path)
+    assert_same(model.state_dict(), saved.state_dict())
+
+
 def with_adapters() -> Any:
     torch.manual_seed(0)
     settings = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]}

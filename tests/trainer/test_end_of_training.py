@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
 from tests.helpers.tiny import (
@@ -65,6 +65,13 @@ def test_trackers_receive_the_final_metrics_before_they_close(added: str, tmp_pa
         trainer.temperature
     ]
     assert any("gamma_00" in entry for entry in tracker.received)
+
+
+def test_no_callback_of_ours_stands_among_the_users_where_nothing_is_calibrated(tmp_path: Path) -> None:
+    stock = Trainer(tiny_bert(), arguments(tmp_path))
+    ours = CalibrationTrainer(tiny_bert(), arguments(tmp_path, calibration_method="none"))
+    kinds = [[type(callback) for callback in trainer.callback_handler.callbacks] for trainer in (ours, stock)]
+    assert kinds[0] == kinds[1]
 
 
 @pytest.mark.parametrize("criterion", ["nll", "none"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from transformers import pipeline
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import TemperatureScaling
@@ -21,6 +22,7 @@ from tests.helpers.tiny import (
     logged,
     sequences,
     tiny_bert,
+    tokenizer,
     weights,
 )
 
@@ -193,3 +195,23 @@ def test_rows_that_make_no_batch_are_found_before_the_training(tmp_path: Path) -
     trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=rows)
     with pytest.raises(ValueError, match="the first rows of the calibration split to be made a batch, got"):
         trainer.train()
+
+
+@pytest.mark.parametrize("loss", ["focal", "adafocal"])
+def test_one_sigmoid_is_trained_calibrated_and_served(loss: str, tmp_path: Path) -> None:
+    model = tiny_bert(num_labels=1, problem_type="multi_label_classification")
+    train, calibration, evaluation = (sequences(model, n, seed=n) for n in (32, 200, 100))
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, loss=loss),
+        train_dataset=train,
+        calibration_dataset=calibration,
+        eval_dataset=evaluation,
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    served = pipeline("text-classification", tmp_path / "calibrated")("w1 w2 w3")[0]["score"]
+    model.eval()
+    logit = model(**tokenizer()("w1 w2 w3", return_tensors="pt")).logits[0, 0]
+    assert served == pytest.approx(torch.sigmoid(logit / trainer.temperature).item(), abs=1e-5)

@@ -347,7 +347,9 @@ def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
 
 
 def test_models_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a classifier with at least 2 labels, got 1; load the model with"):
+    with pytest.raises(
+        ValueError, match="a classifier with at least 2 labels, got 1; load it with num_labels=2"
+    ):
         CalibrationTrainer(tiny_bert(num_labels=1), arguments(tmp_path))
     with pytest.raises(ValueError, match="expected class_weights to have 4 entries, got 2"):
         CalibrationTrainer(tiny_bert(), arguments(tmp_path, class_weights=[1.0, 2.0]))
