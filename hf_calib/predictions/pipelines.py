@@ -17,12 +17,14 @@ from transformers import (
     TextClassificationPipeline,
     TokenClassificationPipeline,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._hub import download
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, recorded_in
 from hf_calib.scaling.scaler import Scaler
+from hf_calib.tasks import TASKS
 
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
@@ -37,7 +39,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Args:
         task: as for `transformers.pipeline`.
-        model: a folder, a repository on the Hub, or a model. Of a model the place that it was loaded from is looked
+        model: a folder, a repository on the Hub, or a model; one with adapters too, whose base model gets the classes
+            that the map is for. Of a model the place that it was loaded from is looked
             at: one that was trained since has to be saved first, and one of another branch needs its `revision`.
         **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. Of
             `function_to_apply` only what the scaler stands for is taken: "softmax", or "sigmoid" for a multi-label
@@ -71,12 +74,19 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     load: Any = transformers.pipeline  # typed task by task
+    place, revision, token = model, kwargs.get("revision"), kwargs.get("token")
+    kind_of_task = next((each for each in TASKS.values() if each.classifier and each.pipeline == task), None)
+    if isinstance(model, str) and kind_of_task is not None and "config" not in kwargs:
+        with_adapters = _model_with_adapters(model, kind_of_task.auto_class, revision, token)
+        if with_adapters is not None:
+            model = with_adapters
+            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
     plain: Any = load(task, model, **kwargs)
     if not any(isinstance(plain, kind) for kind in _CALIBRATED):
         return plain
     config = plain.model.config
-    place = model if isinstance(model, str) else plain.model.name_or_path
-    saved = _map_beside(place, kwargs.get("revision"), kwargs.get("token"))
+    place = place if isinstance(place, str) else plain.model.name_or_path
+    saved = _map_beside(place, revision, token)
     recorded = recorded_in(config)
     if saved is None:
         if recorded.get("folded") is False:
@@ -163,6 +173,34 @@ _CALIBRATED: dict[Any, Any] = {
     ImageClassificationPipeline: CalibratedImageClassificationPipeline,
     TokenClassificationPipeline: CalibratedTokenClassificationPipeline,
 }
+
+
+def _model_with_adapters(
+    place: str, auto_class: Any, revision: str | None, token: str | bool | None
+) -> Any | None:
+    """The base model with the classes of the map beside the adapters, and these on top; None where all is one model.
+
+    Adapters do not say how many classes their head has, and transformers would make two.
+    """
+    found = find_adapter_config_file(place, revision=revision, token=token)
+    saved = None if found is None else _map_beside(place, revision, token)
+    names = None if saved is None else saved.about.get("class_names")
+    if saved is None or not (
+        isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    ):
+        return None
+    from peft import PeftConfig, PeftModel
+
+    base = PeftConfig.from_pretrained(place, revision=revision, token=token).base_model_name_or_path
+    about = {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": "multi_label_classification" if is_multi_label(saved.scaler) else None,
+    }
+    model = auto_class.from_pretrained(base, num_labels=len(names), token=token, **about)
+    adapted = PeftModel.from_pretrained(model, place, revision=revision, token=token)
+    merged = adapted.merge_and_unload() if hasattr(adapted.base_model, "merge_and_unload") else adapted
+    return merged.eval()
 
 
 def _map_beside(place: str, revision: str | None, token: str | bool | None) -> SavedMap | None:

@@ -30,7 +30,7 @@ from hf_calib.scaling.saved_map import (
 )
 
 # Entries of calibration.json that a model's config does without.
-_BESIDE_THE_CONFIG = ("base_model", "data", "fingerprint", "metrics")
+_BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
 
 
 @dataclass(frozen=True)

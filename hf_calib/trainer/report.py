@@ -45,9 +45,11 @@ def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
         role: {key: value for key, value in rows.items() if value is not None} for role, rows in roles.items()
     }
     base = getattr(trainer.model_config, "_name_or_path", None)
+    names = getattr(trainer.model_config, "id2label", None) or {}
     return {
         "data": {role: rows for role, rows in known.items() if rows},
         **({"base_model": base} if is_hub_name(base) else {}),
+        "class_names": [names[number] for number in sorted(names)],  # which adapters do not know
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 from scipy.special import expit, softmax
 from tokenizers import Tokenizer
@@ -22,11 +23,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_calib
-from hf_calib import fold, scaling
+from hf_calib import CalibrationTrainer, fold, scaling
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
 from tests.helpers.hub_server import running_hub
-from tests.helpers.tiny import N_LABELS, sequences, tagged, text_of, tiny_bert, tokenizer
+from tests.helpers.tiny import N_LABELS, arguments, sequences, tagged, text_of, tiny_bert, tokenizer
 
 TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
 TEXTS[1] = TEXTS[1][:8]  # of other lengths: batches are padded
@@ -247,6 +248,36 @@ def test_tokens(aggregation: str, tmp_path: Path) -> None:
         np.testing.assert_allclose([e["score"] for e in ours], [e["score"] for e in theirs], atol=1e-6)
     before = transformers.pipeline("token-classification", folder, **settings)(texts)
     assert abs(before[0][0]["score"] - found[0][0]["score"]) > 1e-3
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_adapters_get_the_classes_of_the_map_beside_them(several: bool, tmp_path: Path) -> None:
+    """What `hf-calib push --no-fold` says of a folder with adapters: their head is not of two classes."""
+    torch.manual_seed(0)
+    problem = "multi_label_classification" if several else "single_label_classification"
+    saved(tmp_path / "base", transformers.BertModel(tiny_bert().config))
+    names = {0: "a", 1: "b", 2: "c", 3: "d"}
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "base", num_labels=4, id2label=names, problem_type=problem
+    )
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query"], init_lora_weights=False)
+    model = get_peft_model(base, config)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path / "out"),
+        train_dataset=sequences(tiny_bert(problem_type=problem), 8),
+        calibration_dataset=sequences(tiny_bert(problem_type=problem), 100, seed=2),
+        processing_class=tokenizer(),
+    )
+    trainer.fit_temperature()
+    trainer.save_model(str(tmp_path / "adapters"))
+    classify = hf_calib.pipeline("text-classification", tmp_path / "adapters")
+    scores = {row["label"]: row["score"] for row in classify(TEXTS[0], top_k=None)}
+    model.eval()
+    with torch.no_grad():
+        logits = model(**tokenizer()(TEXTS[0], return_tensors="pt")).logits[0].numpy()
+    expected = (expit if several else softmax)(logits / trainer.temperature)
+    assert [scores[name] for name in "abcd"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_images(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
     trainer.save_calibrated_model(tmp_path / "calibrated")
     saved = load_map(tmp_path / "calibrated")
     assert same_map(saved.scaler, scaler)
-    beside = {"data", "fingerprint", "metrics"}  # what the config does without
+    beside = {"class_names", "data", "fingerprint", "metrics"}  # what the config does without
     assert beside <= saved.about.keys()
     told = {key: value for key, value in saved.about.items() if key not in beside}
     assert {**told, "method": method, "folded": False}.items() <= {**record, "head": ["classifier"]}.items()
@@ -143,6 +143,7 @@ def test_the_map_comes_with_every_save_and_goes_with_the_next_training(tmp_path:
         "loss_kwargs": {},
         "folded": False,
         "data": {"train": {"n": 16}, "calibration": {"split": "calibration", "n": 40}},
+        "class_names": [f"LABEL_{i}" for i in range(4)],
     }
     trainer.args.calibration_method = "none"
     trainer.train()
