@@ -41,11 +41,15 @@ class Consistency(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Rows that were used for something: the dataset's name, the split's, and how many; each may be unknown."""
+    """Rows that were used for something: names of dataset and split, how many, which part; any may be unknown.
+
+    Rows of another part of the same split are other rows.
+    """
 
     name: str | None = None
     split: str | None = None
     n: int | None = None
+    part: str | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +265,8 @@ def _values(metrics: Mapping[str, Any]) -> dict[str, Interval]:
 def _split(entry: object) -> Split:
     record = _mapping(entry)
     name = text(record, "name")
-    return Split(None if name is None else plain_name(name), text(record, "split"), count(record, "n"))
+    plain = None if name is None else plain_name(name)
+    return Split(plain, text(record, "split"), count(record, "n"), text(record, "part"))
 
 
 def _options(value: object) -> tuple[str, ...]:

@@ -75,8 +75,9 @@ def rows_in_words(rows: Split) -> str:
     ('7,600 rows of the test split of ag\\\\_news', 'rows of the evaluation split')
     """
     number = "rows" if rows.n is None else f"{rows.n:,} row{'' if rows.n == 1 else 's'}"
+    part = f" ({escape(rows.part)})" if rows.part else ""
     split = f" of the {escape(rows.split)} split" if rows.split else ""
-    return number + split + (f" of {escape(rows.name)}" if rows.name else "")
+    return number + part + split + (f" of {escape(rows.name)}" if rows.name else "")
 
 
 # ---- Results ----
@@ -263,12 +264,16 @@ def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
         "",
     ]
     uses = {"train": "the weights", "calibration": "the map", "test": "the numbers above"}
-    if record.get("loss") in ("adafocal", "ada_dual_focal", "calfocal", "ece_ce"):
-        uses["calibration"] += " and the loss's gammas"
     found = {**facts.splits, "calibration": calibration}
+    if "gammas" in found and found["gammas"] == calibration:
+        uses["calibration"] += " and the loss's gammas"
+    elif "gammas" in found:
+        uses = {"train": uses.pop("train"), "gammas": "the loss's gammas", **uses}
     if facts.results is not None:
         known, rest = facts.splits.get("test", Split()), facts.results.rows
-        found["test"] = Split(rest.name or known.name, rest.split or known.split, rest.n or known.n)
+        found["test"] = Split(
+            rest.name or known.name, rest.split or known.split, rest.n or known.n, rest.part or known.part
+        )
     lines += ["| Split | Rows | Used for |", "| --- | ---: | --- |"]
     lines += [_row_of_splits(found[role], role, use) for role, use in uses.items() if role in found]
     lines.append("")
@@ -292,6 +297,7 @@ def _history(facts: Facts, record: Mapping[str, Any]) -> list[str]:
 
 def _row_of_splits(rows: Split, role: str, use: str) -> str:
     name = escape(" ".join(part for part in (rows.name, rows.split) if part) or role)
+    name += f", {escape(rows.part)}" if rows.part else ""
     return f"| {name} | {'not known' if rows.n is None else f'{rows.n:,}'} | {use} |"
 
 

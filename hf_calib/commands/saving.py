@@ -86,12 +86,16 @@ def save_calibrated(
     minimised = getattr(scaler, "criterion", None)
     fitting |= {} if minimised is None else {"criterion": minimised}
     test = opened.sets.get("test_data")
+    fitted_on = {**opened.sets["data"].source(), "n": len(measured.fitted_on)}
     measured_on = {**(test or opened.sets["data"]).source(), "n": len(measured.reported)}
+    if test is None:
+        fitted_on |= {"part": "one half"}
+        measured_on |= {"part": "the other half"}
     about = {
         **{key: original.training[key] for key in ("loss", "loss_kwargs") if key in original.training},
         **fitting,
         "data": {
-            "calibration": {**opened.sets["data"].source(), "n": len(measured.fitted_on)},
+            "calibration": fitted_on,
             "test": measured_on,
         },
         **({"base_model": opened.source} if is_hub_name(opened.source) else {}),

@@ -17,6 +17,7 @@ from hf_calib._files import whole_file
 from hf_calib._names import is_hub_name
 from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE
 from hf_calib.cards.metadata import is_dataset_name
+from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
@@ -41,6 +42,11 @@ def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
         "train": {"name": _dataset_name(train), "n": len_of(train)},
         "calibration": calibration,
     }
+    if isinstance(trainer.calibration_loss, AdaptiveLoss) and trainer.calibration_split is not None:
+        held_out = trainer.calibration_split
+        own = "evaluation" if trainer.calibration_dataset is None else "calibration"
+        same = calibration if own == split else {"split": own, "n": len_of(held_out)}
+        roles["gammas"] = {**same, "name": _dataset_name(held_out)}
     known = {
         role: {key: value for key, value in rows.items() if value is not None} for role, rows in roles.items()
     }

@@ -30,6 +30,7 @@ from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
 from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling.saved_map import MAP_NAME
 from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.helpers.commands import call
 from tests.helpers.hub_server import running_hub
@@ -875,3 +876,37 @@ def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
         } | {"2017" if name == "focal" else ""}
     assert citations(None, "unheard_of") == []
     assert len(citations("ada_dual_focal", "auto")) == 4
+
+
+# ---- Which rows were used for what ----
+
+
+def uses(folder: Path) -> list[list[str]]:
+    """The cells of the table of splits."""
+    section = card_of(folder).text.split("| Split | Rows | Used for |")[1].split("\n\n")[0]
+    return [row.strip("| ").split(" | ") for row in section.splitlines()[2:]]
+
+
+def test_halves_of_one_file_are_told_apart(calibrated: Path, tmp_path: Path) -> None:
+    output = tmp_path / "again"
+    words = ("--data", calibrated / "data.csv", "--output", output)
+    assert call("calibrate", calibrated / "model", *words).exit_code == 0
+    write_card(output)
+    assert [row[0] for row in uses(output)] == ["data.csv, one half", "data.csv, the other half"]
+
+
+def test_gammas_are_said_of_the_rows_that_they_followed(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path / "run", loss="adafocal", gamma_update_steps=2)
+    trainer.processing_class = tokenizer()
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    write_card(tmp_path / "calibrated")
+    assert ["calibration", "40", "the map and the loss's gammas"] in uses(tmp_path / "calibrated")
+    record = tmp_path / "calibrated" / MAP_NAME
+    content = json.loads(record.read_text())
+    content["data"]["calibration"] = {"name": "more.csv", "n": 7}
+    record.write_text(json.dumps(content))
+    write_card(tmp_path / "calibrated")
+    found = uses(tmp_path / "calibrated")
+    assert ["calibration", "40", "the loss's gammas"] in found
+    assert ["more.csv", "7", "the map"] in found
