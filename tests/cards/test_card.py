@@ -333,6 +333,7 @@ def test_text_of_calibration_json_is_no_markup(field: str, calibrated: Path, tmp
     [
         ["--data", "$(x)`\n```\n## Owned"],
         ["--data", "x", "--output", "y"],
+        ["--token", "hf_x"],
         ["--data"],
         "--data x",
         [["--data"]],
@@ -351,7 +352,7 @@ def test_text_of_report_config_and_decisions_is_no_markup(
         **record["about"],
         "name": HOSTILE,
         "split": HOSTILE,
-        "options": ["--data", "$(x)`\n```\n## Owned"],
+        "options": options,
     }
     metrics = {key: {**entry, "title": HOSTILE} for key, entry in record["after"]["metrics"].items()}
     record |= {"name": HOSTILE, "about": about, "warnings": [HOSTILE], "diagnosis": [HOSTILE]}
@@ -359,7 +360,9 @@ def test_text_of_report_config_and_decisions_is_no_markup(
     report.write_text(json.dumps(record))
     write_card(folder, repo_id="me/x", license="mit")
     assert_no_markup_of_others(folder)
-    assert "hf-calib evaluate me/x --data test.csv" in card_of(folder).text
+    assert re.findall("hf-calib evaluate.*", card_of(folder).text) == [
+        "hf-calib evaluate me/x --data test.csv"
+    ]
 
 
 def assert_no_markup_of_others(folder: Path) -> None:
@@ -396,6 +399,46 @@ def test_wrong_entries_are_passed_over(entry: dict[str, Any], calibrated: Path, 
     text = card_of(folder).text
     assert "## Calibration" in text or entry == {"method": ["temperature"]}
     assert "<b>" not in text
+
+
+def test_what_a_report_was_made_with_is_what_the_card_says(calibrated: Path, tmp_path: Path) -> None:
+    """Its bins are in the command to measure again, and its level decides what is beyond chance."""
+    folder = copied(calibrated, tmp_path)
+    report = json.loads((folder / "calibration/report.json").read_text())
+    report["before"]["consistency_test"]["p_value"] = 0.03
+    change(folder / "calibration/report.json", n_bins=10, confidence_level=0.99, before=report["before"])
+    write_card(folder, repo_id="me/x", license="mit")
+    text = card_of(folder).text
+    assert "hf-calib evaluate me/x --data test.csv --max-length 7 --n-bins 10" in text
+    assert "Before, the ECE of" in text
+    assert re.search(r"Before, the ECE of \S+ is within chance .*p = 0\.03\)", text)
+    assert "its 99% interval" in text
+
+
+def test_half_an_interval_is_none(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    report = json.loads((folder / "calibration/report.json").read_text())
+    for key, end in (("nll", "high"), ("accuracy", "low")):
+        report["before"]["metrics"][key][end] = None
+    change(folder / "calibration/report.json", before=report["before"])
+    write_card(folder, repo_id="me/x", license="mit")
+    rows = table(card_of(folder).text)
+    assert re.fullmatch(r"[\d.]+", rows["NLL (nats)"][0])
+    assert re.fullmatch(r"[\d.]+", rows["Accuracy"][0])
+    assert "<br>" in rows["NLL (nats)"][1]
+
+
+def test_counts_below_zero_and_marks_that_are_not_seen_are_left_out(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    name = "da\u202eta\x1b[2J.csv"
+    change(folder / "calibration.json", data={"calibration": {"name": name, "n": -150}}, n_examples=-150)
+    write_card(folder, repo_id="me/x", license="mit")
+    text = card_of(folder).text
+    assert "-150" not in text
+    assert "not known" in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+    assert re.search(r"da ta \\?\[2J\.csv", text)
 
 
 @pytest.mark.parametrize(

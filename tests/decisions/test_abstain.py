@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import AbstainRule, PredictionSets
-from hf_calib.decisions._promise import certified_threshold, rows_needed, rows_to_answer
+from hf_calib.decisions._promise import certified_threshold, rows_needed, rows_to_answer, starts
 from tests.decisions.populations import POPULATIONS, population
 
 N_DRAWS, DELTA = 1000, 0.05
@@ -167,6 +167,55 @@ def test_a_word_is_no_truth_value(rule: type) -> None:
         InputTypeError, match="expected by_class to be True or False, got 'no'; write it without quotes"
     ):
         rule(by_class="no")
+
+
+def test_classes_that_are_all_just_below_the_promise_share_its_delta() -> None:
+    """Each of four would break its own promise nearly as often as its level lets it."""
+    probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
+    broken, _ = broken_promises(probs, labels, n_rows=1600, accuracy=0.9, by_class=True)
+    assert 0.2 * DELTA * N_DRAWS <= broken <= MOST_BROKEN
+
+
+def rows_with(wrong: list[int], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences that fall row by row, and whether each is right; the wrong ones by their numbers."""
+    right = np.full(n_rows, True)
+    right[wrong] = False
+    return np.linspace(1, 0.5, n_rows), right
+
+
+def test_a_sequence_that_fails_passes_no_level_on() -> None:
+    """20 wrong ones in front end the first of two sequences; at 1,000 rows p lies between delta / 2 and delta."""
+    n_wrong = next(k for k in range(50, 0, -1) if binom.cdf(k, 1000, 0.05) <= DELTA)
+    assert DELTA / 2 < binom.cdf(n_wrong, 1000, 0.05) <= DELTA
+    assert starts(1000, 0.95, DELTA).tolist() == [110, 332]
+    late = np.linspace(340, 990, n_wrong - 20).astype(int)
+    front = rows_with([*range(20), *late], 1000)
+    back = rows_with([*range(300, 320), *late], 1000)  # the first sequence reaches the second
+    assert certified_threshold(*front, promised=0.95, delta=DELTA) == 1
+    assert certified_threshold(*back, promised=0.95, delta=DELTA) < 1
+
+
+def test_the_order_of_rows_with_one_confidence_promises_nothing() -> None:
+    """Right ones first, they would pass the tests of any start, and hand their levels on."""
+    n_wrong = next(k for k in range(50, 0, -1) if binom.cdf(k, 1000, 0.05) <= DELTA)
+    right = np.arange(1000) < 1000 - n_wrong
+    same = np.full(1000, 0.9)
+    assert certified_threshold(same, right, promised=0.95, delta=DELTA) == 1
+    assert certified_threshold(same, right[::-1], promised=0.95, delta=DELTA) == 1
+
+
+def test_the_curve_is_of_rules_by_class_where_the_rule_is_one() -> None:
+    probs, labels = population(POPULATIONS["calibrated"], decimals=2)
+    rows, others = np.arange(1000), np.arange(1000, 3000)
+    data = (probs[rows], labels[rows], probs[others], labels[others])
+    found = [AbstainRule(by_class=each).curve(*data, accuracies=[0.9]) for each in (True, False)]
+    for by_class, curve in zip((True, False), found, strict=True):
+        rule = AbstainRule(accuracy=0.9, by_class=by_class)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answered = (rule.fit(*data[:2]).predict(data[2]) >= 0).mean()
+        assert curve.answered == (pytest.approx(answered),)
+    assert found[0].answered != found[1].answered
 
 
 def test_ties_are_answered_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_calib._errors import InputValueError
 from hf_calib.decisions import CostRule, Decisions
-from hf_calib.export.fingerprint import fingerprint
+from hf_calib.export.fingerprint import fingerprint, hash_of
 from tests.helpers.tiny import tiny_bert, tiny_trainer
 
 
@@ -60,3 +61,15 @@ def test_decisions_remember_the_weights(tmp_path: Path) -> None:
     for wrong in ("0" * 63, "<b>", 7):
         with pytest.raises(InputValueError, match="hold decisions, got the fingerprint"):
             Decisions.from_dict({**record, "fingerprint": wrong})
+
+
+def test_it_is_the_same_in_every_version_and_in_any_order() -> None:
+    weight, bias = (
+        torch.arange(6, dtype=torch.float32).reshape(2, 3),
+        torch.tensor([1.0], dtype=torch.bfloat16),
+    )
+    found = {hash_of({"a.weight": weight, "b": bias}), hash_of({"b": bias, "a.weight": weight})}
+    content = (
+        b"a.weight torch.float32 (2, 3)\n" + weight.numpy().tobytes() + b"b torch.bfloat16 (1,)\n\x80\x3f"
+    )
+    assert found == {sha256(content).hexdigest()}

@@ -192,7 +192,8 @@ def test_pickles_checkpoints_and_hidden_files_stay(
     torch.save({}, folder / "training_args.bin")
     torch.save({}, folder / "optimizer.pt")
     torch.save({}, folder / "state.data")
-    (folder / "table.txt").write_bytes(pickle.dumps({}))
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        (folder / f"table{protocol}.txt").write_bytes(pickle.dumps({}, protocol=protocol))
     for name in (
         "checkpoint-2/model.safetensors",
         "_made/a.txt",
@@ -213,15 +214,23 @@ def test_pickles_checkpoints_and_hidden_files_stay(
     (folder / "linked").symlink_to(outside)
     (folder / "inside").mkdir()
     (folder / "inside/labels.txt").write_text("a b")
+    for name in (
+        "inside/_made/a.txt",
+        "inside/checkpoint-2/a.txt",
+    ):  # only those of the root are a training's
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("kept")
     (folder / "inside/round").symlink_to(folder)
     (folder / "again").symlink_to(folder / "inside")
     push_folder(folder, REPO)
-    extra = {"texts.zip", "empty.txt", "inside/labels.txt", "again/labels.txt", ".gitattributes"}
+    inside = {"labels.txt", "_made/a.txt", "checkpoint-2/a.txt"}
+    extra = {f"{place}/{name}" for place in ("inside", "again") for name in inside}
+    extra |= {"texts.zip", "empty.txt", ".gitattributes"}
     assert hub.files[REPO]["main"].keys() == PUSHED | extra
     assert hub.files[REPO]["main"]["again/labels.txt"] == b"a b"
     assert "labels.txt, linked: links out of the folder, which will not be pushed" in caplog.text
     assert caplog.text.count("can run code when loaded") == 1
-    assert "old.bin, state.data, table.txt can run code" in caplog.text
+    assert "old.bin, state.data, table2.txt, table3.txt, table4.txt, table5.txt can run code" in caplog.text
 
 
 def break_weights(folder: Path) -> None:

@@ -27,7 +27,7 @@ from hf_calib import fold, fold_temperature, unfold
 from hf_calib._errors import InputValueError
 from hf_calib._files import whole_folder
 from hf_calib.commands.unfold import unfold_model
-from hf_calib.export.kept_head import FILE
+from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.saving import replace_model, save_folded
 from hf_calib.scaling import (
     MatrixScaling,
@@ -37,7 +37,7 @@ from hf_calib.scaling import (
     VectorScaling,
     save_map,
 )
-from hf_calib.scaling.saved_map import ARRAYS_NAME
+from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME
 from tests.helpers.architectures import IMAGE, assert_same_weights, build, logits_of, refused, weights_of
 from tests.helpers.architectures import bert as new_bert
 from tests.helpers.hub_server import running_hub
@@ -387,6 +387,17 @@ class TestRefused:
             unfold(model)
 
 
+@pytest.mark.parametrize("left_out", ["weight", "bias"])
+def test_a_kept_head_without_a_weight_is_none(left_out: str, folder: Path) -> None:
+    """Without its bias it is one that had none; without its weight it is damaged."""
+    kept = load_file(folder / FILE)
+    with safe_open(folder / FILE, "pt") as opened:
+        metadata = opened.metadata()
+    save_file({k: v for k, v in kept.items() if not k.endswith(left_out)}, folder / FILE, metadata=metadata)
+    head = {k: v for k, v in loaded(folder).state_dict().items() if k in kept}
+    assert (read_kept_head(folder / FILE, head) is None) == (left_out == "weight")
+
+
 def test_folding_again_gives_the_folded_weights(folder: Path) -> None:
     folded = loaded(folder)
     model = unfold(copy.deepcopy(folded)).model
@@ -412,7 +423,10 @@ def test_names_on_the_hub(folder: Path, tmp_path: Path) -> None:
     with running_hub() as hub:
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
         without_head = {name: content for name, content in files.items() if name != FILE.as_posix()}
-        hub.files["me/model"] = {"main": {**files, "pytorch_model.bin": b"pickled"}, "old": without_head}
+        # The head that is kept needs no map, so that another one here is not read in its place.
+        save_map(scaler_of(MatrixScaling, np.eye(5), BIAS), tmp_path)
+        other = {MAP_NAME: (tmp_path / MAP_NAME).read_bytes(), "pytorch_model.bin": b"pickled"}
+        hub.files["me/model"] = {"main": {**files, **other}, "old": without_head}
         settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
         settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
         done = subprocess.run(

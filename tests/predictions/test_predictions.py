@@ -143,6 +143,15 @@ class TestNpz:
         save_predictions(Predictions(LABELS, logits=PROBS.astype(dtype) + 1), path)  # the way out for logits
         np.testing.assert_allclose(load_predictions(path).probabilities(), softmax(PROBS, axis=1), rtol=2e-3)
 
+    @pytest.mark.parametrize("saturation", [1e4, 40.0, 8.0])
+    def test_neither_are_those_of_a_model_that_is_sure(self, saturation: float, tmp_path: Path) -> None:
+        probs = softmax(saturation * np.eye(4)[LABELS], axis=1)
+        save_predictions(Predictions(LABELS, logits=probs), tmp_path / "p.npz")
+        with pytest.raises(
+            ValueError, match=r"expected logits to be logits, got values in \[0, 1\] whose rows"
+        ):
+            load_predictions(tmp_path / "p.npz")
+
     def test_missing_arrays_are_named(self, tmp_path: Path) -> None:
         path = tmp_path / "other.npz"
         np.savez(path, scores=LOGITS, labels=LABELS)

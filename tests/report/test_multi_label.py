@@ -54,6 +54,26 @@ def plain_metrics(probs: np.ndarray, labels: np.ndarray, n_bins: int) -> dict[st
     }
 
 
+def test_a_label_that_is_not_known_is_not_drawn_as_false() -> None:
+    probs, labels = drawn()
+    masked = labels.copy()
+    masked[::2] = -100
+    report = quick(probs, masked, n_bins=5)
+    np.testing.assert_array_equal(report.labels, masked)
+    known = quick(probs[1::2], labels[1::2], n_bins=5)
+    found = []
+    for each in (report, known):
+        panel = each.figures()["classwise"].axes[0]
+        found.append(
+            [line.get_xydata() for line in panel.lines]
+            + [collection.get_offsets() for collection in panel.collections]
+            + [[patch.get_height() for patch in panel.patches]]
+        )
+    assert any(len(points) > 2 for points in found[0])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other)
+
+
 def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
     probs, labels = drawn()
     masked = np.where(np.random.default_rng(1).random(labels.shape) < 0.1, -100, labels)

@@ -101,6 +101,15 @@ def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
     assert "resamples are of the 30 test sentences" in " ".join(found.notes)
 
 
+def test_the_same_tokens_in_other_sentences_are_other_rows(tmp_path: Path) -> None:
+    trainings = {("cross_entropy", seed): of_tokens(TASK.train(seed)) for seed in (0, 1, 2)}
+    test = trainings["cross_entropy", 2].test
+    others = unchecked(test.logits, test.labels, np.repeat(np.arange(len(LENGTHS)), LENGTHS[::-1]))
+    trainings["cross_entropy", 2] = replace(trainings["cross_entropy", 2], test=others)
+    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=50)
+    assert "not those that 2 of the 3 finished cells share" in found.missing["cross_entropy", 2]
+
+
 def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> None:
     one = {(loss, 0): Task(n_test=60).train(i) for i, loss in enumerate(("cross_entropy", "focal"))}
 

@@ -143,6 +143,18 @@ def test_intervals_stay_where_the_metrics_can_be(results: StudyResults) -> None:
         assert metric in ("nll", "brier") or mean.high <= 1
 
 
+def test_a_brier_score_may_be_up_to_two(tmp_path: Path) -> None:
+    """Of models that are sure and wrong: the interval of the mean is not cut at 1."""
+    test = TRAININGS["focal", 0].test
+    sure = [np.roll(40.0 * np.eye(3)[test.labels], 1, axis=1) + np.eye(3)[test.labels] * i for i in (0, 39)]
+    found = measured(
+        tmp_path, {("cross_entropy", seed): with_test(logits) for seed, logits in enumerate(sure)}
+    )
+    mean = found.means["cross_entropy", "none", "brier"]
+    assert mean.value > 1
+    assert mean.high == 2
+
+
 def test_ranks_are_means_over_seeds_of_ranks_within_a_seed(results: StudyResults) -> None:
     for metric in ("nll", "ece"):
         pairs = [(loss, method) for loss in LOSSES for method in results.methods]

@@ -277,15 +277,23 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"losses": [], "seeds": [], "methods": [], "base": {}, "cells": {"../x": {"loss": "a", "seed": 0}}}',
-    ],
-)
+def test_a_loss_that_is_added_leaves_the_others_in_the_study(tmp_path: Path) -> None:
+    plan(tmp_path, losses="focal", seeds=(0, 1))
+    plan(tmp_path, losses="brier")
+    assert read_plan(tmp_path)["losses"] == ["focal", "brier"]
+    assert len(read_plan(tmp_path)["cells"]) == 3
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b"])
+def test_a_plan_with_cells_outside_of_its_folder_is_refused(name: str, tmp_path: Path) -> None:
+    cells = {name: {"loss": "a", "seed": 0}}
+    text = json.dumps({"losses": [], "seeds": [], "methods": [], "base": {}, "cells": cells})
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(ValueError, match="expected the study to be as hf-calib compare wrote it"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_a_damaged_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(ValueError, match="expected the study to be"):

@@ -253,6 +253,15 @@ def test_balanced_class_weights_come_from_the_training_split(tmp_path: Path) -> 
     assert trainer.model.config.calibration["class_weights"] == pytest.approx(wanted)
 
 
+def test_rows_without_a_label_have_no_part_in_balanced_class_weights(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 10).to_list()
+    for row, label in zip(rows, [0, 0, 0, 1, 1, 2, 3, 3, -100, -100], strict=True):
+        row["label"] = label
+    args = arguments(tmp_path, class_weights="balanced", calibration_method="none")
+    loss = CalibrationTrainer(tiny_bert(), args, train_dataset=Dataset.from_list(rows)).calibration_loss
+    assert loss.class_weights.tolist() == pytest.approx([8 / (4 * count) for count in (3, 2, 1, 2)])
+
+
 def test_balanced_class_weights_need_every_class(tmp_path: Path) -> None:
     model = tiny_bert()
     args = arguments(tmp_path, class_weights="balanced")

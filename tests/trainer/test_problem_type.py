@@ -14,6 +14,7 @@ from transformers import pipeline
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.trainer.labels import aligned_labels
 from tests.helpers.tiny import (
     N_LABELS,
     TRUE_TEMPERATURE,
@@ -158,6 +159,13 @@ def test_labels_in_a_column_of_one_are_those_without_it(tmp_path: Path) -> None:
         ends.append((weights(model), trainer.temperature, logged(trainer, "eval_nll_calibrated")))
     assert_same(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
+
+
+def test_one_column_of_decisions_stays_a_column() -> None:
+    """Of class indices it is dropped; a float of shape (N, 1) is the decision of one sigmoid."""
+    indices, decisions = torch.tensor([[1], [0]]), torch.tensor([[1.0], [0.0]])
+    assert aligned_labels(indices, next_token=False).tolist() == [1, 0]
+    assert aligned_labels(decisions, next_token=False).tolist() == [[1.0], [0.0]]
 
 
 def test_two_label_columns_are_refused(tmp_path: Path) -> None:
