@@ -20,6 +20,7 @@ from hf_calib.metrics import expected_calibration_error
 from hf_calib.metrics.binning import quantile_edges
 from hf_calib.papers import Trace
 from hf_calib.trainer.evaluation_pass import row_scores
+from hf_calib.trainer.training_trace import _calibration
 from tests.helpers.tiny import arguments, assert_same, sequences, tagged, tiny_bert, tiny_trainer, weights
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
@@ -190,6 +191,38 @@ def test_a_second_training_starts_anew_and_the_final_evaluation_is_left_out(tmp_
         assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [2, 4]
 
 
+def test_an_evaluation_after_the_training_changes_nothing(tmp_path: Path) -> None:
+    trainer = traced(tmp_path, TrainingTrace())
+    trainer.train()
+    written = (tmp_path / "training_trace.json").read_text()
+    with torch.no_grad():
+        trainer.model.classifier.weight *= -1
+    trainer.evaluate()
+    assert (tmp_path / "training_trace.json").read_text() == written
+
+
+def test_a_second_training_with_another_seed_follows_other_rows(tmp_path: Path) -> None:
+    trainer = traced(tmp_path, TrainingTrace(n_training_rows=6, n_kept_rows=3))
+    followed = []
+    for seed in (1, 2):
+        trainer.args.seed = seed
+        trainer.train()
+        followed.append({name: found.rows.tolist() for name, found in Trace.load(tmp_path).sets.items()})
+        generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        drawn = torch.randperm(24, generator=generators[0])[:3].sort().values.tolist()
+        assert followed[-1]["eval"] == drawn
+    assert followed[0] != followed[1]
+
+
+def test_a_probability_on_an_edge_is_in_one_bin() -> None:
+    """(low, high] for predictions and [low, high) for labels, as AdaFocal has them."""
+    edges = np.array([0.0, 0.5, 0.75, 1.0])
+    on = np.array([[0.5, 1, 0.5, 0, 0], [0.75, 0, 0.25, 0.25, 0], [0.625, 1, 0.75, 0, 0]])
+    found = _calibration(on, edges, 3)["bins"]
+    assert found["counts"] == [1, 2, 0]
+    assert found["label_counts"] == [1, 1, 1]
+
+
 def test_logits_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(), eval_steps=2, calibration_method="none")
 
@@ -268,6 +301,17 @@ def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool,
     saved = json.loads((tmp_path / "broken" / "checkpoint-2" / "trainer_state.json").read_text())
     entries = saved["stateful_callbacks"]["TrainingTrace"]["attributes"]["entries"]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
+
+
+def test_an_evaluation_where_a_training_resumes_is_none_of_the_history(tmp_path: Path) -> None:
+    """Evaluated every second step, and resumed from the third."""
+    settings = {"eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "eval_on_start": True}
+    stopped = traced(tmp_path, TrainingTrace(), **settings)
+    stopped.add_callback(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    traced(tmp_path, TrainingTrace(), **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [0, 2, 4]
 
 
 def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
