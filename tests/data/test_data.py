@@ -590,6 +590,17 @@ def test_drawn_test_rows_come_from_train_and_test_and_leave_both() -> None:
     assert draw_test(without_test, size=10)["test"].num_rows == 10
 
 
+def test_two_draws_with_one_seed_are_not_of_one_stream() -> None:
+    """Else the calibration rows would be those at the places that the test rows had before."""
+    rows = numbered([0, 1] * 50)["train"]
+    test = draw_test(DatasetDict({"train": rows}), size=0.25, seed=3)["test"]
+    calibration = split_calibration(DatasetDict({"train": rows, "test": rows}), size=0.25, seed=3)[
+        "calibration"
+    ]
+    assert len(test) == len(calibration) == 25
+    assert sorted(test["text"][:]) != sorted(calibration["text"][:])
+
+
 def test_label_noise_is_uniform_over_the_other_classes_and_leaves_the_test_set() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=list("abcd"))})
     rows = Dataset.from_dict({"text": ["x"] * 8000, "label": [0, 1, 2, 3] * 2000}, features=features)

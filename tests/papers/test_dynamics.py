@@ -62,6 +62,13 @@ def test_evaluations_without_the_rows_do_not_count() -> None:
     np.testing.assert_array_equal(learned_epoch([1, 2, 3], unknown), [3, 1])
 
 
+def test_a_row_that_is_not_known_at_an_evaluation_hides_no_other() -> None:
+    """Only an evaluation in which no row is known is passed over."""
+    correct = [[1, np.nan], [1, 1], [np.nan, np.nan]]
+    assert learned_epoch([1, 2, 3], correct).tolist() == [1, 2]
+    assert learned_epoch([1, 2, 3], correct, when="first").tolist() == [1, 2]
+
+
 def test_boundaries_that_look_alike_have_names_of_their_own() -> None:
     groups = learned_groups([1.0], [1.00000001, 1.00000002])
     assert list(groups) == ["to 1.00000001", "1.00000001 to 1.00000002", "after 1.00000002", "never"]

@@ -406,6 +406,29 @@ class TestDataThatDoNotDetermineTheParameters:
         with pytest.warns(UserWarning, match="The fit did not converge"):
             VectorScaling().fit(*sampled(500, 5))
 
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    def test_a_class_that_is_all_but_separated_is_named_whatever_the_sign(self, sign: float) -> None:
+        """One row of 400 lies a hair on the other side; with a weight far below 0 where the logit is turned."""
+        rng = np.random.default_rng(1)
+        labels = rng.integers(0, 3, 400)
+        logits = rng.normal(size=(400, 3))
+        logits[:, 0] = np.where(labels == 0, 1, -1) * rng.uniform(0.5, 1.5, 400)
+        logits[np.flatnonzero(labels == 0)[0], 0] = logits[labels != 0, 0].max() - 1e-9
+        logits[:, 0] *= sign
+        with pytest.warns(UserWarning, match="Class 0 is almost perfectly separated"):
+            scaler = VectorScaling().fit(logits, labels)
+        assert 0 < sign * scaler.weight_[0] < 100
+
+    def test_a_mixing_that_is_penalised_may_rank_all_labels_first(self) -> None:
+        """The penalty bounds it, so that the data do determine the parameters."""
+        rng = np.random.default_rng(0)
+        labels = rng.integers(0, 3, 400)
+        logits = 4 * np.eye(3)[(labels + 1) % 3] + 0.2 * rng.normal(size=(400, 3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scaler = MatrixScaling(off_diagonal_penalty=0.01, bias_penalty=0.01).fit(logits, labels)
+        assert (scaler.transform(logits).argmax(axis=1) == labels).all()
+
     def test_a_class_that_is_all_but_separated_does_not_run_away(self) -> None:
         rng = np.random.default_rng(2)
         logits = 100 * rng.normal(size=(40, 5))
