@@ -184,15 +184,15 @@ def rows_with(wrong: list[int], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_sequence_that_fails_passes_no_level_on() -> None:
-    """20 wrong ones in front end the first of two sequences; at 1,000 rows p lies between delta / 2 and delta."""
-    n_wrong = next(k for k in range(50, 0, -1) if binom.cdf(k, 1000, 0.05) <= DELTA)
-    assert DELTA / 2 < binom.cdf(n_wrong, 1000, 0.05) <= DELTA
+    """With k wrong ones of 332, p lies between delta / 2 and delta: enough only after a sequence that passed."""
     assert starts(1000, 0.95, DELTA).tolist() == [110, 332]
-    late = np.linspace(340, 990, n_wrong - 20).astype(int)
-    front = rows_with([*range(20), *late], 1000)
-    back = rows_with([*range(300, 320), *late], 1000)  # the first sequence reaches the second
-    assert certified_threshold(*front, promised=0.95, delta=DELTA) == 1
-    assert certified_threshold(*back, promised=0.95, delta=DELTA) < 1
+    k = next(k for k in range(50, 0, -1) if binom.cdf(k, 332, 0.05) <= DELTA)
+    assert binom.cdf(k - 1, 331, 0.05) <= DELTA / 2 < binom.cdf(k, 332, 0.05)
+    failed = rows_with([0, 1, 2, *range(331, 331 - k + 3, -1)], 1000)  # p is .2 at 110
+    passed = rows_with([*range(331, 331 - k, -1)], 1000)
+    assert failed[1].sum() == passed[1].sum()
+    assert certified_threshold(*failed, promised=0.95, delta=DELTA) == 1
+    assert certified_threshold(*passed, promised=0.95, delta=DELTA) == 0
 
 
 def test_the_order_of_rows_with_one_confidence_promises_nothing() -> None:
