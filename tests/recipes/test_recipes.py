@@ -36,6 +36,8 @@ from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset, load_data
 from hf_calib.experiments import train_and_report
 from hf_calib.report.text import with_interval
+from hf_calib.scaling.saved_map import load_map
+from hf_calib.trainer.calibration_map import in_words
 from tests.helpers.places import ROOT
 from tests.helpers.reports import quick_report  # noqa: F401
 from tests.helpers.tiny import LENGTH, VOCABULARY, arguments
@@ -114,7 +116,7 @@ def test_text_recipe_trains_reports_and_saves(
     options = [*SHORT, *text_arguments, *task, *loss, "--calibration_method", "auto"]
     run("text_classification.py", *options, "--output_dir", str(tmp_path))
     printed = capsys.readouterr().out
-    assert "after T = " in printed  # auto has chosen a temperature
+    assert f"after {in_words(load_map(tmp_path / 'calibrated').scaler)}" in printed
     assert {"calibrated", "results.json", "report", "gammas.png"} <= {p.name for p in tmp_path.iterdir()}
     assert results(tmp_path)["loss"] == "adafocal"
     metrics = results(tmp_path)["metrics"]

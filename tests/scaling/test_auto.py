@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 
@@ -44,24 +45,24 @@ class TestChoice:
         assert scaler.choice_ in ("identity", "temperature")
         assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
 
-    def test_raw_logits_need_two_standard_errors(self) -> None:
-        """On 60 rows that are calibrated: by the losses of each row under the temperature of the other parts."""
-        kept = []
-        for seed in range(40):
-            logits = some_logits(60, 3, seed=seed)
+    def test_raw_logits_need_two_standard_errors_and_300_rows(self) -> None:
+        """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
+        kept = {60: 0, 300: 0}
+        for n, seed in itertools.product(kept, range(30)):
+            logits = some_logits(n, 3, seed=seed)
             labels = drawn(logits, seed)
             scaler = silently_fitted(logits, labels)
-            folds = np.random.default_rng(0).permutation(np.arange(60) % 5)
-            gains = np.empty(60)
+            folds = np.random.default_rng(0).permutation(np.arange(n) % 5)
+            gains = np.empty(n)
             for fold in range(5):
                 out = folds == fold
                 scaled = TemperatureScaling().fit(logits[~out], labels[~out]).transform(logits[out])
                 log_probs = log_softmax(logits[out], axis=1) - log_softmax(scaled, axis=1)
                 gains[out] = log_probs[np.arange(len(scaled)), labels[out]]
-            clearly = gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(60)
+            clearly = gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(n)
             assert clearly or scaler.choice_ != "identity"
-            kept.append(scaler.choice_ == "identity")
-        assert 0 < sum(kept) < 8
+            kept[n] += scaler.choice_ == "identity"
+        assert kept[60] == 0 < kept[300] < 15
 
     def test_over_confident_logits_get_a_temperature(self) -> None:
         logits = some_logits(2000, 5)
