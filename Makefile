@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trl check test-oldest bench studies clean
+.PHONY: setup demo test test-slow test-trl check test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -43,6 +43,11 @@ test-oldest: .venv-oldest/installed
 	python3 -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable ".[dev]"
 	touch $@
+
+# Wrong lines in MODULE (files or folders), SAMPLE of them: which does no test notice?
+SAMPLE ?= 100
+mutants: setup
+	$(BIN)/python tests/mutants.py $(MODULE) --sample $(SAMPLE)
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/losses.py
