@@ -46,7 +46,6 @@ RNG = np.random.default_rng(0)
         np.repeat([0.001, 0.999], 500),
         np.array([0.99] * 10 + [0.6] * 10 + [0.2] * 10),
     ],
-    ids=str,
 )
 def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
     probabilities, coins = exact(chances), Coins.of(chances)
