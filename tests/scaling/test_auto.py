@@ -9,6 +9,9 @@ import warnings
 import numpy as np
 import pytest
 from scipy.special import expit, log_softmax, softmax
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
 
 from hf_calib.scaling import AutoScaling, StructuredVectorScaling, TemperatureScaling
 from hf_calib.scaling.affine import AffineMap
@@ -106,6 +109,34 @@ class TestChoice:
             ]
             excess.append(nll(scaled[0], drawn(fresh)) - nll(scaled[1], drawn(fresh)))
         assert np.mean(excess) < 0.002
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("n", [50, 100, 300])
+    def test_few_rows_of_networks_end_no_worse_than_a_temperature(self, n: int) -> None:
+        """Three networks on scikit-learn's digits, two of them over-confident; benchmarks/few_rows.py has more."""
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        train, pool, test = order[:500], order[500:1100], order[1100:]
+        makers = [
+            LogisticRegression(max_iter=200),
+            LogisticRegression(C=1e4, max_iter=2000),
+            MLPClassifier(30, max_iter=60, random_state=0),
+        ]
+        excess = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for model in makers:
+                model.fit(digits.data[train] / 16, digits.target[train])
+                logits = np.log(np.maximum(model.predict_proba(digits.data / 16), 1e-30))
+                for draw in range(8):
+                    rows = np.random.default_rng(draw).permutation(pool)[:n]
+                    data = logits[rows], digits.target[rows]
+                    auto, temperature = AutoScaling().fit(*data), TemperatureScaling().fit(*data)
+                    losses = [
+                        nll(m.transform(logits[test]), digits.target[test]) for m in (auto, temperature)
+                    ]
+                    excess.append(losses[0] - losses[1])
+        assert np.mean(excess) < 0.0015
 
     def test_two_classes(self) -> None:
         logits = some_logits(1000, 2)
