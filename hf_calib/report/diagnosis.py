@@ -181,12 +181,13 @@ def _frequencies(assessment: Assessment, alpha: float) -> list[str]:
     rows = misjudged_frequencies(assessment.classes, alpha)
     if not rows:
         return []
-    named = ", ".join(
-        f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
-        for row in rows[:_CLASSES_NAMED]
+    named = _listed(
+        [
+            f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
+            for row in rows
+        ]
     )
-    more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
-    return [f"Some classes occur more or less often than their mean probability: {named}{more}."]
+    return [f"Some classes occur more or less often than their mean probability: {named}."]
 
 
 def misjudged_frequencies(rows: Sequence[ClassRow], alpha: float) -> list[ClassRow]:
@@ -196,13 +197,10 @@ def misjudged_frequencies(rows: Sequence[ClassRow], alpha: float) -> list[ClassR
 
 
 def _classes_sentence(rows: Sequence[ClassRow], word: str) -> str:
-    named = [
-        f'"{row.name}" (confidence {row.confidence:.2f}, precision {row.precision:.2f})'
-        for row in rows[:_CLASSES_NAMED]
-    ]
-    more = f", and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
-    classes = "class" if len(rows) == 1 else "classes"
-    return f"Predictions of {len(rows)} {classes} are {word} beyond chance: {', '.join(named)}{more}."
+    named = _listed(
+        [f'"{row.name}" (confidence {row.confidence:.2f}, precision {row.precision:.2f})' for row in rows]
+    )
+    return f"Predictions of {_counted(rows)} are {word} beyond chance: {named}."
 
 
 def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
@@ -318,6 +316,15 @@ def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:
 
 
 def _named(rows: Sequence[ClassRow]) -> str:
-    names = ", ".join(f'"{row.name}"' for row in rows[:_CLASSES_NAMED])
-    more = f" and {len(rows) - _CLASSES_NAMED} more" if len(rows) > _CLASSES_NAMED else ""
-    return f"{len(rows)} {'class' if len(rows) == 1 else 'classes'} ({names}{more})"
+    names = _listed([f'"{row.name}"' for row in rows])
+    return f"{_counted(rows)} ({names})"
+
+
+def _counted(rows: Sequence[ClassRow]) -> str:
+    return f"{len(rows)} class{'es' * (len(rows) != 1)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    more = len(words) - _CLASSES_NAMED
+    return ", ".join(words[:_CLASSES_NAMED]) + (f", and {more} more" if more > 0 else "")

@@ -200,6 +200,8 @@ def test_the_order_of_rows_with_one_confidence_promises_nothing() -> None:
     n_wrong = next(k for k in range(50, 0, -1) if binom.cdf(k, 1000, 0.05) <= DELTA)
     right = np.arange(1000) < 1000 - n_wrong
     same = np.full(1000, 0.9)
+    tied = np.round(np.linspace(1, 0.5, 1000), 1)
+    assert len({certified_threshold(tied, right, promised=0.9, delta=DELTA) for _ in range(5)}) == 1
     assert certified_threshold(same, right, promised=0.95, delta=DELTA) == 1
     assert certified_threshold(same, right[::-1], promised=0.95, delta=DELTA) == 1
 

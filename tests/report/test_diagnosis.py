@@ -12,6 +12,7 @@ from scipy.stats import binom, binomtest
 from hf_calib.metrics import calibration_report
 from hf_calib.report import CalibrationReport
 from hf_calib.report.coins import Coins
+from hf_calib.report.diagnosis import claims
 from tests.helpers.sampled import labels_by
 
 CLAIMS = re.compile(
@@ -212,3 +213,38 @@ def test_after_calibration_speaks_of_the_calibrated_probabilities() -> None:
     assert f"mean confidence {truth.max(axis=1).mean():.3f}" in after
     gain = calibration_report(truth, labels_by(truth, rng), n_resamples=1)
     assert f"by at most {gain.before.metrics['post_processing_gap'].value:.4f} on these" in gain.diagnosis[-1]
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        (1, '1 class ("c9") without examples'),
+        (5, '5 classes ("c5", "c6", "c7", "c8", "c9") without examples'),
+        (7, '7 classes ("c3", "c4", "c5", "c6", "c7", and 2 more) without examples'),
+    ],
+)
+def test_of_many_classes_five_are_named(absent: int, words: str) -> None:
+    rng = np.random.default_rng(0)
+    probs = softmax(rng.normal(size=(300, 10)), axis=1)
+    labels = rng.integers(0, 10 - absent, 300)
+    names = [f"c{i}" for i in range(10)]
+    report = calibration_report(probs, labels, class_names=names, n_resamples=20)
+    assert words in " ".join(report.warnings)
+
+
+def test_two_sets_of_probabilities_share_the_level() -> None:
+    """What is just beyond chance alone is not where the report has a second set, before or after."""
+    alone = []
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        confidences = rng.uniform(0.5, 1, 120)
+        probs = np.stack([confidences, 1 - confidences], axis=1)
+        labels = np.where(rng.random(120) < confidences - 0.06, 0, 1)
+        one = calibration_report(probs, labels, n_resamples=200, seed=0)
+        if claims(one, one.before).verdict != "neither":
+            two = calibration_report(probs, labels, calibrated=probs, n_resamples=200, seed=0)
+            alone.append(claims(two, two.before).verdict == "neither")
+            assert claims(two, two.before).level in (0, pytest.approx(claims(one, one.before).level / 2))
+        if len(alone) == 25:
+            break
+    assert 0 < sum(alone) < 25
