@@ -228,6 +228,16 @@ def test_what_the_map_does_to_the_ece() -> None:
     )
 
 
+def test_a_map_that_leaves_most_of_the_ece_has_not_repaired_it() -> None:
+    ece = {
+        ("cross_entropy", "none"): 0.1,
+        ("cross_entropy", "temperature"): 0.08,
+        ("focal", "none"): 0.04,  # nothing to repair
+        ("focal", "temperature"): 0.01,
+    }
+    assert not [each for each in advise(results(NLL, ece=ece)) if "repairs" in each or "larger after" in each]
+
+
 def test_missing_trainings_are_counted() -> None:
     notes = notes_on_statistics(
         results(NLL, missing={("focal", 3): "not finished", ("focal", 4): "not finished"})

@@ -296,6 +296,15 @@ def test_poor_calibration_rows_end_in_notes(
         assert "fitted on 3 calibration rows" in notes
 
 
+def test_other_numbers_of_calibration_rows_are_said(tmp_path: Path) -> None:
+    whole = TRAININGS["cross_entropy", 1]
+    part = whole.calibration.select(np.arange(150))
+    trainings = {("cross_entropy", 0): TRAININGS["cross_entropy", 0]}
+    trainings["cross_entropy", 1] = TrainingPredictions(whole.test, part)
+    notes = measured(tmp_path, trainings, methods=("temperature",)).notes
+    assert "The trainings have different numbers of calibration rows, 150 to 200." in notes
+
+
 def test_few_and_uniform_test_rows(tmp_path: Path) -> None:
     task = Task(n_test=1)
     one = measured(tmp_path / "one", {(loss, seed): task.train(seed) for loss in LOSSES for seed in (0, 1)})
