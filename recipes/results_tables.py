@@ -1,17 +1,12 @@
-"""Print the tables of RESULTS.md from the studies of run_studies.sh, and draw regimes.png: what the epochs decide.
+"""Print the tables of RESULTS.md from the studies of run_studies.sh.
 
 python recipes/results_tables.py OUTPUT > tables.md
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
-import numpy as np
-from matplotlib.figure import Figure
-
-MARKERS = "os^Dv<>PX*hd"
 METHODS = {"none": "", "temperature": " after T", "auto": " after auto"}
 # ECE in %, before and after the temperature, of the CNN on 20 Newsgroups: Table 1 of the dual focal paper,
 # Table 4 of FCL's, and Table 1 of AdaFocal's, which has equal-mass bins.
@@ -91,62 +86,9 @@ def print_beside_the_papers(report: dict) -> None:
     print()
 
 
-def draw_regimes(reports: dict[str, dict], path: Path) -> None:
-    """By the number of epochs, a column for each task: ECE before and after the temperature, and the NLL after it."""
-    tasks: dict[str, dict[int, dict]] = {}
-    for name, report in reports.items():
-        found = re.fullmatch(r"(.+)_(\d+)_epochs", name)
-        if found:
-            tasks.setdefault(found[1], {})[int(found[2])] = report
-    if not tasks:
-        return
-    panels = (
-        ("ECE, as trained", "means", ("none", "ece")),
-        ("ECE, after the temperature", "means", ("temperature", "ece")),
-        ("NLL after it, less cross entropy's", "differences", ("temperature", "nll")),
-    )
-    # The same line for the same loss in every panel; FCL's hyperparameters are those of its paper for the task.
-    drawn = [studies[min(studies)]["losses"] for studies in tasks.values()]
-    losses = list(dict.fromkeys(family(loss) for names in drawn for loss in names))
-    figure = Figure(figsize=(5 * len(tasks), 10), layout="constrained")
-    grid = figure.subplots(len(panels), len(tasks), squeeze=False)
-    for column, (task, studies) in enumerate(sorted(tasks.items())):
-        for axes, (title, table, (method, metric)) in zip(grid[:, column], panels, strict=True):
-            for number, loss in enumerate(losses):
-                points = [
-                    (epochs * 1.03 ** (number - len(losses) / 2), row["value"], row["low"], row["high"])
-                    for epochs, report in sorted(studies.items())
-                    for (name, *key), row in by(report, table).items()
-                    if family(name) == loss and key == [method, metric] and row["value"] is not None
-                ]
-                if points:
-                    x, y, low, high = np.array(points).T
-                    baseline = loss == "cross_entropy"
-                    style = {"color": "black", "lw": 2.5} if baseline else {"color": f"C{number}", "lw": 1}
-                    marker = MARKERS[number]
-                    axes.errorbar(x, y, [y - low, high - y], marker=marker, label=loss, elinewidth=1, **style)
-            axes.set(
-                xscale="log", xticks=sorted(studies), xticklabels=sorted(studies), title=f"{task}: {title}"
-            )
-            axes.minorticks_off()
-            if table == "means":
-                axes.set_ylim(0, None)
-            else:
-                axes.axhline(0, color="black", lw=2.5)
-        grid[-1][column].set_xlabel("epochs")
-    grid[0][-1].legend(fontsize=7)
-    figure.savefig(path, dpi=130)
-
-
-def family(loss: str) -> str:
-    """The name of a loss without that of the task that its hyperparameters are for."""
-    return loss.removesuffix("_ag_news").removesuffix("_20newsgroups")
-
-
 output = Path(sys.argv[1])
 reports = {path.parent.name: json.loads(path.read_text()) for path in sorted(output.glob("*/report.json"))}
 for name, report in reports.items():
     print_study(name, report)
     if name == "20newsgroups_cnn":
         print_beside_the_papers(report)
-draw_regimes(reports, output / "regimes.png")
