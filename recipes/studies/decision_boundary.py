@@ -149,7 +149,13 @@ for axes, (name, upper) in zip(panels.flat, maps.items(), strict=True):
         members = drawn[0][drawn[1] == label][:60]
         axes.plot(*members.T, marker, markersize=3, mfc="white", mec="black", mew=0.4)
     axes.set_title(name, fontsize=9)
-    axes.set(xlim=BOX[:2], ylim=BOX[2:], xticks=[], yticks=[], aspect="equal")
+    axes.set(xlim=BOX[:2], ylim=BOX[2:], aspect="equal")
+    axes.tick_params(labelsize=6)
+for axes in panels[-1]:
+    axes.set_xlabel("first feature", fontsize=7)
+for axes in panels[:, 0]:
+    axes.set_ylabel("second feature", fontsize=7)
+figure.suptitle("The first seed of those in the table", fontsize=8)
 scale = figure.colorbar(surface, ax=panels, shrink=0.8, ticks=[0, 0.5, 1])
 scale.set_label("probability of the upper moon", fontsize=7)
 scale.ax.tick_params(labelsize=7)
