@@ -490,7 +490,7 @@ def push(
 ) -> None:
     """Push a calibrated model to the Hub, in one commit, with its card, which is the folder's README.md.
 
-    The token is HF_TOKEN, or that of `hf auth login`.
+    The token is HF_TOKEN, or that of `hf auth login`. To see the card first: hf_calib.cards.write_card(folder).
     """
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import push as command

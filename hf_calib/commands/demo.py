@@ -265,7 +265,9 @@ def show_pipeline(console: Console, model_dir: Path, dataset: DatasetDict, loss:
         soft_wrap=True,
     )
     names = dataset["test"].features["label"].names
-    for row in (dataset["test"][i] for i in range(2)):
+    rows = dataset["test"].shuffle(seed=0)
+    first = rows[0]
+    for row in (first, next((row for row in rows if row["label"] != first["label"]), rows[1])):
         prediction = classify(row["text"], truncation=True)[0]
         text = row["text"] if len(row["text"]) <= 90 else row["text"][:87] + "..."
         console.print(f"  {text!r}", style="italic", highlight=False, markup=False, soft_wrap=True)
@@ -273,3 +275,9 @@ def show_pipeline(console: Console, model_dir: Path, dataset: DatasetDict, loss:
             f"    -> {prediction['label']}, {prediction['score']:.0%} sure (it is from {names[row['label']]})",
             highlight=False,
         )
+    console.print(
+        f"\nOn your own rows: hf-calib evaluate {model_dir} --data yours.csv --output measured, with columns text and "
+        "label.",
+        soft_wrap=True,
+        highlight=False,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,6 +133,10 @@ class CalibrationReport:
     def to_html(self) -> str:
         """The report as one HTML document that needs no other file: styles and figures are inside."""
         return self.document(with_figures=True).to_html()
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks; in a frame, as its styles are for a page of its own."""
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""

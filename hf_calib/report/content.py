@@ -12,6 +12,7 @@ from hf_calib.report.text import (
     final_state,
     footnotes,
     label_table,
+    made_with,
     metric_table,
     summary,
 )
@@ -36,11 +37,12 @@ def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
         Lead(summary(report)),
         Section("Diagnosis", [Bullets(report.diagnosis)]),
         *([Section("Caveats", [Bullets(report.warnings, label="Note: ")])] if report.warnings else []),
+        *([Section("Figures", [figures])] if images else []),
         *_sections(report, level),
         Section("Metrics", [metrics, Bullets(footnotes(report), faint=True)]),
         *_against_shares(report, level),
-        *([Section("Figures", [figures])] if images else []),
         *_rows(report, level),
+        Bullets([made_with()], faint=True),
     ]
     return Document(title, blocks)
 

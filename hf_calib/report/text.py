@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
+from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
 from hf_calib.metrics.bootstrap import Interval
@@ -35,16 +37,24 @@ def columns(before: T, after: T | None) -> dict[str, T]:
 
 def summary(report: CalibrationReport) -> str:
     """One line on what was measured."""
+    about = (report.about.get(key) for key in ("name", "split", "part"))
+    rows = ", ".join(str(word) for word in about if word)
+    of = f"{rows}: " if rows else ""
     if report.multi_label:
         return (
-            f"{report.n_examples:,} examples, {report.n_classes:,} labels, {report.n_decisions:,} decisions, "
+            f"{of}{report.n_examples:,} examples, {report.n_classes:,} labels, {report.n_decisions:,} decisions, "
             f"{report.n_bins} bins; intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} "
             f"resamples, seed {report.seed}."
         )
     return (
-        f"{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
+        f"{of}{report.n_examples:,} examples, {report.n_classes:,} classes, {report.n_bins} bins; "
         f"intervals of {100 * report.confidence_level:g}% from {report.n_resamples:,} resamples, seed {report.seed}."
     )
+
+
+def made_with() -> str:
+    """When and by which version a report is written."""
+    return f"Written on {datetime.now(timezone.utc).date().isoformat()} by hf_calib {version('hf_calib')}."
 
 
 def final_state(report: CalibrationReport) -> str:

@@ -654,3 +654,16 @@ def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
     assert quick(probs, labels).to_dict()["out_of_distribution"] == []
     with pytest.raises(ValueError, match="expected panels to have at least one curve each"):
         roc_diagram({})
+
+
+def test_a_report_names_its_rows_and_when_it_was_written() -> None:
+    report = replace(overconfident(), about={"name": "test.csv", "split": "test", "part": "the other half"})
+    text = report.to_markdown()
+    assert "\ntest.csv, test, the other half: " in text
+    assert re.search(r"Written on 20\d\d-\d\d-\d\d by hf_calib \d", text)
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    shown = overconfident()._repr_html_()
+    assert shown.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+    assert unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]) == overconfident().to_html()
