@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from sklearn.base import clone
 from transformers import set_seed
@@ -170,7 +171,7 @@ def cross_calibrate(
                 save_file({"logits": logits, "labels": labels}, unfinished)
         accelerator.wait_for_everyone()
 
-    parts = [load_file(folder / f"fold_{fold}" / OUT_OF_FOLD) for fold in range(n_folds)]
+    parts = [_predicted(folder / f"fold_{fold}" / OUT_OF_FOLD) for fold in range(n_folds)]
     logits, labels = (np.concatenate([part[name] for part in parts]) for name in ("logits", "labels"))
     fit_once(accelerator, scaler, logits, labels)
     logger.info("All %d rows", len(dataset))
@@ -262,6 +263,15 @@ def _digest_of_weights(model: Any) -> str:
             digest.update(name.encode())
             digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _predicted(path: Path) -> dict[str, Any]:
+    """Logits and labels of a fold's rows."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        way_out = "remove it: its fold is predicted again"
+        raise InputValueError(expected(str(path), "be as it was written", error, way_out)) from error
 
 
 def _free_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,27 @@ class TestReport:
         alone = called_for_json("evaluate", workplace / "test.npz")
         assert found["reports"][str(workplace / "test.npz")] == alone  # two are named "data"
         assert [report["n_examples"] for report in found["reports"].values()] == [240, 80, 120]
+
+    def test_names_and_notes_are_no_markup(self, workplace: Path, tmp_path: Path) -> None:
+        """Of files, and of a report.json that somebody else has written."""
+        hostile = "<script>alert(1)<script> a|b"
+        shutil.copy(workplace / "test.npz", tmp_path / f"{hostile}.npz")
+        assert call("evaluate", workplace / "test.npz", "--output", tmp_path / "made").exit_code == 0
+        record = json.loads((tmp_path / "made" / "report.json").read_text())
+        record |= {"name": hostile, "warnings": [hostile], "diagnosis": [hostile]}
+        (tmp_path / "made" / "report.json").write_text(json.dumps(record))
+        words = (tmp_path / f"{hostile}.npz", tmp_path / "made")
+        result = call("report", *words, "--output", tmp_path / "compared")
+        assert result.exit_code == 0, result.output
+        written = (tmp_path / "compared" / "comparison.md").read_text()
+        assert "<script" not in written
+        assert "&lt;script&gt;alert(1)" in written
+        rows = [
+            line
+            for line in (tmp_path / "compared" / "comparison.md").read_text().splitlines()
+            if line[:1] == "|"
+        ]
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
 
     def test_columns_that_do_not_fit_follow_below(self, workplace: Path, tmp_path: Path) -> None:
         predictions = load_predictions(workplace / "test.npz")

@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_calib import CalibrationTrainer, cross_calibrate
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling, VectorScaling
+from hf_calib.trainer.cross_calibration import _predicted
 from tests.helpers.killed_cross_calibration import N_FOLDS, N_ROWS
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import TEXT, arguments, assert_same, sequences, tagged, tiny_bert, weights
@@ -184,6 +185,14 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_fold_that_was_cut_short_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out_of_fold.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    with pytest.raises(
+        ValueError, match=r"out_of_fold.safetensors to be as it was written, got .*; remove it: its"
+    ):
+        _predicted(tmp_path / "out_of_fold.safetensors")
+
+
 def test_a_folder_of_another_cross_calibration_is_refused(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 12)
 
