@@ -191,9 +191,10 @@ def decide(
 def _check_decides(kind: LabelKind, source: str) -> None:
     """Refuse labels that a rule makes no promise for."""
     if kind.sigmoid:
-        way_out = "fit LabelThresholds of hf_calib.decisions for several labels a row"
+        way_out = "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
         requirement = "have one class a row"
-        raise InputValueError(expected("the predictions", requirement, f"several in {source}", way_out))
+        got = f"a sigmoid for each label in {source}"
+        raise InputValueError(expected("the predictions", requirement, got, way_out))
     if not kind.independent:
         way_out = "its promises hold for rows that are independent of each other, as tokens are not"
         raise InputValueError(expected("the model", "classify texts or images", source, way_out))

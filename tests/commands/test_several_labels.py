@@ -59,7 +59,7 @@ class TestSeveralLabels:
     def test_what_is_for_one_class_is_refused(self, path: Path, tmp_path: Path) -> None:
         output = ("--output", tmp_path / "out")
         for words, message in (
-            (("decide", path), "the predictions to have one class a row, got several in"),
+            (("decide", path), "the predictions to have one class a row, got a sigmoid for each label in"),
             (
                 ("calibrate", path, *output, "--method", "vector"),
                 "method to be one of auto, temperature, per_l",
