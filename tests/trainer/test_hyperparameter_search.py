@@ -16,13 +16,15 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from accelerate import Accelerator
 from scipy.special import log_softmax
 from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
 from hf_calib.losses import AdaptiveLoss
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import TemperatureScaling, VectorScaling
+from hf_calib.trainer.search import out_of_fold_metrics
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, tiny_trainer, weights
 
 optuna.logging.disable_default_handler()
@@ -219,6 +221,22 @@ def test_a_search_without_a_calibration_split_is_on_the_evaluation_split_and_say
     trainer.calibration_dataset = None
     with pytest.warns(UserWarning, match="no calibration_dataset, so the search is on the evaluation split"):
         trainer.hyperparameter_search(learning_rates(1e-3), n_trials=1, backend="optuna")
+
+
+def test_a_trial_is_scored_by_maps_that_did_not_see_the_row() -> None:
+    """Labels that no logit tells of: a map of the same rows would find something."""
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(60, 4)), rng.integers(0, 4, 60)
+    found = out_of_fold_metrics(
+        Accelerator(cpu=True), VectorScaling(), logits, labels, prefix="eval", n_bins=15
+    )
+    folds = np.random.default_rng(0).permutation(np.arange(60) % 5)
+    losses = np.empty(60)
+    for ours in (folds == fold for fold in range(5)):
+        mapped = VectorScaling().fit(logits[~ours], labels[~ours]).transform(logits[ours])
+        losses[ours] = -log_softmax(mapped, axis=1)[np.arange(ours.sum()), labels[ours]]
+    assert found["eval_nll_calibrated"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert losses.mean() > np.log(4)
 
 
 @pytest.mark.slow
