@@ -199,7 +199,7 @@ def estimate_prior(
         if source is not None and source_labels is not None:
             _warn_if_not_calibrated(*check_probs_and_labels(source, source_labels))
         start = train[:, None]
-        pseudo_rows = _chosen_pseudo_rows(target, start, rng)
+        pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
         pseudo = pseudo_rows * start
         prior = _maximum_likelihood(target, start, ones, pseudo, start, _NATS[0])
         resampled = [

@@ -155,7 +155,7 @@ def test_what_a_training_leaves(trained: Path) -> None:
         for name, value in expected.items():
             found = entities[state][name]
             assert found["value"] == pytest.approx(value, abs=1e-9), (state, name)
-            assert found["low"] < found["high"]
+            assert name.startswith("ece") or found["low"] < found["high"]
     assert entities["n_sentences"] == 120
     assert read(trained / "report" / "report.json")["entities"] == entities
     assert (trained / "report" / "figures" / "entities.png").is_file()
@@ -194,7 +194,8 @@ def test_evaluate_says_the_same_of_the_saved_model(files: Path, trained: Path) -
     for name in ("f1", "precision", "recall", "ece_product", "ece_minimum"):
         ours = report["entities"]["after"][name]
         assert record["entities"]["before"][name]["value"] == pytest.approx(ours["value"], abs=1e-4), name
-        assert record["entities"]["before"][name]["low"] == pytest.approx(ours["low"], abs=1e-3), name
+        low = None if name.startswith("ece") else pytest.approx(ours["low"], abs=1e-3)
+        assert record["entities"]["before"][name]["low"] == low, name
 
 
 @pytest.mark.slow

@@ -213,7 +213,9 @@ class TestGuarantees:
         # Three standard errors of what is promised; those of the coverage are of 120 draws, not of 360 shares.
         assert 0.95 - 3 * np.sqrt(0.05 * 0.95 / 120) < np.mean(covered) < 0.99
         assert np.mean(kept) > 0.95 - 3 * np.sqrt(0.05 * 0.95 / 120)
-        np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=0.015)
+        # EM's shares are shrunk by as many rows as held-out rows ask for, towards even shares here.
+        wide = 0.02 if method.startswith("em") else 0.015
+        np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=wide)
 
     @pytest.mark.slow
     def test_the_test_keeps_its_level(self) -> None:
