@@ -158,7 +158,7 @@ def estimate_prior(
     >>> source_probs, source_labels = draw(2000, 0.5)
     >>> found = estimate_prior(draw(2000, 0.2)[0], source_probs=source_probs)
     >>> found.prior.round(2), found.shifted
-    (array([0.79, 0.21]), True)
+    (array([0.78, 0.22]), True)
     """
     check_choice("method", method, METHODS)
     check_n_resamples(n_resamples)

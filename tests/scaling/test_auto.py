@@ -51,7 +51,7 @@ class TestChoice:
     def test_raw_logits_need_two_standard_errors_and_300_rows(self) -> None:
         """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
         kept = {60: 0, 300: 0}
-        for n, seed in itertools.product(kept, range(30)):
+        for n, seed in itertools.product(kept, range(16)):
             logits = some_logits(n, 3, seed=seed)
             labels = drawn(logits, seed)
             scaler = silently_fitted(logits, labels)
@@ -65,7 +65,7 @@ class TestChoice:
             clearly = gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(n)
             assert clearly or scaler.choice_ != "identity"
             kept[n] += scaler.choice_ == "identity"
-        assert kept[60] == 0 < kept[300] < 15
+        assert kept[60] == 0 < kept[300] < 8
 
     def test_over_confident_logits_get_a_temperature(self) -> None:
         logits = some_logits(2000, 5)
