@@ -40,8 +40,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     Args:
         task: as for `transformers.pipeline`.
         model: a folder, a repository on the Hub, or a model; one with adapters too, whose base model gets the classes
-            that the map is for. Of a model the place that it was loaded from is looked
-            at: one that was trained since has to be saved first, and one of another branch needs its `revision`.
+            that the map is for. Of a model the place that it was loaded from is looked at: one that was trained since
+            has to be saved first, and one of another branch needs its `revision`.
         **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. Of
             `function_to_apply` only what the scaler stands for is taken: "softmax", or "sigmoid" for a multi-label
             one.

@@ -130,16 +130,16 @@ def soft_label_section(
 
 
 def _measure(probs: NDArray[Any], soft_labels: FloatArray, settings: Settings) -> dict[str, Interval]:
-    with_interval = {key: measure for key, measure in SOFT_MEASURES.items() if not measure.binned}
+    resampled = {key: measure for key, measure in SOFT_MEASURES.items() if not measure.binned}
     intervals = percentile_intervals(
-        [(measure.metric, dict(measure.options)) for measure in with_interval.values()],
+        [(measure.metric, dict(measure.options)) for measure in resampled.values()],
         probs,
         soft_labels,
         n_resamples=settings.n_resamples,
         confidence_level=settings.confidence_level,
         seed=settings.seed,
     )
-    found = dict(zip(with_interval, intervals, strict=True))
+    found = dict(zip(resampled, intervals, strict=True))
     for key in SOFT_MEASURES.keys() - found.keys():
         measure = SOFT_MEASURES[key]
         function = getattr(metrics, measure.metric)
