@@ -76,17 +76,19 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     load: Any = transformers.pipeline  # typed task by task
     place, revision, token = model, kwargs.get("revision"), kwargs.get("token")
     kind_of_task = next((each for each in TASKS.values() if each.classifier and each.pipeline == task), None)
+    saved: SavedMap | None = None
     if isinstance(model, str) and kind_of_task is not None and "config" not in kwargs:
-        with_adapters = _model_with_adapters(model, kind_of_task.auto_class, revision, token)
-        if with_adapters is not None:
-            model = with_adapters
+        if find_adapter_config_file(model, revision=revision, token=token) is not None:
+            saved = _map_beside(model, revision, token)
+        if saved is not None and _has_class_names(saved):
+            model = _model_with_adapters(model, kind_of_task.auto_class, saved, revision, token)
             kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
     plain: Any = load(task, model, **kwargs)
     if not any(isinstance(plain, kind) for kind in _CALIBRATED):
         return plain
     config = plain.model.config
     place = place if isinstance(place, str) else plain.model.name_or_path
-    saved = _map_beside(place, revision, token)
+    saved = saved or _map_beside(place, revision, token)
     recorded = recorded_in(config)
     if saved is None:
         if recorded.get("folded") is False:
@@ -175,20 +177,19 @@ _CALIBRATED: dict[Any, Any] = {
 }
 
 
+def _has_class_names(saved: SavedMap) -> bool:
+    names = saved.about.get("class_names")
+    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+
+
 def _model_with_adapters(
-    place: str, auto_class: Any, revision: str | None, token: str | bool | None
-) -> Any | None:
-    """The base model with the classes of the map beside the adapters, and these on top; None where all is one model.
+    place: str, auto_class: Any, saved: SavedMap, revision: str | None, token: str | bool | None
+) -> Any:
+    """The base model with the classes of the map beside the adapters, and these on top.
 
     Adapters do not say how many classes their head has, and transformers would make two.
     """
-    found = find_adapter_config_file(place, revision=revision, token=token)
-    saved = None if found is None else _map_beside(place, revision, token)
-    names = None if saved is None else saved.about.get("class_names")
-    if saved is None or not (
-        isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    ):
-        return None
+    names = saved.about["class_names"]
     from peft import PeftConfig, PeftModel
 
     base = PeftConfig.from_pretrained(place, revision=revision, token=token).base_model_name_or_path
