@@ -34,15 +34,19 @@ def adafocal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> GammaTableLoss:
-    """AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions as training goes on.
+    r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions as training goes on.
 
     Where held-out predictions are over-confident the bin's gamma grows, where they are under-confident it
     shrinks, and below the switch the bin goes over to the inverse focal loss. No gamma has to be chosen, as
     with `focal`, but it needs a calibration split. `calfocal` has no memory; `ada_dual_focal` counts the rival
     class in.
 
-        L = -(1 - p_y)^γ log p_y for γ >= 0,  -(1 + p_y)^|γ| log p_y for γ < 0
-        γ_b <- γ_b exp(±λ (C_b - A_b)), the sign that of γ_b; confidence C_b and accuracy A_b of the bin
+    $$L = \begin{cases} -(1 - p_y)^{\gamma} \log p_y & \gamma \ge 0 \\
+        -(1 + p_y)^{|\gamma|} \log p_y & \gamma < 0 \end{cases}$$
+
+    $$\gamma_b \leftarrow \gamma_b \exp(\pm\lambda (C_b - A_b))$$
+
+    with $C_b$ the mean confidence and $A_b$ the accuracy of bin b, and the sign that of $\gamma_b$.
 
     Args:
         n_bins: number M of bins, >= 1.
@@ -112,12 +116,13 @@ def ada_dual_focal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> GammaTableLoss:
-    """AdaDualFocal: dual focal loss with the gammas of AdaFocal.
+    r"""AdaDualFocal: dual focal loss with the gammas of AdaFocal.
 
     As `dual_focal`, but gamma need not be chosen; as `adafocal`, but the weight goes by the lead of the label
     over its rival q_j.
 
-        L = -(1 - p_y + q_j)^γ log p_y for γ >= 0,  -(1 + p_y - q_j)^|γ| log p_y for γ < 0
+    $$L = \begin{cases} -(1 - p_y + q_j)^{\gamma} \log p_y & \gamma \ge 0 \\
+        -(1 + p_y - q_j)^{|\gamma|} \log p_y & \gamma < 0 \end{cases}$$
 
     Args:
         n_bins: number M of bins, >= 1.
@@ -193,11 +198,14 @@ def calfocal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> GammaTableLoss:
-    """CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
+    r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
     The step on the way to `adafocal`: gamma has no memory, so it swings with the gaps, and is never negative.
 
-        L = -(1 - p_y)^γ log p_y,  γ = exp(λ (C_b - A_b)) (Eq. 3),  or γ = exp(λ (p_y - A_b)) (Eq. 2)
+    $$L = -(1 - p_y)^{\gamma} \log p_y, \qquad \gamma = \exp(\lambda (C_b - A_b))$$
+
+    (Eq. 3), with $C_b$ the mean confidence and $A_b$ the accuracy of the held-out bin; or, by the example, $\gamma =
+    \exp(\lambda (p_y - A_b))$ (Eq. 2).
 
     Args:
         n_bins: number M of bins, >= 1.
@@ -243,15 +251,15 @@ def ece_ce(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> EceCrossEntropy:
-    """ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
+    r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 
     It weighs by how miscalibrated predictions like this one are, where `bsce_gra` weighs by how uncertain this
     one is. Needs a calibration split, like `adafocal`.
 
-        L = -w log p_y,  w = (1 - t) + t (|gap_b(p_y)| + |gap_m(rank)| + 2 gap_y) / 3
+    $$L = -w \log p_y, \qquad w = (1 - t) + \frac{t}{3} (|g_b| + |g_m| + 2 g_y)$$
 
-    with t the share of the training that is done, b the equal-width bin of p_y, m the equal-mass bin of its rank
-    within the batch, and gap_y the class-wise calibration error of the label.
+    with t the share of the training that is done, $g_b$ the gap of the equal-width bin of p_y, $g_m$ that of the
+    equal-mass bin of its rank within the batch, and $g_y$ the class-wise calibration error of the label.
 
     Args:
         n_bins: number M of bins, >= 1.

@@ -35,12 +35,13 @@ def mmce(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """MMCE: cross entropy plus the maximum mean calibration error of the batch.
+    r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
     A calibration error without bins, by a kernel on the confidences. In O(N log N) and O(N) memory, where
     `kde_ece` needs O(N^2); `soft_ece` has bins instead.
 
-        L = CE + λ MMCE,  MMCE^2 = sum_ij (c_i - r_i)(c_j - r_j) k(r_i, r_j) / N^2,  k = exp(-|r_i - r_j| / 0.4)
+    $$L = \mathrm{CE} + \lambda\, \mathrm{MMCE}, \qquad
+        \mathrm{MMCE}^2 = \frac{1}{N^2} \sum_{i,j} (c_i - r_i)(c_j - r_j) \exp(-|r_i - r_j| / 0.4)$$
 
     with r the confidence and c = 1 where the predicted class is right.
 
@@ -93,11 +94,14 @@ def soft_ece(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
+    r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
 
     The metric itself, made differentiable; `mmce` and `kde_ece` need no bins.
 
-        L = CE + λ (sum_b |b| / N (A_b - C_b)^2)^(1/2),  memberships softmax_b(-(r - centre_b)^2 / T)
+    $$L = \mathrm{CE} + \lambda \sqrt{\sum_b \frac{|b|}{N} (A_b - C_b)^2}$$
+
+    with $A_b$ the accuracy and $C_b$ the mean confidence of bin b, to which a confidence r belongs by the share
+    $\mathrm{softmax}_b(-(r - m_b)^2 / T)$ of its centre $m_b$.
 
     Args:
         ece_weight: λ >= 0. 0 is cross entropy.
@@ -151,14 +155,19 @@ def kde_ece(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
+    r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
     The accuracy at each confidence is estimated from the other examples by a Beta kernel, without bins; or, for
     kind="canonical", the frequency of every class at each predicted distribution, by a Dirichlet kernel. It needs
     (N, N) numbers; `mmce` does with O(N).
 
-        L = CE + λ mean_i |sum_{j != i} k(r_i; r_j) c_j / sum_{j != i} k(r_i; r_j) - r_i|  (top_label)
-        L = CE + λ mean_i ||sum_{j != i} k(p_i; p_j) e_{y_j} / sum_{j != i} k(p_i; p_j) - p_i||_1  (canonical)
+    $$L = \mathrm{CE} + \frac{\lambda}{N} \sum_i
+        \left| \frac{\sum_{j \ne i} k(r_i; r_j)\, c_j}{\sum_{j \ne i} k(r_i; r_j)} - r_i \right|$$
+
+    for kind="top_label", and for kind="canonical"
+
+    $$L = \mathrm{CE} + \frac{\lambda}{N} \sum_i
+        \left\lVert \frac{\sum_{j \ne i} k(p_i; p_j)\, e_{y_j}}{\sum_{j \ne i} k(p_i; p_j)} - p_i \right\rVert_1$$
 
     with r the confidence, c = 1 where the predicted class is right, and k the density of
     Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i, or of Dirichlet(p_j / h + 1) at p_i.

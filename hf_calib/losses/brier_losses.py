@@ -10,13 +10,13 @@ from hf_calib.losses.weights import BrierNormWeight
 
 
 def brier(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
-    """Brier score: the squared distance of the probabilities from the label.
+    r"""Brier score: the squared distance of the probabilities from the label.
 
     A proper loss like `cross_entropy`, but bounded: a confident error costs at most 2, so outliers and wrong
     labels count for less, and learning is slow where the model is confidently wrong. `focal_calibration` adds it to
     a focal loss.
 
-        L = ||p - e_y||_2^2 = sum_j (p_j - [j = y])^2
+    $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
     Args:
         class_weights: (C,) positive factors of the classes; see `make_loss`.
@@ -51,12 +51,12 @@ def bsce(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
+    r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
     Where `focal` weighs by 1 - p_y alone, this weight sees how the rest is spread over the other classes.
     `bsce_gra`, the paper's proposal, keeps the weight out of the gradient.
 
-        L = -u log p_y,  u = ||p - e_y||_β^γ
+    $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
@@ -95,12 +95,12 @@ def bsce_gra(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """BSCE-GRA: cross entropy whose gradient is scaled by the generalised Brier score.
+    r"""BSCE-GRA: cross entropy whose gradient is scaled by the generalised Brier score.
 
     As `bsce`, but the weight is a constant to the gradient, which is then exactly u times that of cross
     entropy: uncertain examples are learned from more, and no example is pushed away from its label.
 
-        dL/dz = u (p - e_y),  u = ||p - e_y||_β^γ
+    $$\frac{\partial L}{\partial z} = u\, (p - e_y), \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.

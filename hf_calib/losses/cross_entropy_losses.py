@@ -17,13 +17,13 @@ from hf_calib.losses.penalties import LogitNormPenalty, NegativeEntropy, Uniform
 
 
 def cross_entropy(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
-    """Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
+    r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
     The same as `F.cross_entropy`, in less time and memory for large logits, and with the reductions and the
     multi-label form of the other losses. It is a proper loss; trained for long, it ends over-confident, which
     `focal` and its relatives counter.
 
-        L = -log p_y
+    $$L = -\log p_y$$
 
     Args:
         class_weights: (C,) positive factors of the classes; see `make_loss`.
@@ -51,12 +51,12 @@ def label_smoothing(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
+    r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
 
     The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard
     ones. Close to `entropy_regularized`, which penalises the other direction of the same divergence.
 
-        L = -(1 - ε) log p_y - (ε / C) sum_j log p_j
+    $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
     Args:
         smoothing: ε, in [0, 1]. 0 is cross entropy.
@@ -97,12 +97,12 @@ def entropy_regularized(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
+    r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
 
     `label_smoothing` moves every class towards 1 / C, this one leaves classes alone whose probability is nearly
     0. `focal` is an upper bound of it: with a = γ >= 1 this loss is at most the focal loss.
 
-        L = -log p_y - a H(p),  H(p) = -sum_j p_j log p_j
+    $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
     Args:
         entropy_weight: a >= 0. 0 is cross entropy.
@@ -140,12 +140,12 @@ def logit_norm(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
+    r"""Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
 
     It acts on the logits themselves, where `entropy_regularized` acts on the probabilities: a shift of all
     logits changes it.
 
-        L = -log p_y + a ||z||_p
+    $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
     Args:
         norm_weight: a >= 0. 0 is cross entropy.

@@ -32,13 +32,13 @@ def dual_focal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
+    r"""Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
 
     `focal` holds a confident example back by p_y alone, and so leads to under-confidence; here the rival q_j
     adds to the weight, so the example is held back by how far the label is ahead. `ada_dual_focal` fits gamma
     to held-out predictions.
 
-        L = -(1 - p_y + q_j)^γ log p_y,  q_j = max { p_i : p_i < p_y }
+    $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
@@ -83,11 +83,11 @@ def dual_focal_gra(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """DFL-GRA: cross entropy whose gradient is scaled by the dual focal weight.
+    r"""DFL-GRA: cross entropy whose gradient is scaled by the dual focal weight.
 
     As `dual_focal`, but the weight is a constant to the gradient; as `focal_gra`, but it counts the rival in.
 
-        dL/dz = (1 - p_y + q_j)^γ (p - e_y)
+    $$\frac{\partial L}{\partial z} = (1 - p_y + q_j)^\gamma\, (p - e_y)$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.

@@ -22,13 +22,13 @@ def focal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Focal loss: cross entropy that holds back on examples whose label is already probable.
+    r"""Focal loss: cross entropy that holds back on examples whose label is already probable.
 
     The usual first choice against over-confidence in long trainings. It makes a short fine-tuning
     under-confident, which a temperature repairs. `dual_focal` looks at the rival class too, `adafocal` finds
     gamma by itself, `flsd` takes a larger gamma for hard examples.
 
-        L = -(1 - p_y)^γ log p_y
+    $$L = -(1 - p_y)^\gamma \log p_y$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
@@ -65,12 +65,12 @@ def focal_gra(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """FL-GRA: cross entropy whose gradient is scaled by the focal weight.
+    r"""FL-GRA: cross entropy whose gradient is scaled by the focal weight.
 
     As `focal`, but the weight is a constant to the gradient, so no term of it works against the label.
     `bsce_gra` scales by the whole prediction instead of p_y alone.
 
-        dL/dz = (1 - p_y)^γ (p - e_y)
+    $$\frac{\partial L}{\partial z} = (1 - p_y)^\gamma\, (p - e_y)$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
@@ -103,12 +103,13 @@ def flsd(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """FLSD-53: focal loss with a larger gamma where the label is improbable.
+    r"""FLSD-53: focal loss with a larger gamma where the label is improbable.
 
     A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for
     all.
 
-        L = -(1 - p_y)^γ(p_y) log p_y,  γ = 5 for p_y in [0, 0.2), 3 for p_y in [0.2, 1]
+    $$L = -(1 - p_y)^{\gamma(p_y)} \log p_y, \qquad
+        \gamma(p_y) = \begin{cases} 5 & p_y < 0.2 \\ 3 & p_y \ge 0.2 \end{cases}$$
 
     Args:
         thresholds: where gamma changes: numbers in [0, 1], strictly rising, at least one. The intervals contain
@@ -148,11 +149,11 @@ def flsd_gra(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
+    r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
 
     As `flsd`, but the weight is a constant to the gradient; as `focal_gra`, but gamma goes by p_y.
 
-        dL/dz = (1 - p_y)^γ(p_y) (p - e_y)
+    $$\frac{\partial L}{\partial z} = (1 - p_y)^{\gamma(p_y)}\, (p - e_y)$$
 
     Args:
         thresholds: numbers in [0, 1], strictly rising; see `flsd`.
@@ -194,12 +195,12 @@ def inverse_focal(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Inverse focal loss: cross entropy that pushes probable labels further.
+    r"""Inverse focal loss: cross entropy that pushes probable labels further.
 
     The opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc map takes
     away afterwards. `adafocal` switches to it, bin by bin, where held-out predictions are under-confident.
 
-        L = -(1 + p_y)^γ log p_y
+    $$L = -(1 + p_y)^\gamma \log p_y$$
 
     Args:
         gamma: γ >= 0. 0 is cross entropy.
@@ -243,12 +244,12 @@ def focal_calibration(
     class_weights: ClassWeights = None,
     problem_type: ProblemType = None,
 ) -> CalibrationLoss:
-    """Focal calibration loss (FCL): focal loss plus the Brier score.
+    r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
     The Brier term draws the probabilities back to the posterior, from which `focal` alone keeps away; a larger
     brier_weight means less under-confidence.
 
-        L = -(1 - p_y)^γ log p_y + λ ||p - e_y||_2^2
+    $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
 
     Args:
         gamma: γ >= 0.

@@ -44,6 +44,7 @@ class LossEntry:
         return self.constructor().formula.multi_label
 
 
+#: The named losses: name -> `LossEntry`.
 LOSSES: dict[str, LossEntry] = {
     "cross_entropy": LossEntry(cross_entropy_losses.cross_entropy, "-log p", ""),
     "label_smoothing": LossEntry(

@@ -55,7 +55,7 @@ def expected_calibration_error(
     every class. With ``binning="quantile"`` it is the adaptive ECE (AdaECE, ECE-EM), whose bins hold equally
     many examples: better when most confidences are near 1 and equal-width bins are nearly empty.
 
-    $$\mathrm{ECE}_p = \Big(\sum_{m=1}^{M} \frac{|B_m|}{N} |A_m - C_m|^p\Big)^{1/p}$$
+    $$\mathrm{ECE}_p = \left(\sum_{m=1}^{M} \frac{|B_m|}{N} |A_m - C_m|^p\right)^{1/p}$$
 
     with $A_m$ the accuracy and $C_m$ the mean confidence of bin $B_m$.
 

@@ -45,7 +45,7 @@ def kde_calibration_error(
     the winner's confidence (`expected_calibration_error`) or each class alone (`classwise_calibration_error`).
     For the top label `smooth_calibration_error` is far cheaper and has no bandwidth to choose.
 
-    $$\Big(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\Big)^{1/q}, \qquad
+    $$\left(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\right)^{1/q}, \qquad
     \hat\eta(p_i) = \frac{\sum_{j \ne i} k(p_i; p_j) \, y_j}{\sum_{j \ne i} k(p_i; p_j)}$$
 
     with $k(\cdot; p_j)$ the Dirichlet density of parameters $p_j / h + 1$ (for the top label: the beta

@@ -56,7 +56,7 @@ def two_moons_posteriors(points: ArrayLike, *, noise: float = 0.2) -> FloatArray
     (1 - cos t, 1/2 - sin t), each with t even in [0, pi] and Gaussian noise in both coordinates. The density of a
     moon is the integral over t, by Simpson's rule.
 
-    $$\eta_k(x) \propto \int_0^\pi \exp\Big(-\frac{\|x - m_k(t)\|^2}{2 \sigma^2}\Big) \, dt$$
+    $$\eta_k(x) \propto \int_0^\pi \exp\left(-\frac{\|x - m_k(t)\|^2}{2 \sigma^2}\right) \, dt$$
 
     Args:
         points: (N, 2) numbers in [-1e6, 1e6].

@@ -15,7 +15,8 @@ from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
 from hf_calib.report.tables import row_of_sums
 
-# Of a label; macro is their mean over the labels, micro is of all decisions together.
+#: The metrics of a label in a multi-label report; macro is their mean over the labels, micro is of all decisions
+#: together.
 LABEL_MEASURES = {
     "auroc": "AUROC",
     "average_precision": "Average precision",

@@ -56,7 +56,7 @@ class Measure:
 
 _ECE = "expected_calibration_error"
 
-# Keys and titles are those of the trainer's log where it has them.
+#: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(LOGGED_METRICS["accuracy"].title, "accuracy", interval="bootstrap"),
     "nll": Measure(LOGGED_METRICS["nll"].title, "negative_log_likelihood", interval="bootstrap"),

@@ -29,6 +29,7 @@ class SoftMeasure(NamedTuple):
 
 _ECE = "expected_calibration_error"
 
+#: The metrics against the labels of several annotators: key -> measure.
 SOFT_MEASURES: dict[str, SoftMeasure] = {
     "accuracy": SoftMeasure("Mean share of the predicted class", "accuracy"),
     "ece": SoftMeasure(LOGGED_METRICS["ece"].title, _ECE, binned=True),

@@ -20,7 +20,7 @@ class DirichletScaling(PenalisedMatrixScaling):
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
 
     Args:
-        off_diagonal_penalty: \lambda >= 0. None takes 10 C^2 (C - 1) / N, as in `MatrixScaling`.
+        off_diagonal_penalty: λ >= 0. None takes 10 C^2 (C - 1) / N, as in `MatrixScaling`.
         bias_penalty: \mu >= 0. None takes C / (2 N), a standard normal prior for each bias, in nats.
 
     Attributes:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class InverseLink(LogitScaling):
     r"""Undo what a known training loss does to the probabilities; needs no calibration data.
 
-    A focal-type loss is least not at the true posterior \eta but at other probabilities, p(\eta): at
-    \eta = 0.7 the focal loss with \gamma = 3 wants p = 0.558. That map is known and has a closed-form inverse,
+    A focal-type loss is least not at the true posterior η but at other probabilities, p(η): at
+    η = 0.7 the focal loss with γ = 3 wants p = 0.558. That map is known and has a closed-form inverse,
     so a model trained with such a loss can be corrected without data. `TemperatureScaling` instead is fitted
     to what the model really does: where there are a few hundred held-out examples, prefer it, or fit it to
     what this one returns.
@@ -46,22 +46,23 @@ class InverseLink(LogitScaling):
 
         Supported: cross_entropy and brier (nothing to undo), label_smoothing, entropy_regularized, focal,
         inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the
-        `_gra` losses, where the weight that scales the gradient is what counts: \eta_k \propto p_k / w_k.
+        `_gra` losses, where the weight that scales the gradient is what counts: \eta_k ∝ p_k / w_k.
         A gamma that depends on p (steps, tables) is a constant at each p, as it is in training. Class weights
         are divided out. Not supported are losses that couple the batch, and logit_norm and ece_ce, which
         depend on more than p.
 
         Some p are the minimum for no posterior, or for several, and there a branch is taken:
-        - dual_focal and inverse_focal jump as \eta moves through a tie of two classes: with C = 2, dual_focal
+
+        - dual_focal and inverse_focal jump as η moves through a tie of two classes: with C = 2, dual_focal
           with gamma = 5 from p = 0.35 to 0.65, inverse_focal with gamma = 2 from 0.21 to 0.79. A p within the
-          jump solves the equation with an \eta of another ranking, which the global minimum never has (a local
-          one of dual_focal can: that of a model that is wrong). The classes concerned get the same \eta, that
+          jump solves the equation with an η of another ranking, which the global minimum never has (a local
+          one of dual_focal can: that of a model that is wrong). The classes concerned get the same η, that
           of the tie, but for 1e-9 that keeps their order. (Where two p are equal, to the last bit, dual_focal
           itself is lower than all around: a point that no training finds.)
-        - flsd and the tables: the minimum stays at a jump of gamma for a range of \eta, and jumps over some
-          p. What comes out is the \eta of the side on which p lies, ranked as above.
+        - flsd and the tables: the minimum stays at a jump of gamma for a range of η, and jumps over some
+          p. What comes out is the η of the side on which p lies, ranked as above.
         - inverse_focal, and tables, with gamma beyond 3.59: for some p the gradient pushes the label down,
-          and no \eta leads there; the classes concerned take all of the mass, ranked as above.
+          and no η leads there; the classes concerned take all of the mass, ranked as above.
         - label_smoothing, entropy_regularized, bsce: p less than smoothing / C, and the like, are never
           reached; a posterior that would be negative becomes 0.
 

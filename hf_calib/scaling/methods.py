@@ -33,7 +33,8 @@ class ScalerEntry(NamedTuple):
         return getattr(import_module(f"hf_calib.scaling.{self.module}"), self.name)
 
 
-# Method names are those of the command line and of a model's `config.calibration`; foldable ones come first.
+#: The scalers: name of the method -> `ScalerEntry`. Names are those of the command line and of a model's
+#: `config.calibration`; foldable ones come first.
 SCALERS: dict[str, ScalerEntry] = {
     "temperature": ScalerEntry("TemperatureScaling", "temperature", foldable=True),
     "per_label_temperature": ScalerEntry(

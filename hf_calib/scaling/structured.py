@@ -70,7 +70,7 @@ class StructuredVectorScaling(StructuredScaling):
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
 
     Args:
-        penalty: \lambda > 0, a multiple of the paper's strength.
+        penalty: λ > 0, a multiple of the paper's strength.
         multi_label: True for sigmoid outputs with a 0/1 label per logit: sigmoid((1 + v) z / T + b), label by
             label, with one T for all of them.
 
@@ -84,7 +84,7 @@ class StructuredVectorScaling(StructuredScaling):
         The authors' code takes log-probabilities instead of logits, for which the map is not linear.
 
         For two classes the map is that of the difference of the logits, sigmoid((1 + v) (z_1 - z_0) / T + b)
-        (Platt scaling), with the ridge \lambda (4 v^2 + b^2) / N, which is the one above for such a map. A
+        (Platt scaling), with the ridge λ (4 v^2 + b^2) / N, which is the one above for such a map. A
         label of `multi_label` is also a problem of two classes, of its known examples. A label of -100 is
         not known, and left out.
 
@@ -160,7 +160,7 @@ class StructuredMatrixScaling(StructuredScaling):
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
 
     Args:
-        penalty: \lambda > 0, a multiple of the paper's strength.
+        penalty: λ > 0, a multiple of the paper's strength.
 
     Attributes:
         weight_: (I + diag(v) + M) / T, (C, C); `transform` is logits @ weight_.T + bias_.

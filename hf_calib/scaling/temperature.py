@@ -56,7 +56,7 @@ class TemperatureScaling(Scaler):
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
 
     Notes:
-        With \beta = 1/T the negative log-likelihood is convex (a log-sum-exp of linear functions), so a
+        With β = 1/T the negative log-likelihood is convex (a log-sum-exp of linear functions), so a
         safeguarded Newton iteration in float64 finds its one minimum. It reads the rows block by block: no
         second (N, C) array is made.
 

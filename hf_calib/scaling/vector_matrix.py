@@ -217,7 +217,7 @@ class MatrixScaling(PenalisedMatrixScaling):
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
 
     Args:
-        off_diagonal_penalty: \lambda >= 0. None takes 10 C^2 (C - 1) / N, a normal prior for each T w_{ij}
+        off_diagonal_penalty: λ >= 0. None takes 10 C^2 (C - 1) / N, a normal prior for each T w_{ij}
             of variance 1 / (20 C): together they move a logit by about a fifth of the logits' spread.
         bias_penalty: \mu >= 0. None takes C / (2 N), a standard normal prior for each bias, in nats.
 

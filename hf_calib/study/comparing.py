@@ -73,7 +73,8 @@ def compare(
     Notes:
         A training that fails is reported with its error, and does not stop the others.
 
-    Example:
+    Example::
+
         def make_trainer(loss, seed):
             set_seed(seed)
             args = CalibrationTrainingArguments(output_dir="unused", loss=loss, seed=seed, num_train_epochs=3)

@@ -75,7 +75,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     Trainer does.
 
     Args:
-        *args, **kwargs: of the trainer.
+        *args: of the trainer.
+        **kwargs: of the trainer.
         calibration_dataset: held-out examples for the gammas and the calibration map; see `CalibrationTrainer`.
         calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
 
@@ -83,7 +84,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         TypeError: if there is no config.
         ValueError: for arguments that do not fit together; before any training.
 
-    Example:
+    Example::
+
         class CalibratedRewards(CalibrationMixin, RewardTrainer):
             def logits_and_labels(self, model, inputs):
                 rewards = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0]

@@ -66,7 +66,7 @@ class CalibrationTrainer(CalibrationMixin, Trainer):
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
 
     Example:
-        Two lines of a Trainer script change:
+        Two lines of a Trainer script change::
 
             args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...)
             trainer = CalibrationTrainer(

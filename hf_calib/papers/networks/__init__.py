@@ -36,7 +36,7 @@ AutoConfig.register(GlobalPoolingCNNConfig.model_type, GlobalPoolingCNNConfig, e
 AutoModelForSequenceClassification.register(
     GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification, exist_ok=True
 )
-# By model type: the image networks, which are trained from scratch.
+#: The image networks, which are trained from scratch: model type -> configuration class.
 IMAGE_NETWORKS = {
     model.config_class.model_type: model
     for model in (

@@ -1,0 +1,71 @@
+"""The directives of the loss pages: `{losses-table}`, and `{loss} name`, with the loss's docstring and its figure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from hf_calib.losses import LOSSES
+
+FIGURES = Path("_build") / "loss_figures"
+
+
+class LossesTable(SphinxDirective):
+    """Every loss in a row: from `LOSSES` and, a line a loss in the body, when to take it and what it costs."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Make the table."""
+        said = {}
+        for line in self.content:
+            name, when, cost = (cell.strip() for cell in line.split("|"))
+            said[name] = (when, cost)
+        if list(said) != list(LOSSES):
+            raise self.error(
+                f"expected a line for each of {', '.join(LOSSES)}, in that order, got {', '.join(said)}"
+            )
+        lines = ["| loss | when | cost, CPU and H100 | multi-label | couples the batch | source |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for name, entry in LOSSES.items():
+            marks = ["yes" if entry.multi_label else "", "yes" if entry.constructor().couples_batch else ""]
+            cells = [f"{{py:obj}}`{name} <hf_calib.losses.{name}>`", *said[name], *marks, entry.source]
+            lines.append(f"| {' | '.join(cells)} |")
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class Loss(SphinxDirective):
+    """A loss by its name: the figure of its weight and of its gradient, then its docstring."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {}
+
+    def run(self) -> list[nodes.Node]:
+        """Draw the figure and make the entry."""
+        name = self.arguments[0]
+        fence = "`" * 6
+        entry = f"{fence}{{eval-rst}}\n.. autofunction:: hf_calib.losses.{name}\n{fence}"
+        return [*self.figure_of(name), *self.parse_text_to_nodes(entry)]
+
+    def figure_of(self, name: str) -> list[nodes.Node]:
+        """The image."""
+        from loss_figures import draw
+
+        folder = Path(self.env.app.srcdir) / FIGURES
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{name}.svg"
+        alt = draw(name, file)
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        return [nodes.image(uri=os.path.relpath(file, here), alt=alt, classes=["figure-on-white"])]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives; called by Sphinx."""
+    app.add_directive("losses-table", LossesTable)
+    app.add_directive("loss", Loss)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

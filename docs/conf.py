@@ -1,0 +1,77 @@
+"""The documentation site: `make docs` builds it into docs/_build/html, with warnings as errors and nothing fetched."""
+
+import os
+import sys
+from pathlib import Path
+
+from sphinx_gallery.sorting import FileNameSortKey
+
+from hf_calib import __version__
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "hf_calib"
+author = "the hf_calib developers"
+copyright = author
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    # Ours.
+    "docstrings",
+    "reference",
+    "losses",
+    "papers",
+    "commands",
+    "math_in_browser",
+    "plain_text",
+]
+
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the gallery is written in the latter
+exclude_patterns = ["_build", "gallery", "_ext"]
+suppress_warnings = ["config.cache"]  # the gallery's sorting key cannot be written to the cache
+nitpick_ignore: list[tuple[str, str]] = []
+
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+default_role = "py:obj"
+
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": FileNameSortKey,
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 20,
+    "remove_config_comments": True,
+    "plot_gallery": True,
+    "matplotlib_animations": False,
+}
+
+html_theme = "furo"
+html_title = f"hf_calib {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = True
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
