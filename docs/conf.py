@@ -28,6 +28,7 @@ extensions = [
     "losses",
     "papers",
     "commands",
+    "figures",
     "math_in_browser",
     "plain_text",
 ]

@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 _BLOCK = re.compile(r"^([ \t]*)\$\$(.+?)\$\$", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![$\\])\$([^$\n]+(?:\n[^$\n]+)?)\$(?!\$)")
+_RANGE = re.compile(r"Annotated\[([^,]+?), ~.*?\)\]")
 # Code, formulas and doctests are left as they are; elsewhere names_ and |bars| would be markup.
 _CODE_OR_TEXT = re.compile(
     r"(``?[^`]+``?|^[ \t]*(?:>>>|\.\.\.).*$|^[ \t]*\.\. math::\n\n.*$)|(\w_(?!\w)|\|)", flags=re.MULTILINE
@@ -32,7 +33,15 @@ def _escaped(found: re.Match[str]) -> str:
     return found[1] or found[2].replace("_", r"\_").replace("|", r"\|")
 
 
+def without_ranges(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Show the type of a hyperparameter, not the object that checks its range, which its docstring states."""
+    return _RANGE.sub(r"\1", signature) if signature else signature, returned
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to autodoc, before napoleon does; called by Sphinx."""
+    app.connect("autodoc-process-signature", without_ranges)
     app.connect("autodoc-process-docstring", with_formulas, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

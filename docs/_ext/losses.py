@@ -24,14 +24,14 @@ class LossesTable(SphinxDirective):
         """Make the table."""
         said = {}
         for line in self.content:
-            name, when, cost = (cell.strip() for cell in line.split("|"))
-            said[name] = (when, cost)
+            name, *cells = (cell.strip() for cell in line.split("|"))
+            said[name] = cells
         if list(said) != list(LOSSES):
             raise self.error(
                 f"expected a line for each of {', '.join(LOSSES)}, in that order, got {', '.join(said)}"
             )
-        lines = ["| loss | when | cost, CPU and H100 | multi-label | couples the batch | source |"]
-        lines += ["|---|---|---|---|---|---|"]
+        lines = ["| loss | when | on a CPU | on an H100 | multi-label | couples the batch | source |"]
+        lines += ["|---|---|---|---|---|---|---|"]
         for name, entry in LOSSES.items():
             marks = ["yes" if entry.multi_label else "", "yes" if entry.constructor().couples_batch else ""]
             cells = [f"{{py:obj}}`{name} <hf_calib.losses.{name}>`", *said[name], *marks, entry.source]

@@ -12,6 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
 
 
 class Api(SphinxDirective):
@@ -67,8 +68,22 @@ def is_left_out(app: Sphinx, what: str, name: str, thing: Any, skip: bool, optio
     return True if "sklearn.utils._metadata_requests" in (getattr(thing, "__module__", None) or "") else None
 
 
+def by_last_name(app: Sphinx, env: Any, node: nodes.Element, shown: nodes.Element) -> nodes.Node | None:
+    """A link to a public name of another package, where there is one of that name; else it stays code."""
+    if node.get("refdomain") != "py" or node.get("reftype") != "obj":
+        return None
+    name = node["reftarget"].removesuffix("()")
+    objects = env.domaindata["py"]["objects"]
+    found = [full for full in objects if full == name or full.endswith(f".{name}")]
+    if len(found) != 1:
+        return None
+    place = objects[found[0]]
+    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, shown, found[0])
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive; called by Sphinx."""
     app.add_directive("api", Api)
+    app.connect("missing-reference", by_last_name)
     app.connect("autodoc-skip-member", is_left_out)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -119,7 +119,8 @@ def cross_calibrate(
         Platt 1999, "Probabilistic outputs for support vector machines", section 2.2;
         `CalibratedClassifierCV(ensemble=False)` of scikit-learn does the same for its estimators.
 
-    Example:
+    Example::
+
         def make_trainer(train_dataset, output_dir):
             model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=4)
             args = CalibrationTrainingArguments(output_dir=output_dir, loss="cross_entropy", ...)

@@ -1,0 +1,79 @@
+"""The code of a page: fenced blocks in their order, what they print, and which of them cannot run here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from tests.helpers.places import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path.relative_to(DOCS).as_posix()
+    for path in DOCS.rglob("*.md")
+    if not {"_build", "auto_gallery", "gallery"} & set(path.relative_to(DOCS).parts)
+)
+# The second word of a fence that is not run: what it needs that this machine has not.
+NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch"}
+
+
+@dataclass
+class Block:
+    """A piece of code.
+
+    Attributes:
+        kind: "python", "bash", or "file", which is written under its `name`.
+        code: the text.
+        line: where it begins in the page, from 1 on.
+        printed: the block of text after it, which is what it prints; None where there is none.
+        name: of a file.
+    """
+
+    kind: str
+    code: str
+    line: int
+    printed: str | None = None
+    name: str = ""
+
+    def commands(self) -> list[str]:
+        """The command lines of a bash block, each whole, without prompts and comments."""
+        whole = self.code.replace("\\\n", " ")
+        lines = [re.sub(r"\s+", " ", line.split("  #")[0]).strip() for line in whole.splitlines()]
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page of docs/ that run."""
+    found: list[Block] = []
+    follows = False
+    for token in MarkdownIt().parse((DOCS / page).read_text(encoding="utf-8")):
+        if token.type != "fence":
+            follows = follows and token.type in ("paragraph_open", "paragraph_close", "inline")
+            continue
+        language, *rest = token.info.split()
+        line = (token.map or [0])[0] + 1
+        if language == "text" and follows and found[-1].printed is None:
+            found[-1].printed = token.content
+        follows = False
+        if language in ("python", "bash") and not rest:
+            found.append(Block(language, token.content, line))
+            follows = True
+        elif language in ("python", "bash"):
+            assert set(rest) <= NOT_RUN, f"{page}:{line}: {token.info}"
+        elif language == "{code-block}" and ":caption:" in token.content:
+            name = re.search(r"^:caption: (\S+)$", token.content, flags=re.MULTILINE)
+            assert name is not None, f"{page}:{line}"
+            code = re.sub(r"^:.*\n", "", token.content, flags=re.MULTILINE).lstrip("\n")
+            found.append(Block("file", code, line, name=name[1]))
+    return found
+
+
+def text_of_page(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def repository_path(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()

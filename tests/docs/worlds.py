@@ -1,0 +1,227 @@
+"""What the pages find: files of rows, models in folders and on the Hub, all tiny."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from transformers import BertModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+from hf_calib.export import save_folded
+from hf_calib.scaling import TemperatureScaling
+from tests.helpers.hub_server import Hub
+from tests.helpers.places import ROOT
+from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
+
+NAMES = {0: "art", 1: "law", 2: "film", 3: "sport"}
+TAGS = {0: "O", 1: "B-person", 2: "I-person", 3: "B-place"}
+
+
+def texts_of(model: Any, n: int, seed: int) -> pandas.DataFrame:
+    """Rows that a tiny model's own probabilities, softened, have labelled."""
+    rows = sequences(model, n, seed=seed)
+    table = pandas.DataFrame({"text": [text_of(ids) for ids in rows["input_ids"]]})
+    if model.config.problem_type == "multi_label_classification":
+        table["label"] = ["|".join(NAMES[i] for i, on in enumerate(row) if on) for row in rows["label"]]
+    else:
+        table["label"] = [NAMES[label] for label in rows["label"]]
+    return table
+
+
+def named(**config: Any) -> Any:
+    """A classifier that is often right about the rows that its own probabilities have labelled."""
+    model = tiny_bert(id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config)
+    with torch.no_grad():
+        model.classifier.weight *= 5
+    return model
+
+
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
+def calibrated_model(folder: Path) -> None:
+    scaler = TemperatureScaling(grid=[1.7]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
+    save_folded(named(), scaler, folder, batch=None, processing_class=tokenizer())
+
+
+def on_hub(hub: Hub, name: str, folder: Path) -> None:
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    hub.files[name] = {"main": {}}
+    hub.commit(name, "main", files)
+
+
+def texts(folder: Path, hub: Hub) -> None:
+    """Files of rows, a BERT on the Hub, a classifier of its kind, and one that is calibrated."""
+    for seed, name in enumerate(("train", "validation", "test", "more")):
+        texts_of(named(), 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
+    texts_of(named(), 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
+    bare = folder.parent / "bare"
+    save(BertModel(tiny_bert().config), bare)
+    for name in (
+        "google-bert/bert-base-uncased",
+        "google-bert/bert-base-cased",
+        "nreimers/MiniLM-L6-H384-uncased",
+    ):
+        on_hub(hub, name, bare)
+    save(named(), folder.parent / "mine")
+    on_hub(hub, "me/my-model", folder.parent / "mine")
+    calibrated_model(folder / "calibrated")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=3, size=(500, 4))
+    labels = (logits / 1.7 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    np.savez(folder / "predictions.npz", logits=logits, labels=labels)
+    np.save(folder / "unlabelled_logits.npy", logits[labels != 0][:150])
+
+
+def without_calibrated(folder: Path, hub: Hub) -> None:
+    """The same where the page makes its calibrated model itself."""
+    texts(folder, hub)
+    remove(folder / "calibrated")
+
+
+def remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def many_labels(folder: Path, hub: Hub) -> None:
+    without_calibrated(folder, hub)
+    model = named(problem_type="multi_label_classification")
+    texts_of(model, 300, 1).to_csv(folder / "tagged.csv", index=False)
+    texts_of(model, 200, 2).to_csv(folder / "more_tagged.csv", index=False)
+    rng = np.random.default_rng(0)
+    probs = rng.random((300, 4))
+    np.savez(folder / "scores.npz", probs=probs, labels=(rng.random(probs.shape) < probs).astype(int))
+
+
+def tokens(folder: Path, hub: Hub) -> None:
+    without_calibrated(folder, hub)
+    for seed, name in enumerate(("tagged", "test")):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for row in tagged(tiny_bert("Token"), 120, seed=seed + 1):
+                words = text_of(row["input_ids"]).split()
+                tags = [TAGS[max(tag, 0)] for tag in row["labels"]]
+                file.write(json.dumps({"tokens": words, "ner_tags": tags}) + "\n")
+
+
+def images(folder: Path, hub: Hub) -> None:
+    rng = np.random.default_rng(0)
+    for name, n in (("train", 60), ("test", 40), ("mnist", 40)):
+        (folder / name).mkdir()
+        save_images(folder / f"{name}.parquet", n, rng)
+        (folder / name).rmdir()
+    np.savez(folder / "annotators.npz", soft_labels=np.full((40, 3), 1 / 3))
+    config = ViTConfig(
+        **{"image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "intermediate_size": 16, "num_labels": 3},
+    )
+    torch.manual_seed(0)
+    ViTForImageClassification(config).save_pretrained(folder.parent / "vit")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder.parent / "vit")
+    on_hub(hub, "google/vit-base-patch16-224-in21k", folder.parent / "vit")
+
+
+def save_images(path: Path, n: int, rng: np.random.Generator) -> None:
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    pixels = [np.uint8(rng.integers(0, 256, (32, 32, 3))) for _ in range(n)]
+    features = Features({"image": Image(), "label": ClassLabel(names=["cat", "dog", "owl"])})
+    Dataset.from_dict({"image": pixels, "label": [i % 3 for i in range(n)]}, features=features).to_parquet(
+        path
+    )
+
+
+def pairs(folder: Path, hub: Hub) -> None:
+    from sentence_transformers import CrossEncoder
+
+    save(named(), folder / "nli")
+    table = texts_of(named(), 120, 1)
+    halves = pandas.DataFrame({"premise": table["text"].str[:8], "hypothesis": table["text"].str[8:]})
+    halves.assign(label=table["label"]).to_csv(folder / "pairs.csv", index=False)
+    save(tiny_bert(num_labels=1), folder.parent / "bare")
+    CrossEncoder(str(folder.parent / "bare"), num_labels=1).save_pretrained(str(folder / "reranker"))
+    judged = pandas.DataFrame({"query": halves["premise"], "answer": halves["hypothesis"]})
+    judged.assign(label=np.random.default_rng(0).integers(0, 2, len(judged))).to_csv(
+        folder / "judged.csv", index=False
+    )
+
+
+def measured(folder: Path, hub: Hub) -> None:
+    texts(folder, hub)
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "other_predictions.npz", logits=rng.normal(size=(400, 3)), labels=rng.integers(0, 3, 400)
+    )
+
+
+def serving(folder: Path, hub: Hub) -> None:
+    texts(folder, hub)
+    texts_of(named(), 60, 5).to_csv(folder / "texts.csv", index=False)
+
+
+def many_rows(folder: Path, hub: Hub) -> None:
+    """So many that an accuracy can be promised, of a model that is right more often."""
+    texts(folder, hub)
+    texts_of(named(), 3000, 7).to_csv(folder / "more.csv", index=False)
+
+
+World = Callable[[Path, Hub], None]
+# What a page finds, where that is not `texts`.
+WORLDS: dict[str, World] = {
+    "guides/many_labels.md": many_labels,
+    "guides/tokens.md": tokens,
+    "guides/images.md": images,
+    "guides/pairs.md": pairs,
+    "guides/measure.md": measured,
+    "guides/serve.md": serving,
+    "guides/abstain.md": many_rows,
+    **dict.fromkeys(
+        (
+            *("guides/fine_tune_bert.md", "guides/own_script.md", "guides/lora.md", "guides/resume.md"),
+            *("guides/search.md", "guides/no_rows_to_spare.md", "guides/your_own.md", "guides/calibrate.md"),
+        ),
+        without_calibrated,
+    ),
+}
+# Pages without trainings and processes, which `make test` runs too.
+QUICK = {"guides/abstain.md", "guides/prediction_sets.md", "guides/measure.md", "losses/index.md"}
+
+# Beginning of a command -> words of it that are replaced, words after it: fewer rows and steps, models that are here.
+FEW = "--use_cpu true --bf16 false --max_steps 2 --report_to none --max_length 16"
+FEW += " --model google-bert/bert-base-uncased"
+FEW += " --calibration_size 40 --max_train_samples 60 --max_test_samples 60 --eval_strategy no --save_strategy no"
+FEW += " --load_best_model_at_end false"
+FILES = "--train_file train.csv --test_file test.csv --output_dir out"
+RESTS: dict[str, tuple[dict[str, str], str]] = {
+    "hf-calib compare recipes/text_classification.py": (
+        {},
+        FEW,
+    ),
+    "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
+        {
+            "--config_file recipes/accelerate/8_gpus.yaml": "--cpu --num_machines 1 --num_processes 2 "
+            "--mixed_precision no --dynamo_backend no"
+        },
+        f"{FEW} {FILES}",
+    ),
+    "torchrun --nproc_per_node 8 recipes": (
+        {"--nproc_per_node 8": "--nproc_per_node 2"},
+        f"{FEW} {FILES} --ddp_backend gloo",
+    ),
+}
+
+
+def prepare(page: str, folder: Path, hub: Hub) -> None:
+    """Make what a page finds."""
+    WORLDS.get(page, texts)(folder, hub)
