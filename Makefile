@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trl check test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-trl check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -35,6 +35,17 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The site, in docs/_build/html: warnings are errors, links between its pages are checked, nothing is fetched. In one
+# process: a fork of one in which torch has run hangs.
+docs: setup
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# The addresses elsewhere that the site names; they are not fetched.
+docs-links: docs
+	@grep --recursive --no-filename --only-matching --extended-regexp 'href="https?://[^"]+' docs/_build/html --include='*.html' \
+	    | cut --characters 7- | sort --unique
 
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest tests
@@ -81,4 +92,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trl demo_output outputs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trl demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -11,6 +11,8 @@ from hf_calib import __version__
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
+from gallery_figures import scrape
+
 project = "hf_calib"
 author = "the hf_calib developers"
 copyright = author
@@ -66,7 +68,8 @@ sphinx_gallery_conf = {
     "min_reported_time": 20,
     "remove_config_comments": True,
     "plot_gallery": True,
-    "matplotlib_animations": False,
+    "write_computation_times": False,
+    "image_scrapers": (scrape,),
 }
 
 html_theme = "furo"

@@ -1,4 +1,4 @@
-"""Print the tables of RESULTS.md from the studies of run_studies.sh.
+"""Print the tables of docs/results/training.md from the studies of run_studies.sh.
 
 python recipes/results_tables.py OUTPUT > tables.md
 """

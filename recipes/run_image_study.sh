@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The image study of RESULTS.md: ResNet-20 on 10,000 images of CIFAR-10, 30 epochs; hours of a CPU. Killed at any time, the
+# The image study of docs/results/training.md: ResNet-20 on 10,000 images of CIFAR-10, 30 epochs; hours of a CPU. Killed at any time, the
 # same command goes on where it was.
 #   bash recipes/run_image_study.sh OUTPUT DATA [SEEDS ...]
 # DATA has cifar10/{train,test}.parquet and mnist/test.parquet, with the columns image and label. SEEDS and COMPARE are as in

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The studies of RESULTS.md with many labels a text and with tokens: an hour or two of a CPU. Killed at any time, the same
+# The studies of docs/results/training.md with many labels a text and with tokens: an hour or two of a CPU. Killed at any time, the same
 # command goes on where it was.
 #   bash recipes/run_label_studies.sh OUTPUT MINILM DATA [SEEDS ...]
 # DATA has goemotions/{train,dev,test} (csv, .gz: text, and labels such as "4 27") and wnut17/{train,dev,test}.jsonl (tokens,

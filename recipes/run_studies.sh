@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The studies of RESULTS.md: hours of a CPU. Killed at any time, the same command goes on where it was.
+# The studies of docs/results/training.md: hours of a CPU. Killed at any time, the same command goes on where it was.
 #   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEEDS ...]
 # MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA is a folder with files of text and label, csv (.gz)
 # or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). SEEDS are

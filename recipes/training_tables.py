@@ -1,4 +1,4 @@
-"""Print what RESULTS.md says of each training of a study, beside the comparison that results_tables.py prints.
+"""Print the tables of docs/results/training.md on each training of a study, beside those of results_tables.py.
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 

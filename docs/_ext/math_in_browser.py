@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -9,6 +10,8 @@ from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
+
+_SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")  # of brackets; a browser stretches them by itself
 
 
 def visit_inline(writer: Any, node: nodes.math) -> None:
@@ -23,7 +26,7 @@ def visit_block(writer: Any, node: nodes.math_block) -> None:
 
 def _drawn(node: nodes.Element, *, as_block: bool) -> str:
     try:
-        return tex2mathml(node.astext(), as_block=as_block)
+        return tex2mathml(_SIZE.sub("", node.astext()), as_block=as_block)
     except MathError as error:
         raise SphinxError(f"{node.source}:{node.line}: {error} in the formula {node.astext()!r}") from error
 

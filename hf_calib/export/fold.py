@@ -76,7 +76,7 @@ def fold(
     r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
 
     Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated
-    (docs/serving.md has what servers do). `fold_temperature` does the same with a bare number. Scalers that are
+    (docs/guides/serve.md has what servers do). `fold_temperature` does the same with a bare number. Scalers that are
     not a linear function of the logits (Dirichlet, ensemble, spline, isotonic, histogram) cannot be folded.
 
     $$(A W) h + (A b + c) = A (W h + b) + c$$
@@ -145,7 +145,7 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, A
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
     Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated
-    (docs/serving.md has what servers do). `TemperatureScaling` fits T, and scales logits that you already have;
+    (docs/guides/serve.md has what servers do). `TemperatureScaling` fits T, and scales logits that you already have;
     `fold` takes it, and other scalers.
 
     $$(W / T) h + b / T = (W h + b) / T$$

@@ -32,7 +32,7 @@ def ece_sweep(
     more confident prediction should be right at least as often, so the bins are made finer until that fails.
     `expected_calibration_error` keeps the number of bins fixed, `smooth_calibration_error` has none.
 
-    $$M^* = \max \{ M : A_1 \le A_2 \le \dots \le A_{M'} \text{ for all } M' \le M \}$$
+    $$M^* = \max \{ M : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 
     Args:
         probs: (N, C) float, rows that sum to 1.

@@ -166,7 +166,7 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     r"""The probabilities of the label at which the inverse focal loss pushes it down, which no loss should.
 
     $$g(p) = (1 + p)^\gamma + \gamma \, p \, (1 + p)^{\gamma - 1} \log p < 0
-      \iff 1 + p + \gamma \, p \log p < 0$$
+      \Leftrightarrow 1 + p + \gamma \, p \log p < 0$$
 
     The first such p is W(1/e) = 0.2785 (W is Lambert's function) at gamma = 1 / W(1/e) = 3.5911, so a table of
     gammas should not go below -3.59.

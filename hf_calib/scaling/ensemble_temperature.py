@@ -38,7 +38,7 @@ class EnsembleTemperatureScaling(Scaler):
     folded into the model.
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C,
-      \qquad w \ge 0, \quad \textstyle\sum_k w_k = 1$$
+      \qquad w \ge 0, \quad \sum_k w_k = 1$$
 
     Args:
         criterion: what T, and then w, minimise on the data they are fitted on.

@@ -111,7 +111,7 @@ def cross_calibrate(
     Notes:
         The models of the folds see (K - 1) / K of the rows, and take as many steps as the last one: with fewer they
         would be less confident, and the map would sharpen it too much. What it gained on three datasets over one
-        training that holds a fifth of the rows out: benchmarks/POSTHOC.md, by benchmarks/cross_calibration.py.
+        training that holds a fifth of the rows out: docs/results/post_hoc.md, by benchmarks/cross_calibration.py.
 
         Rows that are copies of each other should be removed first: a copy in another fold has been seen.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
+from datasets import ClassLabel, Dataset, Features, Image
 from transformers import BertModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_calib.export import save_folded
@@ -35,10 +36,12 @@ def texts_of(model: Any, n: int, seed: int) -> pandas.DataFrame:
 
 
 def named(**config: Any) -> Any:
-    """A classifier that is often right about the rows that its own probabilities have labelled."""
-    model = tiny_bert(id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config)
+    """A classifier that is often right about the rows that its own probabilities have labelled, of all classes."""
+    model = tiny_bert(id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config).eval()
     with torch.no_grad():
         model.classifier.weight *= 5
+        ids = torch.tensor(sequences(model, 500)["input_ids"])
+        model.classifier.bias -= model(ids).logits.mean(dim=0)
     return model
 
 
@@ -120,9 +123,7 @@ def tokens(folder: Path, hub: Hub) -> None:
 def images(folder: Path, hub: Hub) -> None:
     rng = np.random.default_rng(0)
     for name, n in (("train", 60), ("test", 40), ("mnist", 40)):
-        (folder / name).mkdir()
-        save_images(folder / f"{name}.parquet", n, rng)
-        (folder / name).rmdir()
+        image_rows(n, rng).to_parquet(folder / f"{name}.parquet")
     np.savez(folder / "annotators.npz", soft_labels=np.full((40, 3), 1 / 3))
     config = ViTConfig(
         **{"image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1},
@@ -134,14 +135,10 @@ def images(folder: Path, hub: Hub) -> None:
     on_hub(hub, "google/vit-base-patch16-224-in21k", folder.parent / "vit")
 
 
-def save_images(path: Path, n: int, rng: np.random.Generator) -> None:
-    from datasets import ClassLabel, Dataset, Features, Image
-
+def image_rows(n: int, rng: np.random.Generator) -> Dataset:
     pixels = [np.uint8(rng.integers(0, 256, (32, 32, 3))) for _ in range(n)]
     features = Features({"image": Image(), "label": ClassLabel(names=["cat", "dog", "owl"])})
-    Dataset.from_dict({"image": pixels, "label": [i % 3 for i in range(n)]}, features=features).to_parquet(
-        path
-    )
+    return Dataset.from_dict({"image": pixels, "label": [i % 3 for i in range(n)]}, features=features)
 
 
 def pairs(folder: Path, hub: Hub) -> None:
@@ -188,7 +185,13 @@ def many_rows(folder: Path, hub: Hub) -> None:
 
 MAKE_THEIR_OWN = (
     *("guides/calibrate.md", "guides/fine_tune_bert.md", "guides/lora.md", "guides/no_rows_to_spare.md"),
-    *("guides/own_script.md", "guides/resume.md", "guides/search.md", "guides/your_own.md", "start/your_rows.md"),
+    *(
+        "guides/own_script.md",
+        "guides/resume.md",
+        "guides/search.md",
+        "guides/your_own.md",
+        "start/your_rows.md",
+    ),
 )
 World = Callable[[Path, Hub], None]
 # What a page finds, where that is not `texts`.
@@ -204,7 +207,15 @@ WORLDS: dict[str, World] = {
     **dict.fromkeys(MAKE_THEIR_OWN, without_calibrated),
 }
 # Pages without trainings and processes, which `make test` runs too.
-QUICK = {"guides/abstain.md", "guides/prediction_sets.md", "guides/measure.md", "losses/index.md"}
+QUICK = {
+    "guides/abstain.md",
+    "guides/prediction_sets.md",
+    "guides/measure.md",
+    "losses/index.md",
+    "explanation/proper_scores.md",
+    "explanation/accumulated_batches.md",
+    "explanation/which_metric.md",
+}
 
 # Beginning of a command -> words of it that are replaced, words after it: fewer rows and steps, models that are here.
 FEW = "--use_cpu true --bf16 false --max_steps 2 --report_to none --max_length 16"

@@ -1,4 +1,4 @@
-"""The walk in recipes/README.md, typed as it stands there, on fewer rows and against a Hub on loopback."""
+"""The walk in docs/guides/end_to_end.md, typed as it stands there, on fewer rows and against a Hub on loopback."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pandas
 import pytest
 from huggingface_hub import ModelCard
 
+from tests.docs.pages import blocks
 from tests.helpers.hub_server import TOKEN, running_hub
 from tests.helpers.places import ROOT
 
+PAGE = "guides/end_to_end.md"
 # What a machine without datasets and models puts in the place of the Hub's names, and fewer rows for it.
 _LOCAL = (
     "--model {model} --train_file train.csv --test_file more.csv --use_cpu true --bf16 false "
@@ -39,9 +41,7 @@ def test_the_walk(tmp_path: Path, shared_data: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     model = Path(spec.origin).parent / "model"
 
-    text = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8").replace("\\\n        ", "")
-    walk = text[text.index("## From fine-tuning to the Hub") :]
-    steps = re.findall(r"^    (\S[^\n]*)$|```python\n(.*?)```", walk, flags=re.MULTILINE | re.DOTALL)
+    steps = blocks(PAGE)
     assert len(steps) == 8
     printed = []
     with running_hub() as hub:
@@ -53,7 +53,9 @@ def test_the_walk(tmp_path: Path, shared_data: Path) -> None:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         environment["PYTHONPATH"] = str(ROOT)
-        for command, code in steps:
+        for step in steps:
+            (command,) = step.commands() if step.kind == "bash" else ("",)
+            code = step.code
             if command.startswith("python recipes/"):
                 command = f"{command} {_LOCAL.format(model=model)}"
             command = command.replace("fancyzhx/ag_news", "more.csv").replace(

@@ -1,0 +1,18 @@
+"""The figures of the gallery: what an example calls `figure`, which is no figure of pyplot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sphinx_gallery.scrapers import figure_rst
+
+
+def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any], **_: Any) -> str:
+    """Save the `figure` that a block has made, and return the markup that shows it, with its title as the text."""
+    figure = block_vars["example_globals"].pop("figure", None)
+    if figure is None:
+        return ""
+    path = next(block_vars["image_path_iterator"])
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    title = figure.get_suptitle() or next((axes.get_title() for axes in figure.axes if axes.get_title()), "")
+    return str(figure_rst([path], gallery_conf["src_dir"], fig_titles=title))

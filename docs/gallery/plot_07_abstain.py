@@ -1,0 +1,52 @@
+"""
+Answer, or hand over
+====================
+
+How many inputs can be answered if 80, 85 or 90% of the answers shall be right, with a promise?
+"""
+
+import numpy as np
+from scipy.special import softmax
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from hf_calib.data import docstring_dataset
+from hf_calib.decisions import AbstainRule
+from hf_calib.plots import promise_diagram, risk_coverage_diagram
+
+dataset = docstring_dataset(max_per_class=600)
+names = dataset["train"].features["label"].names
+words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
+model = LogisticRegression(C=300, max_iter=300).fit(
+    words.transform(dataset["train"]["text"]), dataset["train"]["label"]
+)
+logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
+
+# %%
+# First the order of the confidences: the error rate among the most confident predictions.
+
+probs = {part: softmax(z, axis=1) for part, z in logits.items()}
+confidence, correct = probs["test"].max(axis=1), probs["test"].argmax(axis=1) == labels["test"]
+figure = risk_coverage_diagram({"linear model": (confidence, correct)}, title="Risk by coverage")
+
+# %%
+# Then a rule with a promise, fitted to rows that nothing else was fitted to, and what it gives on others.
+
+rule = AbstainRule(accuracy=0.85).fit(probs["calibration"], labels["calibration"])
+print(rule.promise())
+answers = rule.predict(probs["test"])
+answered = answers >= 0
+print(f"answered {answered.mean():.1%}, right {(answers == labels['test'])[answered].mean():.1%}")
+
+# %%
+# The same for several promises.
+
+curve = rule.curve(
+    probs["calibration"],
+    labels["calibration"],
+    probs["test"],
+    labels["test"],
+    accuracies=[0.75, 0.8, 0.85, 0.9],
+)
+figure = promise_diagram({"linear model": curve}, title="What is answered for which promise")

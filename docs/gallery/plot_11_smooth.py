@@ -1,0 +1,36 @@
+"""
+Reliability without bins
+========================
+
+Bins hide what happens within them. A smooth curve with a band shows where a model is off beyond chance, and
+compares models in one figure.
+"""
+
+import numpy as np
+
+from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
+from hf_calib.plots import reliability_comparison, smooth_reliability_diagram
+
+# %%
+# A model that is over-confident in the middle and right at the ends; and one that is shifted everywhere.
+
+rng = np.random.default_rng(0)
+stated = rng.beta(3, 1.5, 3000) * 0.5 + 0.5
+true = stated - 0.35 * (1 - stated) * (stated - 0.5) * 8
+correct = rng.random(3000) < true
+shifted = rng.random(3000) < stated - 0.05
+for name, hits in {"bent": correct, "shifted": shifted}.items():
+    probs, labels = np.stack([stated, 1 - stated], axis=1), (~hits).astype(int)
+    ece, smooth = expected_calibration_error(probs, labels), smooth_calibration_error(probs, labels)
+    print(f"{name:8} ECE {ece:.3f}, smooth ECE {smooth:.3f}")
+
+# %%
+# Bands are bootstrap intervals, pointwise.
+
+panels = {"bent": (stated, correct), "shifted": (stated, shifted)}
+figure = smooth_reliability_diagram(panels, title="Smooth reliability with 95% bands")
+
+# %%
+# Several models in one figure.
+
+figure = reliability_comparison(panels, title="Two models compared")

@@ -1,0 +1,41 @@
+"""
+A report in words
+=================
+
+`calibration_report` measures everything, and says what the numbers mean; in a notebook it shows itself.
+"""
+
+import numpy as np
+from scipy.special import softmax
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from hf_calib.data import docstring_dataset
+from hf_calib.metrics import calibration_report
+from hf_calib.plots import class_reliability_grid
+from hf_calib.scaling import AutoScaling
+
+dataset = docstring_dataset(max_per_class=600)
+names = dataset["train"].features["label"].names
+words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
+model = LogisticRegression(C=300, max_iter=300).fit(
+    words.transform(dataset["train"]["text"]), dataset["train"]["label"]
+)
+logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
+
+# %%
+# Before and after the map that cross-validation chooses.
+
+scaler = AutoScaling().fit(logits["calibration"], labels["calibration"])
+probs, after = softmax(logits["test"], axis=1), scaler.predict_proba(logits["test"])
+report = calibration_report(
+    probs, labels["test"], calibrated=after, class_names=names, n_resamples=200, name="linear model"
+)
+print(scaler.choice_)
+print(*report.diagnosis, sep="\n")
+
+# %%
+# Class by class, after the map: what the top label averages away.
+
+figure = class_reliability_grid(after, labels["test"], class_names=names, title="Each class after the map")

@@ -1,0 +1,116 @@
+"""Running the pages: see test_guides.py and test_pages.py."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, PAGES, Block, blocks
+from tests.docs.worlds import QUICK, RESTS, prepare
+from tests.helpers.commands import call
+from tests.helpers.hub_server import TOKEN, Hub
+from tests.helpers.places import ROOT
+
+OWN_TEST = {"guides/end_to_end.md"}  # test_end_to_end.py
+RUN = {page: blocks(page) for page in PAGES if page not in OWN_TEST and blocks(page)}
+SAME = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def parameters(*, guides: bool) -> list[Any]:
+    """The guides, or the other pages; those that train are slow."""
+    chosen = [page for page in RUN if page.startswith("guides/") == guides]
+    return [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in chosen]
+
+
+def run_page(page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block in order, in a folder that has what the page says it has."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    caches(monkeypatch, tmp_path / "home", hub)
+    prepare(page, folder, hub)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in RUN[page]:
+        printed = run(block, names, folder, page)
+        assert TOKEN not in printed
+        if block.printed is not None:
+            for mine, theirs in {
+                sys.executable: "python",
+                f"{folder}/": "",
+                f"{ROOT}/": "",
+                hub.address: "https://huggingface.co",
+            }.items():
+                printed = printed.replace(mine, theirs)
+            compare(page, block, printed)
+
+
+def caches(monkeypatch: pytest.MonkeyPatch, home: Path, hub: Hub) -> None:
+    """Nothing of another page's, here and in processes that the page starts."""
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home / "datasets")
+    for name, value in {
+        **{"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)},
+        **{"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def run(block: Block, names: dict[str, Any], folder: Path, page: str) -> str:
+    where = f"{page}:{block.line}"
+    if block.kind == "file":
+        (folder / block.name).write_text(block.code)
+        return ""
+    if block.kind == "bash":
+        return "".join(typed(command, folder, where) for command in block.commands())
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a program
+        exec(compile(block.code, where, "exec"), names)
+    return printed.getvalue()
+
+
+def typed(command: str, folder: Path, where: str) -> str:
+    """What a command prints, with what its rest says in place of a GPU's."""
+    for start, (replaced, more) in RESTS.items():
+        if command.startswith(start):
+            for word, other in replaced.items():
+                assert word in command, f"{where}: {word} in {command}"
+                command = command.replace(word, other)
+            command = f"{command} {more}"
+    if command.startswith("hf-calib ") and "|" not in command.replace('"|"', ""):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            result = call(*shlex.split(command)[1:])
+        assert result.exit_code == 0, f"{where}: {command}\n{result.output}\n{result.exception!r}"
+        return str(result.stdout)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, f"{where}: {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def compare(page: str, block: Block, printed: str) -> None:
+    printed = "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+    assert block.printed is not None
+    if os.environ.get("UPDATE_PAGES") and "..." not in block.printed:
+        path = DOCS / page
+        path.write_text(path.read_text().replace(f"```text\n{block.printed}```", f"```text\n{printed}```", 1))
+        return
+    checker = doctest.OutputChecker()
+    same = checker.check_output(block.printed, printed, SAME)
+    assert same, f"{page}:{block.line} prints\n{printed}\nnot\n{block.printed}"
