@@ -6,7 +6,6 @@ import ast
 import re
 from importlib.metadata import metadata
 
-
 import hf_calib
 from hf_calib.losses import LOSSES
 from tests.helpers.places import ROOT

@@ -26,7 +26,9 @@ def write(app: Sphinx, exception: Exception | None) -> None:
         listed.append(f"- [{title}]({page}.html): {about}")
         translator = TextTranslator(tree, builder)
         app.env.apply_post_transforms(tree, page)
-        for node in [each for each in tree.findall(nodes.Element) if "sphinx_gallery" in type(each).__module__]:
+        for node in [
+            each for each in tree.findall(nodes.Element) if "sphinx_gallery" in type(each).__module__
+        ]:
             node.parent.remove(node)  # images and links that only a browser shows
         tree.walkabout(translator)
         full += [f"<!-- {page} -->", translator.body.strip(), ""]
