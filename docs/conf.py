@@ -44,6 +44,10 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
+autodoc_type_aliases = {
+    name: name
+    for name in ("ArrayLike", "FloatArray", "IntArray", "ClassWeights", "ProblemType", "Binning", "Norm")
+}
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True

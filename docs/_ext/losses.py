@@ -36,7 +36,10 @@ class LossesTable(SphinxDirective):
             marks = ["yes" if entry.multi_label else "", "yes" if entry.constructor().couples_batch else ""]
             cells = [f"{{py:obj}}`{name} <hf_calib.losses.{name}>`", *said[name], *marks, entry.source]
             lines.append(f"| {' | '.join(cells)} |")
-        return self.parse_text_to_nodes("\n".join(lines))
+        found = self.parse_text_to_nodes("\n".join(lines))
+        for table in found:
+            table["classes"].append("losses")
+        return found
 
 
 class Loss(SphinxDirective):

@@ -74,7 +74,7 @@ def by_last_name(app: Sphinx, env: Any, node: nodes.Element, shown: nodes.Elemen
         return None
     name = node["reftarget"].removesuffix("()")
     objects = env.domaindata["py"]["objects"]
-    found = [full for full in objects if full == name or full.endswith(f".{name}")]
+    found = [full for full in objects if full.endswith(f".{name}") and not objects[full].aliased]
     if len(found) != 1:
         return None
     place = objects[found[0]]

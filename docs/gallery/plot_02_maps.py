@@ -57,5 +57,7 @@ axes.axhline(before, color="grey", linestyle=":", label="no map")
 axes.set(
     xscale="log", xlabel="rows that a map is fitted to", ylabel="NLL of other rows", ylim=(None, before + 0.3)
 )
+axes.set_xticks(sizes, [str(size) for size in sizes])
+axes.minorticks_off()
 axes.set_title("NLL by the number of calibration rows")
 axes.legend(frameon=False, fontsize=8)

@@ -140,6 +140,8 @@ def _overall_sentence(assessment: Assessment, may: Claims, level: float) -> str:
     means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if may.verdict == "neither":
+        if not round(found.low, 3) <= 0 <= round(found.high, 3):  # the verdict is corrected for all the claims of a report
+            interval += "; alone without 0, but not beyond what several such comparisons show by chance"
         return f"Overall neither over- nor under-confident beyond chance: {means} ({interval})."
     return f"Overall {may.verdict}: {means} ({interval})."
 

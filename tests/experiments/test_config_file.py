@@ -209,6 +209,7 @@ def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
     assert args.bf16
 
 
+@pytest.mark.slow  # starts a recipe twice
 def test_a_script_ends_with_one_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

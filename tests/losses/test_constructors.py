@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ class TestEveryConstructor:
         for parameter in inspect.signature(LOSSES[name].constructor).parameters:
             assert f"    {parameter}: " in arguments
         assert f">>> {name}(" in text or f"= {name}(" in text
-        assert "    L = " in text or "    dL/dz = " in text
+        assert re.search(r"^\$\$(L = |\\frac\{\\partial L\}\{\\partial z\} = )", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)

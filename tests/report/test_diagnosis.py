@@ -232,6 +232,24 @@ def test_of_many_classes_five_are_named(absent: int, words: str) -> None:
     assert words in " ".join(report.warnings)
 
 
+def test_an_interval_without_0_beside_a_verdict_of_chance_is_explained() -> None:
+    rng = np.random.default_rng(0)
+    said = []
+    for _ in range(30):
+        p = rng.uniform(0.55, 0.95, 250)
+        labels = (rng.random(250) > p - 0.065).astype(int)
+        report = calibration_report(np.stack([p, 1 - p], axis=1), labels, n_resamples=2)
+        said.append(report.diagnosis[0])
+    for sentence in said:
+        low, high = (
+            float(number) for number in re.findall(r"interval ([+-][\d.]+) to ([+-][\d.]+)", sentence)[0]
+        )
+        alone = "neither" in sentence and not low <= 0 <= high
+        assert ("alone without 0" in sentence) == alone, sentence
+    assert any("alone without 0" in sentence for sentence in said)
+
+
+@pytest.mark.slow  # 400 reports
 def test_two_sets_of_probabilities_share_the_level() -> None:
     """What is just beyond chance alone is not where the report has a second set, before or after."""
     alone = []

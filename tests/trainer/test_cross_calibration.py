@@ -22,6 +22,7 @@ from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling, VectorScaling
 from hf_calib.trainer.cross_calibration import _predicted
 from tests.helpers.killed_cross_calibration import N_FOLDS, N_ROWS
+from tests.helpers.marks import others_slow
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import TEXT, arguments, assert_same, sequences, tagged, tiny_bert, weights
 
@@ -44,7 +45,9 @@ def ids(rows: Any) -> set[tuple[int, ...]]:
     return {tuple(row["input_ids"]) for row in rows}
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_steps": 3}, {"gradient_accumulation_steps": 3}])
+@pytest.mark.parametrize(
+    "settings", others_slow([{}, {"max_steps": 3}, {"gradient_accumulation_steps": 3}], first=1)
+)
 def test_all_trainings_take_the_same_number_of_steps(settings: dict[str, Any], tmp_path: Path) -> None:
     made: list[CalibrationTrainer] = []
 

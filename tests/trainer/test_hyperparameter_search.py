@@ -197,8 +197,9 @@ def in_turn(**names: list[Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("objective", "eval_strategy"),
-    [pytest.param("eval_nll", "epoch", marks=pytest.mark.slow), ("eval_nll_calibrated", "no")],
+    [("eval_nll", "epoch"), ("eval_nll_calibrated", "no")],
 )
+@pytest.mark.slow
 def test_the_evaluation_set_is_not_touched_before_the_search_is_over(
     objective: str, eval_strategy: str, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from hf_calib.metrics.binning import quantile_edges
 from hf_calib.papers import Trace
 from hf_calib.trainer.evaluation_pass import row_scores
 from hf_calib.trainer.training_trace import _calibration
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import arguments, assert_same, sequences, tagged, tiny_bert, tiny_trainer, weights
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
@@ -284,7 +285,7 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("restored_by_the_trainer", [False, True])
+@pytest.mark.parametrize("restored_by_the_trainer", others_slow([False, True], first=1))
 def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool, tmp_path: Path) -> None:
     settings = {**GAMMAS, "save_strategy": "steps", "save_steps": 2, "eval_on_start": True}
     settings["restore_callback_states_from_checkpoint"] = restored_by_the_trainer
