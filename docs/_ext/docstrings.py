@@ -7,6 +7,7 @@ from textwrap import indent
 from typing import Any
 
 from sphinx.application import Sphinx
+from transformers import TrainingArguments
 
 _BLOCK = re.compile(r"^([ \t]*)\$\$(.+?)\$\$", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![$\\])\$([^$\n]+(?:\n[^$\n]+)?)\$(?!\$)")
@@ -37,6 +38,8 @@ def without_ranges(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
     """Show the type of a hyperparameter, not the object that checks its range, which its docstring states."""
+    if isinstance(obj, type) and issubclass(obj, TrainingArguments):
+        return "(output_dir: str | None = None, **arguments)", returned  # there are 120
     return _RANGE.sub(r"\1", signature) if signature else signature, returned
 
 

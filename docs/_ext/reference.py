@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -13,10 +15,14 @@ from sphinx.errors import SphinxError
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
+from transformers import TrainingArguments
 
 
 class Api(SphinxDirective):
-    """The names of a package, in the order in which the page lists them."""
+    """The names of a package, in the order in which the page lists them.
+
+    After a colon a class has the methods that are for users, where not all are.
+    """
 
     has_content = True
     required_arguments = 1
@@ -27,14 +33,17 @@ class Api(SphinxDirective):
         package = self.arguments[0]
         module = import_module(package)
         lines = [".. list-table::", "   :widths: 40 60", "   :class: names", ""]
-        names = [name for name in self.content if name.strip()]
-        for name in names:
+        chosen = {
+            name: members for name, _, members in (line.partition(":") for line in self.content if line)
+        }
+        for name in chosen:
             thing = getattr(module, name)
             about = first_line(inspect.getdoc(thing) if callable(thing) else comment_on(package, name))
             lines += [f"   * - :py:obj:`{name} <{package}.{name}>`", f"     - {about}"]
         lines += [""]
-        for name in names:
-            lines += entry(package, name, getattr(module, name))
+        for name, members in chosen.items():
+            is_all = f"{name}:" not in "\n".join(self.content)
+            lines += entry(package, name, getattr(module, name), None if is_all else members.strip())
         fence = "`" * 6
         return self.parse_text_to_nodes("\n".join([fence + "{eval-rst}", *lines, fence]))
 
@@ -54,13 +63,48 @@ def comment_on(package: str, name: str) -> str:
     raise SphinxError(f"expected {package}.{name} to have a comment that begins with #:, got none")
 
 
-def entry(package: str, name: str, thing: Any) -> list[str]:
-    """The autodoc directive of a name."""
+def entry(package: str, name: str, thing: Any, members: str | None) -> list[str]:
+    """The autodoc directive of a name, with these members of a class, or all of its own."""
     if inspect.isclass(thing):
-        return [f".. autoclass:: {package}.{name}", "   :members:", "   :show-inheritance:", ""]
+        lines = [f".. autoclass:: {package}.{name}", "   :show-inheritance:"]
+        if members is None:
+            lines += ["   :members:"]
+        elif members:
+            lines += [f"   :members: {members}"]
+        return [*lines, "", *indented(settings(thing)), ""]
     if callable(thing):
         return [f".. autofunction:: {package}.{name}", ""]
     return [f".. py:data:: {package}.{name}", "", f"   {comment_on(package, name)}", ""]
+
+
+def settings(thing: type) -> list[str]:
+    """A table of the fields of our own arguments, with the help of the command line."""
+    own = [
+        field
+        for field in (fields(thing) if is_dataclass(thing) else ())
+        if field.metadata.get("help") and field.name not in TrainingArguments.__dataclass_fields__
+    ]
+    if not own:
+        return []
+    lines = [
+        ".. list-table::",
+        "   :header-rows: 1",
+        "   :class: names",
+        "",
+        "   * - field",
+        "     - default",
+        "     - help",
+    ]
+    for field in own:
+        default = field.default_factory() if field.default is MISSING else field.default
+        told = re.sub(r"([*`|\\]|_(?!\w))", r"\\\1", " ".join(field.metadata["help"].split()))
+        lines += [f"   * - ``{field.name}``", f"     - ``{default!r}``", f"     - {told}"]
+    return lines
+
+
+def indented(lines: list[str]) -> list[str]:
+    """As the content of a directive."""
+    return [f"   {line}" if line else "" for line in lines]
 
 
 def is_left_out(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:

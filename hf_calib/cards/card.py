@@ -80,7 +80,7 @@ def write_card(
         card.save(unfinished)
 
 
-def mend_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
+def repair_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
     """Take out of the Trainer's card what is not so: a base model that is on this machine only, a dataset "None".
 
     Where there is a map, its results go too: they are those before the map, under the name of any dataset.

@@ -99,7 +99,7 @@ def check_options(form: str, *, quantize: bool, data: str | None, test_data: str
     """Refuse options that do not go together.
 
     Raises:
-        ValueError: then.
+        ValueError: if two options exclude each other, or one needs another.
     """
     if quantize and form != "onnx":
         raise InputValueError(expected("format", "be onnx, to quantise", form, "leave it out"))

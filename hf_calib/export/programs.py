@@ -32,7 +32,7 @@ def check_packages() -> None:
     """Raise unless what ONNX needs is installed.
 
     Raises:
-        ValueError: then.
+        ValueError: if a package is missing.
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:

@@ -68,7 +68,7 @@ def check_seqeval() -> None:
     """Raise unless seqeval is installed.
 
     Raises:
-        ValueError: then.
+        ValueError: if it is not installed.
     """
     if not has_seqeval():
         way_out = "pip install 'hf_calib[tokens]'"

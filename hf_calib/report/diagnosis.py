@@ -41,7 +41,7 @@ class Overall(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What the sentences on a set of probabilities may claim.
+    """Claims that the sentences on a set of probabilities may make.
 
     Args:
         level: of each kind of claim; 0 where there may be none, as a calibrated model would often show as much.
@@ -79,7 +79,7 @@ def overall(assessment: Assessment, confidence_level: float) -> Overall:
 
 
 def claims(report: CalibrationReport, assessment: Assessment) -> Claims:
-    """What may be claimed of one of a report's sets of probabilities.
+    """The claims of one of a report's sets of probabilities.
 
     All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
     reports has any: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes'
@@ -140,7 +140,7 @@ def _overall_sentence(assessment: Assessment, may: Claims, level: float) -> str:
     means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if may.verdict == "neither":
-        if not round(found.low, 3) <= 0 <= round(found.high, 3):  # the verdict is corrected for all the claims of a report
+        if not round(found.low, 3) <= 0 <= round(found.high, 3):  # the verdict is corrected for all claims
             interval += "; alone without 0, but not beyond what several such comparisons show by chance"
         return f"Overall neither over- nor under-confident beyond chance: {means} ({interval})."
     return f"Overall {may.verdict}: {means} ({interval})."

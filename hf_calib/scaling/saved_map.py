@@ -218,7 +218,7 @@ def _check_fitted(scaler: Any) -> None:
     """Raise unless the fitted attributes of a scaler have the kinds, shapes and values that a fit gives them.
 
     Raises:
-        ValueError: then.
+        ValueError: if one is missing, or of another kind, shape or range.
     """
     sizes: dict[str, int] = {}
     for fitted in scaler._fitted:
@@ -280,7 +280,7 @@ def check_finite(scaler: Any) -> None:
     """Raise if a fitted map has NaN or infinity in its weight or bias.
 
     Raises:
-        ValueError: then.
+        ValueError: if it has.
     """
     if not all(np.isfinite(part).all() for part in scaler.affine_map() if part is not None):
         way_out = "fit it again, on finite logits"

@@ -152,7 +152,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
     @property
     def calibration_map(self) -> Any:
-        """The fitted scaler, or None: the one object that metrics, records and saving go by."""
+        """The fitted scaler, or None; the one object that metrics, records and saving go by."""
         return None if self.fitted_map is None else self.fitted_map.scaler
 
     def _calibration_arguments(self) -> tuple[Any, ...]:
@@ -182,7 +182,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
     @property
     def calibration_split(self) -> Any:
-        """The dataset for gammas and map: `calibration_dataset`, else one evaluation set, else None."""
+        """The dataset for gammas and map; `calibration_dataset`, else one evaluation set, else None."""
         if self.calibration_dataset is not None:
             return self.calibration_dataset
         return None if isinstance(self.eval_dataset, dict) else self.eval_dataset

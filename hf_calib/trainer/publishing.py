@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._hub import CARD, with_owner
-from hf_calib.cards.card import mend_stock_card, write_card
+from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import check_overwrites_no_original, loaded_from, save_folded, standalone_copy
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
@@ -88,7 +88,7 @@ class PublishingMixin(Trainer):
         Raises:
             ValueError: if no map was fitted, or if the model has no head it can be folded into; if
                 output_dir is where the model was loaded from, or holds adapters, which would be lost.
-            OSError: if output_dir cannot be written; it is as it was then.
+            OSError: if output_dir cannot be written; it is left as it was.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
         self._save_calibrated_model(output_dir)
@@ -147,7 +147,7 @@ class PublishingMixin(Trainer):
         Raises:
             ValueError: if the Hub refuses the push; or for create_pr without a map.
             OSError: if the model cannot be saved, or the Hub cannot be reached.
-            RuntimeError: on the other processes then.
+            RuntimeError: on the other processes, if the first one raises.
         """
         if self.fitted_map is None:
             if create_pr:
@@ -227,7 +227,7 @@ class PublishingMixin(Trainer):
         folder = Path(self._output_dir)
         if self.is_world_process_zero():
             base_model = getattr(self.model_config, "_name_or_path", None)
-            mend_stock_card(folder / CARD, base_model, is_calibrated=self.fitted_map is not None)
+            repair_stock_card(folder / CARD, base_model, is_calibrated=self.fitted_map is not None)
             if self.fitted_map is not None:
                 write_results(self, folder)
                 write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)

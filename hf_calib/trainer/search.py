@@ -218,7 +218,8 @@ class SearchMixin(Trainer):
             On several processes (torchrun) all take part in each trial. Pruners do not work there: only the first
             process would stop. Only the first returns the `BestRun`; args are set on all.
 
-        Example:
+        Example::
+
             best = trainer.hyperparameter_search(
                 lambda trial: {
                     "loss": trial.suggest_categorical("loss", ["focal", "dual_focal"]),

@@ -42,7 +42,7 @@ def documented() -> list[Any]:
         text = text_of_page(page)
         for package, body in re.findall(r"```\{api\} (\S+)\n(.*?)```", text, flags=re.DOTALL):
             module = importlib.import_module(package)
-            found += [getattr(module, name) for name in body.split()]
+            found += [getattr(module, line.partition(":")[0]) for line in body.splitlines()]
         found += [LOSSES[name].constructor for name in re.findall(r"```\{loss\} (\S+)", text)]
     return found
 
