@@ -39,7 +39,7 @@ check: setup
 # The site, in docs/_build/html: warnings are errors, links between its pages are checked, nothing is fetched. In one
 # process: a fork of one in which torch has run hangs.
 docs: setup
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 # The addresses elsewhere that the site names; they are not fetched.

@@ -11,10 +11,12 @@ from transformers import TrainingArguments
 
 _BLOCK = re.compile(r"^([ \t]*)\$\$(.+?)\$\$", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![$\\])\$([^$\n]+(?:\n[^$\n]+)?)\$(?!\$)")
+_ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 _RANGE = re.compile(r"Annotated\[([^,]+?), ~.*?\)\]")
-# Code, formulas and doctests are left as they are; elsewhere names_ and |bars| would be markup.
+# Code, formulas, doctests and entries of sections are left as they are; elsewhere names_ and |bars| would be markup.
 _CODE_OR_TEXT = re.compile(
-    r"(``?[^`]+``?|^[ \t]*(?:>>>|\.\.\.).*$|^[ \t]*\.\. math::\n\n.*$)|(\w_(?!\w)|\|)", flags=re.MULTILINE
+    r"(``?[^`]+``?|^[ \t]*(?:>>>|\.\.\.).*$|^[ \t]*\.\. math::\n\n.*$|^[ \t]+\w+_(?=:))|(\w_(?!\w)|\|)",
+    flags=re.MULTILINE,
 )
 
 
@@ -40,7 +42,7 @@ def without_ranges(
     """Show the type of a hyperparameter, not the object that checks its range, which its docstring states."""
     if isinstance(obj, type) and issubclass(obj, TrainingArguments):
         return "(output_dir: str | None = None, **arguments)", returned  # there are 120
-    return _RANGE.sub(r"\1", signature) if signature else signature, returned
+    return _ALIAS.sub(r"\1", _RANGE.sub(r"\1", signature)) if signature else signature, returned
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

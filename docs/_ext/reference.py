@@ -67,7 +67,7 @@ def entry(package: str, name: str, thing: Any, members: str | None) -> list[str]
     """The autodoc directive of a name, with these members of a class, or all of its own."""
     if inspect.isclass(thing):
         lines = [f".. autoclass:: {package}.{name}", "   :show-inheritance:"]
-        if members is None:
+        if members is None and not hasattr(thing, "_fields"):  # of a tuple: "Alias for field number 0"
             lines += ["   :members:"]
         elif members:
             lines += [f"   :members: {members}"]
