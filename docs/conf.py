@@ -31,6 +31,7 @@ extensions = [
     "papers",
     "commands",
     "figures",
+    "gallery_figures",
     "math_in_browser",
     "plain_text",
 ]
@@ -44,10 +45,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
-autodoc_type_aliases = {
-    name: name
-    for name in ("ArrayLike", "FloatArray", "IntArray", "ClassWeights", "ProblemType", "Binning", "Norm")
-}
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "FloatArray", "IntArray")}
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
@@ -56,6 +54,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 default_role = "py:obj"
+smartquotes_action = "qe"  # "--data" keeps its dashes
 
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "

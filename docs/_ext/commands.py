@@ -44,12 +44,13 @@ def row(parameter: inspect.Parameter) -> str:
     if type(info).__name__ == "ArgumentInfo":
         name = info.metavar or parameter.name.upper()
     else:
-        names = info.param_decls or [f"--{parameter.name.replace('_', '-')}"]
+        first = info.default if isinstance(info.default, str) and info.default.startswith("--") else None
+        names = [first] if first else info.param_decls or [f"--{parameter.name.replace('_', '-')}"]
         name = " ".join([names[0], *kind(annotation, info)])
     shown = "" if default in (None, False, ()) else f"`{default}`"
     if isinstance(info.show_default, str):  # what stands for None
         shown = f"`{info.show_default}`"
-    told = " ".join((info.help or "").split())
+    told = " ".join((info.help or "").split()).replace("|", r"\|")
     return f"| `{name}` | {'required' if is_required else shown} | {told} |"
 
 
