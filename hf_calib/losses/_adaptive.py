@@ -231,6 +231,10 @@ class EceCrossEntropy(AdaptiveLoss):
             **_numbered("count", self.counts),
         }
 
+    @property
+    def reads_labels(self) -> bool:
+        return True
+
     def _bin_edges(self) -> Tensor:
         return torch.linspace(0, 1, len(self.bin_gaps) + 1).double()
 

@@ -18,7 +18,13 @@ from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expe
 from hf_calib.losses._hyperparameters import INFINITY, ClassWeights
 from hf_calib.losses.gammas import CONSTANT_0, Gamma, GammaSchedule
 from hf_calib.losses.penalties import BatchPenalty, Penalty
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    Entropy,
+    OtherPowers,
+    Statistic,
+)
 from hf_calib.losses.statistics.dispatch import RowStatistics, multi_label_statistics, read_by, row_statistics
 from hf_calib.losses.weights import Weight
 
@@ -87,6 +93,11 @@ class CalibrationLoss(nn.Module):
     def couples_batch(self) -> bool:
         return bool(self.formula.batch_penalties)
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the loss of a row depends on which class its label is, beyond the probabilities."""
+        return False
+
     def gamma(self, p: Tensor, labels: Tensor | None = None) -> Gamma:
         """The weight's gamma for examples whose label has probability p (N,); negative for the inverse focal."""
         return self.formula.gamma(p)
@@ -131,6 +142,113 @@ class CalibrationLoss(nn.Module):
             if reduction == "none":
                 return loss.view(labels.shape)
             return self._reduce(loss, stats, weights, labels, reduction, num_items_in_batch)
+
+    def from_log_probs(
+        self,
+        log_probs: Tensor,
+        *,
+        entropy: Tensor | None = None,
+        log_sum_sq_probs: Tensor | None = None,
+        mask: Tensor | None = None,
+        reduction: str = "mean",
+        num_items_in_batch: Tensor | float | None = None,
+    ) -> Tensor:
+        r"""Compute the loss of rows whose logits are gone, from what a fused head has kept of them.
+
+        For language models whose head never makes the logits, such as TRL's: the same formula, and with the gradients
+        of what is passed the same gradient. Where there are logits, call the loss itself.
+
+        Args:
+            log_probs: of the labels, any shape, float; with its gradient.
+            entropy: of each distribution, in nats, for losses that read it (`entropy_regularized`).
+            log_sum_sq_probs: $\log \sum_j p_j^2$, for those that read the other classes' squares: `bsce_gra`, and,
+                where it has a gradient, `brier`, `bsce`, `focal_calibration`.
+            mask: which rows count, bool, shaped like log_probs; None for all.
+            reduction: as for `forward`.
+            num_items_in_batch: as for `forward`.
+
+        Returns:
+            As `forward`: a scalar, or a value per row, 0 where it does not count; float32 or float64.
+
+        Raises:
+            ValueError: if the loss couples the batch, has class weights, is multi-label, reads labels or statistics
+                that are not given, or needs the gradient of one that has none; or shapes differ.
+
+        Example:
+            >>> from hf_calib.losses import focal
+            >>> logits, labels = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])
+            >>> kept = logits.log_softmax(dim=1).gather(1, labels[:, None]).squeeze(1)
+            >>> focal(gamma=2.0).from_log_probs(kept), focal(gamma=2.0)(logits, labels)
+            (tensor(0.0875), tensor(0.0875))
+        """
+        if reduction not in REDUCTIONS:
+            raise InputValueError(
+                expected("reduction", f"be one of {REDUCTIONS}", repr(reduction), "see the docstring")
+            )
+        given = {
+            "log_probs": log_probs,
+            "entropy": entropy,
+            "log_sum_sq_probs": log_sum_sq_probs,
+            "mask": mask,
+        }
+        for name, values in given.items():
+            if values is not None and values.shape != log_probs.shape:
+                got = f"{tuple(values.shape)} for {tuple(log_probs.shape)}"
+                raise InputValueError(expected(name, "have the shape of log_probs", got, "pass one a row"))
+        self._check_from_log_probs(log_probs, entropy, log_sum_sq_probs)
+        counts = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask.bool()
+        with _without_autocast(log_probs):
+            wide = {
+                name: values if values.dtype == torch.float64 else values.float()
+                for name, values in given.items()
+                if values is not None and name != "mask"
+            }
+            # A row that does not count may hold anything, also NaN, and gets no gradient.
+            rows = {name: values.flatten().where(counts.flatten(), 0) for name, values in wide.items()}
+            stats = RowStatistics(_kept_statistics(self._reads, rows))
+            loss = self._per_example(stats, counts.flatten().long()).where(counts.flatten(), 0)
+            if reduction == "none":
+                return loss.view(log_probs.shape)
+            total = loss.sum()
+            if num_items_in_batch is not None:
+                return total / num_items_in_batch
+            return total if reduction == "sum" else total / counts.sum().clamp_min(1)
+
+    def _check_from_log_probs(
+        self, log_probs: Tensor, entropy: Tensor | None, log_sum_sq_probs: Tensor | None
+    ) -> None:
+        """Refuse by name a loss that these numbers do not make."""
+        way_out = "call the loss on logits, or take focal, which needs the log-probabilities only"
+        refused = {
+            "couples the batch": self.couples_batch,
+            "has class weights": self.class_weights is not None,
+            "is multi-label": bool(self.multi_label),
+            "reads the labels": self.reads_labels,
+        }
+        for reason, holds in refused.items():
+            if holds:
+                raise InputValueError(
+                    expected(
+                        "loss", "be a formula of log-probabilities", f"{self.name!r}, which {reason}", way_out
+                    )
+                )
+        for statistic in self._reads:
+            if statistic == CROSS_ENTROPY:
+                continue
+            source = {Entropy(): entropy, OtherPowers(2.0): log_sum_sq_probs}.get(statistic)
+            name = {Entropy(): "entropy", OtherPowers(2.0): "log_sum_sq_probs"}.get(statistic)
+            if name is None:
+                got = f"{self.name!r}, which reads {type(statistic).__name__}"
+                raise InputValueError(
+                    expected("loss", "be a formula of log_probs, entropy and log_sum_sq_probs", got, way_out)
+                )
+            if source is None:
+                raise InputValueError(expected(name, f"be given for loss {self.name!r}", "None", way_out))
+            if log_probs.requires_grad and not source.requires_grad and not self.formula.detach:
+                got = "one without (TRL's log_sum_sq_probs is such a one)"
+                raise InputValueError(
+                    expected(name, f"have a gradient for loss {self.name!r}", got, f"{way_out}, or bsce_gra")
+                )
 
     def normalizer(self, labels: Tensor) -> Tensor:
         """The divisor of the mean: the number of rows that count, or the sum of their class weights."""
@@ -284,6 +402,18 @@ class CalibrationLoss(nn.Module):
                     "give them in the order of the model's labels",
                 )
             )
+
+
+def _kept_statistics(reads: tuple[Statistic, ...], rows: Mapping[str, Tensor]) -> dict[Statistic, Tensor]:
+    """The statistics that a loss reads, of what a fused head has kept."""
+    found: dict[Statistic, Tensor] = {CROSS_ENTROPY: -rows["log_probs"]}
+    if Entropy() in reads:
+        found[Entropy()] = rows["entropy"]
+    if OtherPowers(2.0) in reads:
+        # Of the classes but the label, which cancels where the label has nearly all the mass.
+        squares = rows["log_sum_sq_probs"].exp() - (2 * rows["log_probs"]).exp()
+        found[OtherPowers(2.0)] = squares.clamp_min(0)
+    return found
 
 
 def check_loss(loss: object) -> None:

@@ -1,0 +1,82 @@
+"""Losses of causal language models in any loop: the labels are shifted, not the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.losses import CalibrationLoss, logits_of
+from hf_calib.losses._calibration_loss import check_loss
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+
+class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
+    """A calibration loss of a causal language model, whose logits at a position are for the next token.
+
+    As `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts by itself. The labels are
+    shifted, since a shift of the logits would copy them.
+
+    Args:
+        loss: from `hf_calib.losses`; one without a penalty on the batch.
+
+    Raises:
+        TypeError: if it is not a `CalibrationLoss`.
+        ValueError: if it couples the batch: its penalty would be over the tokens of one micro-batch.
+
+    >>> from hf_calib.losses import cross_entropy
+    >>> logits, labels = torch.randn(2, 5, 11), torch.randint(11, (2, 5))
+    >>> ours = for_causal_lm(cross_entropy())(logits, labels)
+    >>> shifted = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    >>> torch.allclose(ours, shifted)
+    True
+    """
+
+    def __init__(self, loss: CalibrationLoss) -> None:
+        super().__init__()
+        check_loss(loss)
+        if loss.couples_batch:
+            way_out = "take a loss with a value per token, such as focal"
+            raise InputValueError(expected("loss", "have a value per token", repr(loss.name), way_out))
+        self.loss = loss
+
+    def forward(
+        self,
+        outputs: Any,
+        labels: Tensor | None = None,
+        *,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
+    ) -> Tensor:
+        """Compute the loss.
+
+        Args:
+            outputs: the model's, or its logits (B, L, V).
+            labels: (B, L) token ids, -100 where there is no loss, as long as the inputs: not shifted.
+            shift_labels: instead, (B, L) that were shifted already, as sequence parallelism gives them.
+            num_items_in_batch: divide the sum by this, as the Trainer passes it; else by the tokens that count.
+
+        Returns:
+            A scalar, in nats.
+
+        Raises:
+            TypeError: if neither labels nor shift_labels are given, or both.
+            ValueError: if shapes do not fit.
+        """
+        if (labels is None) == (shift_labels is None):
+            got = "neither" if labels is None else "both"
+            raise InputTypeError(expected("labels or shift_labels", "be given", got, "pass one of them"))
+        logits = logits_of(outputs)
+        wanted = labels if shift_labels is None else shift_labels
+        assert wanted is not None
+        if logits.dim() != 3 or wanted.shape != logits.shape[:2]:
+            got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
+            way_out = "pass the labels as long as the inputs"
+            raise InputValueError(expected("logits and labels", "be (B, L, V) and (B, L)", got, way_out))
+        if shift_labels is None:
+            wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=IGNORE_INDEX)
+        total = self.loss(logits, wanted, reduction="sum")
+        count = self.loss.normalizer(wanted) if num_items_in_batch is None else num_items_in_batch
+        return total / (count.clamp_min(1) if isinstance(count, Tensor) else count)

@@ -1,0 +1,172 @@
+"""Option tokens as classes: the language model's own logits, in a plain transformers classifier, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertLMHeadModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+
+from hf_calib import fold_temperature
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.language_models import PromptTemplate, label_token_classifier, to_language_model
+from tests.helpers.tiny import tokenizer
+from tests.language_models.models import ARCHITECTURES, DECODER, language_model
+
+LABELS = {"yes": "w3", "no": "w9", "maybe": "w20"}
+IDS = [8, 14, 25]  # of tiny's vocabulary: five special tokens first
+
+
+def batch(side: str) -> dict[str, torch.Tensor]:
+    """Rows of 7, 4 and 1 tokens."""
+    rows = [[5, 9, 30, 12, 40, 33, 21], [17, 6, 44, 10], [23]]
+    ids = torch.zeros(3, 7, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(7 - len(row), 7) if side == "left" else slice(0, len(row))
+        ids[i, place] = torch.tensor(row)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def option_logits(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """At the last token of each row."""
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    places = torch.arange(inputs["input_ids"].shape[1])
+    last = (places * inputs["attention_mask"]).argmax(dim=1)
+    return logits[torch.arange(len(logits)), last][:, IDS]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_logits_are_the_language_models(name: str, side: str) -> None:
+    model, inputs = language_model(name), batch(side)
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    with torch.no_grad():
+        logits = classifier(**inputs).logits
+    torch.testing.assert_close(logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6)
+    assert type(classifier).__name__.endswith("ForSequenceClassification")
+    assert classifier.config.id2label == {0: "yes", 1: "no", 2: "maybe"}
+    assert classifier.config.label_tokens["ids"] == IDS
+
+
+def test_bfloat16() -> None:
+    model = language_model("Qwen2, tied").to(torch.bfloat16)
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    assert classifier.dtype == torch.bfloat16
+    with torch.no_grad():
+        ours = classifier(**batch("left")).logits.float()
+    torch.testing.assert_close(ours, option_logits(model, batch("left")).float(), rtol=0.02, atol=0.05)
+
+
+def test_it_is_saved_as_a_plain_model(tmp_path: Path) -> None:
+    model = language_model()
+    classifier = label_token_classifier(model, tokenizer(), LABELS, prompt=PromptTemplate("{text} w1"))
+    with torch.no_grad():
+        before = classifier(**batch("right")).logits
+    classifier.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch("right")).logits, before)
+    assert PromptTemplate.of(loaded.config) == PromptTemplate("{text} w1")
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2, tied", "GPT2", "OPT"])
+def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
+    model = language_model(name)
+    model.save_pretrained(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    classifier = label_token_classifier(loaded, tokenizer(), LABELS)
+    fold_temperature(classifier, 2.0)
+    made = to_language_model(classifier)  # which finds the language model by its name
+    made.save_pretrained(tmp_path / "made")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    inputs = batch("right")
+    torch.testing.assert_close(
+        option_logits(again, inputs), option_logits(model, inputs) / 2, rtol=1e-5, atol=1e-5
+    )
+    with torch.no_grad():
+        ours, theirs = again(**inputs).logits, model(**inputs).logits
+    others = [token for token in range(64) if token not in IDS]
+    torch.testing.assert_close(ours[..., others], theirs[..., others])
+    assert not again.config.tie_word_embeddings
+
+
+def test_a_shared_bias_is_no_obstacle_and_another_is() -> None:
+    torch.manual_seed(0)
+    settings = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
+    model = PhiForCausalLM(PhiConfig(**settings)).eval()
+    with torch.no_grad():
+        model.lm_head.bias.fill_(0.5)
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    with torch.no_grad():
+        difference = classifier(**batch("right")).logits - option_logits(model, batch("right"))
+    torch.testing.assert_close(difference, torch.full_like(difference, -0.5), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        model.lm_head.bias[IDS[0]] = 1.0
+    with pytest.raises(
+        InputValueError, match=r"have no bias that differs between labels.*option_log_likelihoods"
+    ):
+        label_token_classifier(model, tokenizer(), LABELS)
+
+
+def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(Gemma2Config(**{**DECODER, "head_dim": 8})).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 200
+    message = (
+        r"logits differ by .* from the language model's \(they are capped at 30; .*\); score its options with"
+    )
+    with pytest.raises(InputValueError, match=message):
+        label_token_classifier(model, tokenizer(), LABELS)
+    model.config.final_logit_softcapping = None
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    with torch.no_grad():
+        ours = classifier(**batch("left")).logits
+    torch.testing.assert_close(ours, option_logits(model, batch("left")), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"yes": "w3"}, r"be at least two texts, got 1"),
+        ({"yes": "w3 w4", "no": "w5"}, r"be one token, got 2 for label 'yes'.*option_log_likelihoods"),
+        ({"yes": "", "no": "w5"}, r"be one token, got 0 for label 'yes'"),
+        ({"yes": "w3", "no": "w3"}, r"be different tokens, got 'w3' for 'yes' and 'no'"),
+        ({"yes": "w3", "no": "qwerty"}, r"be known to the tokenizer"),
+    ],
+)
+def test_labels_that_are_no_tokens(labels: dict[str, str], message: str) -> None:
+    with pytest.raises(InputValueError, match=message):
+        label_token_classifier(language_model(), tokenizer(), labels)
+
+
+def test_models_that_are_none() -> None:
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    with pytest.raises(InputTypeError, match=r"be a causal language model, got Linear"):
+        label_token_classifier(torch.nn.Linear(2, 2), tokenizer(), LABELS)
+    config.is_decoder = True
+    with pytest.raises(InputValueError, match=r"have a sequence classifier with the same logits"):
+        label_token_classifier(BertLMHeadModel(config), tokenizer(), LABELS)
+
+
+def test_back_needs_a_record_and_the_right_model() -> None:
+    classifier = label_token_classifier(language_model(), tokenizer(), LABELS)
+    with pytest.raises(InputValueError, match=r"expected language_model to be given"):
+        to_language_model(classifier)
+    with pytest.raises(InputValueError, match=r"be the one it was made of"):
+        to_language_model(classifier, language_model(hidden_size=32))
+    plain = type(classifier)(language_model().config)
+    with pytest.raises(InputValueError, match=r"say which tokens its classes are"):
+        to_language_model(plain)

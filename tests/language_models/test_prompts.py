@@ -1,0 +1,60 @@
+"""Prompts: rendered, checked, saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.language_models import PromptTemplate
+from tests.helpers.tiny import tokenizer
+
+CHAT = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def with_chat(template: str = CHAT) -> Any:
+    words = tokenizer()
+    words.chat_template = template
+    return words
+
+
+def test_a_plain_template_leaves_other_braces_alone() -> None:
+    prompt = PromptTemplate("Is {text} like {text_pair}? {yes}", ends_with=" Answer:")
+    assert prompt.render("a {text_pair}", "b {text}") == "Is a {text_pair} like b {text}? {yes} Answer:"
+    assert prompt.reads_pairs
+
+
+def test_a_chat_ends_where_the_answer_begins() -> None:
+    prompt = PromptTemplate("Rate: {text}", chat=True, system="Be brief", ends_with="(")
+    assert prompt.render("x", tokenizer=with_chat()) == "<system>Be brief</><user>Rate: x</><assistant>("
+
+
+def test_through_a_config() -> None:
+    prompt = PromptTemplate("{text}", chat=True, system="s")
+    assert PromptTemplate.of({"prompt_template": prompt.to_dict()}) == prompt
+    assert PromptTemplate.of({}) is None
+    with pytest.raises(InputValueError, match=r"prompt_template of the config to be a prompt, got {'x': 1}"):
+        PromptTemplate.of({"prompt_template": {"x": 1}})
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputValueError, match=r"have a place for the text, got 'none'"):
+        PromptTemplate("none")
+    with pytest.raises(InputTypeError, match=r"template to be a text, got int"):
+        PromptTemplate(3)  # type: ignore[arg-type]
+    with pytest.raises(InputValueError, match=r"system to be given for a chat"):
+        PromptTemplate("{text}", system="s")
+    with pytest.raises(InputValueError, match=r"text_pair to go with the template, got one"):
+        PromptTemplate("{text}").render("a", "b")
+    with pytest.raises(InputValueError, match=r"text_pair to go with the template, got none"):
+        PromptTemplate("{text}{text_pair}").render("a")
+    with pytest.raises(InputValueError, match=r"have a chat template, got .* without one"):
+        PromptTemplate("{text}", chat=True).render("a", tokenizer=tokenizer())
+    without_end = with_chat("{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(InputValueError, match=r"end where the answer begins"):
+        PromptTemplate("{text}", chat=True).check(without_end)
+    PromptTemplate("{text}", chat=True, ends_with="Answer:").check(without_end)
