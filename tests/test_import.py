@@ -27,6 +27,7 @@ LAYERS = [
     {"predictions"},
     {"report"},
     {"cards", "export"},
+    {"language_models"},
     {"trainer"},
     {"experiments"},
     {"papers", "study"},

@@ -73,7 +73,7 @@ def write_card(
         datasets=datasets,
         base_model=base_model,
     )
-    if facts.record is not None or facts.results is not None:
+    if facts.record is not None or facts.results is not None or facts.prompt is not None:
         section = calibration_section(facts, name, decision_lines(folder))
         card.text = _with_section(card.text, f"{_START}\n{section}\n{_END}")
     with whole_file(folder / CARD) as unfinished:

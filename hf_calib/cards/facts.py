@@ -17,6 +17,7 @@ from hf_calib._errors import InputError, printable
 from hf_calib._names import plain_name
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.predictions.reading import ROW_OPTIONS
 from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.measures import MEASURES
@@ -98,6 +99,7 @@ class Facts:
         splits: "train", "calibration" and "test", where known.
         results: None where nothing was measured, or not with these weights.
         versions: of packages, by name.
+        prompt: how a text becomes the model's input, of a language model's option tokens; None for others.
     """
 
     task: Task | None
@@ -109,6 +111,7 @@ class Facts:
     splits: Mapping[str, Split]
     results: Results | None
     versions: Mapping[str, str]
+    prompt: PromptTemplate | None = None
 
     @property
     def is_read_by_commands(self) -> bool:
@@ -142,7 +145,16 @@ def read_facts(folder: Path) -> Facts:
         splits=splits,
         results=_reported(folder, record) or _streamed(folder, record),
         versions={name: text(made_with, name) or "" for name in made_with},
+        prompt=_prompt(config),
     )
+
+
+def _prompt(config: Mapping[str, Any]) -> PromptTemplate | None:
+    try:
+        return PromptTemplate.of(config)
+    except InputError as error:
+        _left_out(f"{CONFIG_NAME}: {error}", "Write it with PromptTemplate.to_dict()")
+        return None
 
 
 def text(record: Mapping[str, Any], key: str) -> str | None:

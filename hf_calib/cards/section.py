@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from hf_calib.cards.facts import (
 )
 from hf_calib.losses import LOSSES
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, map_title
 from hf_calib.tasks import TASKS, Task
@@ -227,7 +229,9 @@ def _lines_of(facts: Facts, name: str, beside: bool) -> list[str]:
 
 def _usage(facts: Facts, name: str) -> list[str]:
     beside = facts.record is not None and not facts.folded
-    lines = ["```python", *_lines_of(facts, name, beside), "```"]
+    lines = ["```python", *_lines_of(facts, name, beside or facts.prompt is not None), "```"]
+    if facts.prompt is not None:
+        lines += ["", *_prompt(facts.prompt)]
     if facts.record is None:
         return lines
     kind = "sigmoid" if facts.multi_label else "softmax"
@@ -242,6 +246,26 @@ def _usage(facts: Facts, name: str) -> list[str]:
             "`transformers.pipeline` gives the probabilities from before the calibration."
         )
     return [*lines, "", said]
+
+
+def _prompt(prompt: PromptTemplate) -> list[str]:
+    """The prompt as it is, in a fence that nothing in it closes."""
+    parts = {
+        "The system's message": prompt.system,
+        "The prompt": prompt.template,
+        "Its end": prompt.ends_with,
+    }
+    lines = []
+    for name, written in parts.items():
+        if written:
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", written)), default=0))
+            lines += [f"{name}:", "", f"{fence}text", written, fence, ""]
+    where = "in the tokenizer's chat template" if prompt.chat else "as it stands"
+    lines.append(
+        f"The model answers with one token after its prompt, {where}. `hf_calib.pipeline` and `hf-calib` make the "
+        "prompt of a text; other pipelines and servers have to be given it."
+    )
+    return lines
 
 
 # ---- History ----

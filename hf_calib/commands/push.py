@@ -25,6 +25,7 @@ from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.loading import load_trained
+from hf_calib.predictions.prompts import KEY as PROMPT
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title, recorded_in
 from hf_calib.tasks import package_of, task_of
@@ -140,7 +141,7 @@ def push(
     assert isinstance(commit, CommitInfo)
     changes = announced[-1]
     revision = commit.pr_revision or revision
-    uses_ours = saved is not None and not folded
+    uses_ours = (saved is not None and not folded) or config.get(PROMPT) is not None
     return Pushed(
         changes.repo_id,
         revision,

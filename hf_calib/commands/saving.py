@@ -187,5 +187,8 @@ def _served_scores(
         **options,
         **settings,
     )
-    served = classifier.scores_of_served(classify(first, **call_options))
+    inputs = (
+        classifier.for_plain_pipeline(first, opened.reading) if pipeline is transformers.pipeline else first
+    )
+    served = classifier.scores_of_served(classify(inputs, **call_options))
     return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])

@@ -107,7 +107,7 @@ def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[fl
         ids[row, longest - len(tokens) :] = torch.tensor(tokens)
         mask[row, longest - len(tokens) :] = 1
     device = model.device
-    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    inputs: dict[str, Any] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
     takes = inspect.signature(model.forward).parameters
     if "position_ids" in takes:
         inputs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0).to(device)
@@ -115,9 +115,9 @@ def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[fl
         inputs["logits_to_keep"] = kept
     logits = model(**inputs).logits[:, -kept:].float().log_softmax(dim=-1).cpu()
     found = []
-    for row, (_, answer) in enumerate(pairs):
+    for scored, (_, answer) in zip(logits, pairs, strict=True):
         places = torch.arange(kept - 1 - len(answer), kept - 1)
-        found.append(float(logits[row, places, torch.tensor(answer)].double().sum()))
+        found.append(float(scored[places, torch.tensor(answer)].double().sum()))
     return found
 
 

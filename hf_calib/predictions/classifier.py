@@ -133,6 +133,10 @@ class Classifier(ABC):
     def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
         """The first n rows, as a pipeline takes them."""
 
+    def for_plain_pipeline(self, served: Sequence[Any], reading: Reading) -> list[Any]:
+        """What a plain pipeline has to be given in the place of rows as hf_calib.pipeline takes them."""
+        return list(served)
+
     @abstractmethod
     def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
         """The inputs that the model reads of these."""

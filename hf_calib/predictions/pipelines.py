@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.scaling._hub import download
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, recorded_in
@@ -32,7 +33,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Where a calibration.json lies beside the model, with a map that is not in its weights (spline, isotonic, ..., or
     one that folds, of a model that was saved without it), the scores are those of the scaler's `predict_proba` on
-    the logits. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself.
+    the logits. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself; but where the
+    config has a prompt (`hf_calib.language_models`), texts are made into it first.
 
     Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
     aggregation strategies combine the calibrated scores. Others are left as they are.
@@ -87,6 +89,10 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     if not any(isinstance(plain, kind) for kind in _CALIBRATED):
         return plain
     config = plain.model.config
+    prompt = PromptTemplate.of(config) if isinstance(plain, TextClassificationPipeline) else None
+    if prompt is not None:
+        prompt.check(plain.tokenizer)
+        plain = _of_another_class(plain, PromptedTextClassificationPipeline, prompt=prompt)
     place = place if isinstance(place, str) else plain.model.name_or_path
     saved = saved or _map_beside(place, revision, token)
     recorded = recorded_in(config)
@@ -107,11 +113,30 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         got = type(plain).__name__
         way_out = "leave it out, or use transformers.pipeline and the scaler's predict_proba"
         raise InputValueError(expected("pipeline_class", "be one of transformers' own", got, way_out))
-    kind = _CALIBRATED[type(plain)]
-    calibrated = kind.__new__(kind)
-    vars(calibrated).update(vars(plain), scaler=saved.scaler)  # all else is as transformers has loaded it
+    calibrated = _of_another_class(plain, _CALIBRATED[type(plain)], scaler=saved.scaler)
     calibrated.check_function(calibrated._postprocess_params.pop("function_to_apply", None))
     return calibrated
+
+
+def _of_another_class(plain: Any, kind: Any, **more: Any) -> Any:
+    """All else is as transformers has loaded it."""
+    made = kind.__new__(kind)
+    vars(made).update(vars(plain), **more)
+    return made
+
+
+class _Prompted:
+    prompt: PromptTemplate | None = None
+
+    def preprocess(self, inputs: Any, **tokenizer_kwargs: Any) -> Any:
+        if self.prompt is None:
+            return super().preprocess(inputs, **tokenizer_kwargs)  # type: ignore[misc]
+        limit = tokenizer_kwargs.pop("max_length", None)
+        limit = limit if tokenizer_kwargs.pop("truncation", False) else None
+        parts = (inputs["text"], inputs.get("text_pair")) if isinstance(inputs, dict) else (inputs, None)
+        text, _ = self.prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit)  # type: ignore[attr-defined]
+        tokenizer_kwargs["add_special_tokens"] = not self.prompt.chat
+        return super().preprocess(text, **tokenizer_kwargs)  # type: ignore[misc]
 
 
 class _Calibrated:
@@ -150,7 +175,11 @@ class _CalibratedClassification(_Calibrated):
         return super().postprocess({"logits": probs}, function_to_apply="none", **kwargs)  # type: ignore[misc]
 
 
-class CalibratedTextClassificationPipeline(_CalibratedClassification, TextClassificationPipeline):  # type: ignore[misc]
+class PromptedTextClassificationPipeline(_Prompted, TextClassificationPipeline):  # type: ignore[misc]
+    """The pipeline that `pipeline` returns for the option tokens of a language model with a prompt."""
+
+
+class CalibratedTextClassificationPipeline(_Prompted, _CalibratedClassification, TextClassificationPipeline):  # type: ignore[misc]
     """The pipeline that `pipeline` returns for texts."""
 
 
@@ -172,6 +201,7 @@ class CalibratedTokenClassificationPipeline(_Calibrated, TokenClassificationPipe
 
 _CALIBRATED: dict[Any, Any] = {
     TextClassificationPipeline: CalibratedTextClassificationPipeline,
+    PromptedTextClassificationPipeline: CalibratedTextClassificationPipeline,
     ImageClassificationPipeline: CalibratedImageClassificationPipeline,
     TokenClassificationPipeline: CalibratedTokenClassificationPipeline,
 }

@@ -18,6 +18,7 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.predictions.classifier import Classifier, Encoded, Progress
 from hf_calib.predictions.labels import column_values
 from hf_calib.predictions.loading import refusals
+from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.predictions.reading import Reading
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
@@ -59,9 +60,34 @@ class TextClassifier(Classifier):
     ) -> list[dict[str, list[int]]]:
         """Token ids and what goes with them, truncated to max_length, by default what the model can read."""
         limit = max_length or self.longest
+        if self.prompt is not None:
+            return [
+                {"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in self._prompts(texts, limit)
+            ]
         columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
         encoded = self.tokenizer(*map(list, columns), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+
+    @property
+    def prompt(self) -> PromptTemplate | None:
+        """How a text becomes the model's input, of a language model's option tokens; None for other models."""
+        return PromptTemplate.of(self.model.config)
+
+    def _prompts(self, texts: Sequence[Any], limit: int | None) -> list[tuple[str, list[int]]]:
+        """Rendered, with their tokens, which must not end with the padding token: the logits before it are read."""
+        prompt = self.prompt
+        assert prompt is not None
+        made = []
+        for i, text in enumerate(texts):
+            parts = (text,) if isinstance(text, str) else tuple(text)
+            made.append(prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit))
+            if made[-1][1] and made[-1][1][-1] == self.model.config.get_text_config().pad_token_id:
+                got = f"{self.tokenizer.decode(made[-1][1][-1:])!r} at the end of row {i}"
+                way_out = "set another padding token, or write ends_with into the prompt"
+                raise InputValueError(
+                    expected("a prompt", "end with a token that is no padding", got, way_out)
+                )
+        return made
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts, whose labels are not read."""
@@ -119,6 +145,13 @@ class TextClassifier(Classifier):
         texts = _texts(rows.select(range(min(n, len(rows)))), reading)
         return [text if isinstance(text, str) else text._asdict() for text in texts]
 
+    def for_plain_pipeline(self, served: Sequence[Any], reading: Reading) -> list[Any]:
+        """What a plain pipeline has to be given: rendered prompts, where the model has one."""
+        if self.prompt is None:
+            return list(served)
+        texts = [text if isinstance(text, str) else Pair(**text) for text in served]
+        return [prompt for prompt, _ in self._prompts(texts, reading.max_length or self.longest)]
+
     def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
         """The texts, or the first where the model cannot pad."""
         texts: list[Any] = [text if isinstance(text, str) else Pair(**text) for text in served]
@@ -127,7 +160,10 @@ class TextClassifier(Classifier):
     def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
         """All scores, of texts that are cut as here."""
         cut = reading.max_length or self.longest
-        return {"top_k": None}, {"truncation": cut is not None, "max_length": cut}
+        options: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
+        if self.prompt is not None:
+            options["add_special_tokens"] = not self.prompt.chat
+        return {"top_k": None}, options
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
         """The texts."""

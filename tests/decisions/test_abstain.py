@@ -83,6 +83,7 @@ def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | No
     assert broken <= MOST_BROKEN
 
 
+@pytest.mark.slow
 def test_the_level_is_used() -> None:
     """Where every answer breaks the promise by a little, a good part of delta is used up."""
     probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
@@ -169,6 +170,7 @@ def test_a_word_is_no_truth_value(rule: type) -> None:
         rule(by_class="no")
 
 
+@pytest.mark.slow
 def test_classes_that_are_all_just_below_the_promise_share_its_delta() -> None:
     """Each of four would break its own promise nearly as often as its level lets it."""
     probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))

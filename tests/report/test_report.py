@@ -479,6 +479,7 @@ def test_class_names_that_differ_in_case_stay_apart() -> None:
     assert all(name in shown for name in names)
 
 
+@pytest.mark.slow
 def test_documents_are_the_same_on_every_run() -> None:
     first, second = (quick(np.array([[0.6, 0.4]]), [0]) for _ in range(2))
     assert first.to_dict() == second.to_dict()

@@ -157,6 +157,7 @@ def test_a_map_with_a_bias(tmp_path: Path) -> None:
     assert logits == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
 
 
+@pytest.mark.slow
 def test_fresh_heads_start_alike(tmp_path: Path) -> None:
     """As from_pretrained makes them, with random weights of the moment."""
 
@@ -196,6 +197,7 @@ def test_a_fold_that_was_cut_short_is_named(tmp_path: Path) -> None:
         _predicted(tmp_path / "out_of_fold.safetensors")
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_cross_calibration_is_refused(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 12)
 

@@ -304,6 +304,7 @@ def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool,
     assert [entry["step"] for entry in entries] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_an_evaluation_where_a_training_resumes_is_none_of_the_history(tmp_path: Path) -> None:
     """Evaluated every second step, and resumed from the third."""
     settings = {"eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "eval_on_start": True}
@@ -323,6 +324,7 @@ def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     first, second = (tiny_trainer(tmp_path, max_steps=steps, **settings) for steps in (2, 4))

@@ -87,6 +87,37 @@ class PromptTemplate:
         messages.append({"role": "user", "content": filled})
         return str(_in_chat(tokenizer, messages)) + self.ends_with
 
+    def fitting(
+        self, text: str, text_pair: str | None = None, *, tokenizer: Any, max_length: int | None
+    ) -> tuple[str, list[int]]:
+        """The prompt of a text, which is cut so that the whole prompt, with its end, has at most so many tokens.
+
+        Returns:
+            The prompt, and its token ids.
+
+        Raises:
+            ValueError: if the prompt alone is longer.
+        """
+        prompt = self.render(text, text_pair, tokenizer=tokenizer)
+        ids = self.token_ids(prompt, tokenizer)
+        if max_length is None or len(ids) <= max_length:
+            return prompt, ids
+        words = tokenizer(text, add_special_tokens=False)["input_ids"]
+        kept = len(words)
+        while len(ids) > max_length and kept:
+            kept = max(0, kept - (len(ids) - max_length))
+            prompt = self.render(tokenizer.decode(words[:kept]), text_pair, tokenizer=tokenizer)
+            ids = self.token_ids(prompt, tokenizer)
+        if len(ids) > max_length:
+            got = f"{len(ids)} tokens without the text"
+            way_out = "shorten the template, or raise max_length"
+            raise InputValueError(expected("the prompt", f"have at most {max_length} tokens", got, way_out))
+        return prompt, ids
+
+    def token_ids(self, prompt: str, tokenizer: Any) -> list[int]:
+        """Of a rendered prompt: a chat template has written its special tokens already."""
+        return list(tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
+
     def check(self, tokenizer: Any) -> None:
         """Raise unless the tokenizer has what the prompt needs.
 
