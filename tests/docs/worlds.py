@@ -180,22 +180,6 @@ def decoder(folder: Path, hub: Hub) -> None:
     without_calibrated(folder, hub)
     more = ["The", "subject", "of", "this", "text", "is", "suit", *NAMES.values()]
     more += ["the", "judge", "fined", "gallery"]
-        "The",
-        "subject",
-        "of",
-        "this",
-        "text",
-        "is",
-        "suit",
-        "art",
-        "law",
-        "film",
-        "sport",
-        "the",
-        "judge",
-        "fined",
-        "gallery",
-    ]
     words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(60)), *more]
     made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     made.pre_tokenizer = WhitespaceSplit()
