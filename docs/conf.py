@@ -44,6 +44,7 @@ nitpick_ignore: list[tuple[str, str]] = []
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
+autodoc_mock_imports = ["trl"]  # an extra that is not needed to build the site
 autodoc_typehints = "signature"
 autodoc_type_aliases = {name: name for name in ("ArrayLike", "FloatArray", "IntArray")}
 autodoc_typehints_format = "short"

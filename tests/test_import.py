@@ -29,7 +29,7 @@ LAYERS = [
     {"cards", "export"},
     {"language_models"},
     {"trainer"},
-    {"experiments"},
+    {"experiments", "trl"},
     {"papers", "study"},
     {"commands"},
     {"cli", "__init__"},

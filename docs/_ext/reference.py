@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
+from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -31,19 +32,25 @@ class Api(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Make the table and the entries."""
         package = self.arguments[0]
-        module = import_module(package)
+        with mock(self.config.autodoc_mock_imports):
+            module = import_module(package)
+            things = {
+                name: getattr(module, name)
+                for name in (line.partition(":")[0] for line in self.content)
+                if name
+            }
         lines = [".. list-table::", "   :widths: 40 60", "   :class: names", ""]
         chosen = {
             name: members for name, _, members in (line.partition(":") for line in self.content if line)
         }
         for name in chosen:
-            thing = getattr(module, name)
+            thing = things[name]
             about = first_line(inspect.getdoc(thing) if callable(thing) else comment_on(package, name))
             lines += [f"   * - :py:obj:`{name} <{package}.{name}>`", f"     - {about}"]
         lines += [""]
         for name, members in chosen.items():
             is_all = f"{name}:" not in "\n".join(self.content)
-            lines += entry(package, name, getattr(module, name), None if is_all else members.strip())
+            lines += entry(package, name, things[name], None if is_all else members.strip())
         fence = "`" * 6
         return self.parse_text_to_nodes("\n".join([fence + "{eval-rst}", *lines, fence]))
 

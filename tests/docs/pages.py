@@ -17,7 +17,7 @@ PAGES = sorted(
     if not {"_build", "auto_gallery", "gallery"} & set(path.relative_to(DOCS).parts)
 )
 # The second word of a fence that is not run: what it needs that this machine has not.
-NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch"}
+NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch", "trl"}
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Block:
         return [line for line in lines if line and not line.startswith("#")]
 
 
-def blocks(page: str) -> list[Block]:
-    """The blocks of a page of docs/ that run."""
+def blocks(page: str, *, runs_too: str = "") -> list[Block]:
+    """The blocks of a page of docs/ that run, and those that need something that is there."""
     found: list[Block] = []
     follows = False
     for token in MarkdownIt().parse((DOCS / page).read_text(encoding="utf-8")):
@@ -58,7 +58,7 @@ def blocks(page: str) -> list[Block]:
         if token.info == "text" and follows and found[-1].printed is None:
             found[-1].printed = token.content
         follows = False
-        if language in ("python", "bash") and not rest:
+        if language in ("python", "bash") and rest in ([], [runs_too]):
             found.append(Block(language, token.content, line))
             follows = True
         elif language in ("python", "bash"):

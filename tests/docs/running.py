@@ -32,7 +32,9 @@ def parameters(*, guides: bool) -> list[Any]:
     return [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in chosen]
 
 
-def run_page(page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_page(
+    page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs_too: str = ""
+) -> None:
     """Every block in order, in a folder that has what the page says it has."""
     folder = tmp_path / "here"
     folder.mkdir()
@@ -40,7 +42,7 @@ def run_page(page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     caches(monkeypatch, tmp_path / "home", hub)
     prepare(page, folder, hub)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in RUN[page]:
+    for block in blocks(page, runs_too=runs_too):
         printed = run(block, names, folder, page)
         assert TOKEN not in printed
         if block.printed is not None:

@@ -180,10 +180,11 @@ def decoder(folder: Path, hub: Hub) -> None:
     without_calibrated(folder, hub)
     more = ["The", "subject", "of", "this", "text", "is", "suit", *NAMES.values()]
     more += ["the", "judge", "fined", "gallery"]
-    words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(60)), *more]
+    words = ["[PAD]", "[UNK]", "[EOS]", *(f"w{i}" for i in range(60)), *more]
     made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     made.pre_tokenizer = WhitespaceSplit()
-    known = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
+    known = PreTrainedTokenizerFast(tokenizer_object=made, **special)
     model = language_model("Qwen3", vocab_size=len(words), max_position_embeddings=256)
     model.save_pretrained(folder.parent / "qwen")
     known.save_pretrained(folder.parent / "qwen")
@@ -242,6 +243,7 @@ WORLDS: dict[str, World] = {
     "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
+    "guides/trl.md": decoder,
     "start/first_model.md": pretrained,
     **dict.fromkeys(MAKE_THEIR_OWN, without_calibrated),
 }

@@ -1,0 +1,35 @@
+"""TRL's trainers with the calibration losses: `pip install "hf_calib[trl]"`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_calib.trl.reward import CalibrationRewardConfig, CalibrationRewardTrainer
+    from hf_calib.trl.sft import CalibrationSFTConfig, CalibrationSFTTrainer
+
+__all__ = [
+    "CalibrationRewardConfig",
+    "CalibrationRewardTrainer",
+    "CalibrationSFTConfig",
+    "CalibrationSFTTrainer",
+]
+
+_HOMES = {name: "reward" if "Reward" in name else "sft" for name in __all__}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"hf_calib.trl.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "trl":
+            raise
+        message = f"hf_calib.trl.{name} needs TRL; pip install 'hf_calib[trl]'"
+        raise ModuleNotFoundError(message, name="trl") from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,193 @@
+"""TRL's supervised fine-tuning with a calibration loss: that of the logits, whatever TRL does around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
+
+from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib.language_models import for_causal_lm
+from hf_calib.losses import make_loss
+from tests.helpers.tiny import logged, tokenizer
+from tests.language_models.models import language_model
+
+trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+
+from hf_calib.trl import CalibrationSFTConfig, CalibrationSFTTrainer  # noqa: E402, TRL may be missing
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning"),  # compared with
+]
+
+TRAINED = ["focal", "focal_gra", "flsd", "flsd_gra", "inverse_focal", "entropy_regularized", "bsce_gra"]
+REFUSED = {
+    "label_smoothing": "reads MeanLogProb",
+    "dual_focal": "reads Rival",
+    "logit_norm": "reads LogitNorm",
+    "brier": "log_sum_sq_probs to have a gradient",
+    "bsce": "log_sum_sq_probs to have a gradient",
+    "focal_calibration": "log_sum_sq_probs to have a gradient",
+    "mmce": "couples the batch",
+    "soft_ece": "couples the batch",
+    "kde_ece": "couples the batch",
+    "adafocal": "train without held-out predictions",
+    "ece_ce": "train without held-out predictions",
+}
+
+
+def words() -> PreTrainedTokenizerFast:
+    made = tokenizer()
+    made.eos_token = "w57"
+    return made
+
+
+def rows(kind: str, n: int = 16) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+
+    def text(length: int) -> str:
+        return " ".join(f"w{i}" for i in torch.randint(0, 50, (length,), generator=generator).tolist())
+
+    lengths = torch.randint(3, 9, (n, 2), generator=generator).tolist()
+    if kind == "text":
+        return Dataset.from_list([{"text": text(a + b)} for a, b in lengths])
+    return Dataset.from_list([{"prompt": text(a), "completion": f" {text(b)}"} for a, b in lengths])
+
+
+def arguments(folder: Path, kind: type = CalibrationSFTConfig, **more: Any) -> Any:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "seed": 0,
+    }
+    return kind(**{**settings, **more})
+
+
+def trained(folder: Path, kind: str = "text", trainer: Any = None, **more: Any) -> Any:
+    trainer = trainer or CalibrationSFTTrainer
+    extra = {"compute_loss_func": more.pop("compute_loss_func")} if "compute_loss_func" in more else {}
+    config = CalibrationSFTConfig if trainer is CalibrationSFTTrainer else trl.SFTConfig
+    made = trainer(
+        language_model(),
+        args=arguments(folder, config, **more),
+        train_dataset=rows(kind),
+        processing_class=words(),
+        **extra,
+    )
+    made.train()
+    return made
+
+
+def losses(made: Any) -> list[float]:
+    return logged(made, "loss")
+
+
+@pytest.mark.parametrize("kind", ["text", "completion"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_it_is_the_loss_of_the_shifted_logits(name: str, kind: str, tmp_path: Path) -> None:
+    ours = trained(tmp_path, kind, loss=name)
+    theirs = trained(tmp_path, kind, trainer=trl.SFTTrainer, compute_loss_func=for_causal_lm(make_loss(name)))
+    assert losses(ours) == pytest.approx(losses(theirs), rel=2e-4)
+    for (key, value), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=2e-5, msg=key)
+
+
+def test_cross_entropy_is_the_stock_trainer(tmp_path: Path) -> None:
+    ours, theirs = trained(tmp_path), trained(tmp_path, trainer=trl.SFTTrainer)
+    assert losses(ours) == losses(theirs)
+    for value, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(value, other)
+
+
+@pytest.mark.parametrize("kind", ["text", "completion"])
+def test_accumulated_batches_are_one_batch(kind: str, tmp_path: Path) -> None:
+    whole = trained(tmp_path, kind, loss="focal", per_device_train_batch_size=8)
+    parts = trained(
+        tmp_path, kind, loss="focal", per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    for value, other in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=2e-5)
+
+
+def test_trls_own_metrics_stay(tmp_path: Path) -> None:
+    ours = trained(tmp_path, loss="focal", loss_kwargs={"gamma": 2.0})
+    stock = trained(tmp_path, trainer=trl.SFTTrainer)
+    assert logged(ours, "entropy")[0] == pytest.approx(logged(stock, "entropy")[0], rel=1e-5)
+    assert logged(ours, "mean_token_accuracy")[0] == logged(stock, "mean_token_accuracy")[0]
+    assert losses(ours)[0] < losses(stock)[0]
+
+
+def test_evaluations_report_the_loss(tmp_path: Path) -> None:
+    made = CalibrationSFTTrainer(
+        language_model(),
+        args=arguments(tmp_path, loss="focal"),
+        train_dataset=rows("text"),
+        eval_dataset=rows("text"),
+        processing_class=words(),
+    )
+    made.train()
+    assert 0 < made.evaluate()["eval_loss"] < 10
+
+
+def test_adapters(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    made = CalibrationSFTTrainer(
+        language_model(),
+        args=arguments(tmp_path, loss="bsce_gra"),
+        train_dataset=rows("text"),
+        processing_class=words(),
+        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
+    )
+    made.train()
+    assert len(losses(made)) == 4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_that_cannot_train_are_refused_before_anything_is_loaded(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputValueError, match=REFUSED[name]):
+        arguments(tmp_path, loss=name)
+
+
+def test_every_loss_is_known_to_these_tests() -> None:
+    from hf_calib.losses import LOSSES
+
+    of_kinds = {"dual_focal_gra", "ada_dual_focal", "calfocal"}  # as their kin
+    assert {"cross_entropy", *TRAINED, *REFUSED, *of_kinds} == set(LOSSES)
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputTypeError, match=r"args to be a CalibrationSFTConfig, got SFTConfig"):
+        CalibrationSFTTrainer(language_model(), args=arguments(tmp_path, trl.SFTConfig))
+    with pytest.raises(InputValueError, match=r"loss_type to be 'nll' for loss 'focal', got 'dft'"):
+        arguments(tmp_path, loss="focal", loss_type="dft")
+    with pytest.raises(InputValueError, match=r"label_smoothing_factor to be 0 beside another loss"):
+        arguments(tmp_path, loss="focal", label_smoothing_factor=0.1)
+    with pytest.raises(InputValueError, match=r"compute_loss_func to be None beside 'focal'"):
+        CalibrationSFTTrainer(
+            language_model(),
+            args=arguments(tmp_path, loss="focal"),
+            train_dataset=rows("text"),
+            processing_class=words(),
+            compute_loss_func=lambda *_, **__: None,
+        )
+    with pytest.raises(InputValueError, match=r"loss to be a name in LOSSES, got 'focl'"):
+        arguments(tmp_path, loss="focl")
+    from_line = arguments(tmp_path, loss="focal", loss_kwargs='{"gamma": 1.5}')
+    assert from_line.make_loss().hyperparameters == {"gamma": 1.5}
