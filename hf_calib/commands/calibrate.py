@@ -58,6 +58,7 @@ class Calibration:
     notes: tuple[str, ...]
     served_difference: float | None = None
     prior: PriorEstimate | None = None
+    folded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
@@ -81,7 +82,8 @@ def calibrate(
 ) -> Calibration:
     """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
-    A method that does not fold is saved beside the model, as it was, for `hf_calib.pipeline`. A model that has a map in
+    A map that does not fold, or whose bias the head would lose, is saved beside the model, as it was, for
+    `hf_calib.pipeline`. A model that has a map in
     its head already is unfolded first: the new map replaces that one.
 
     Args:
@@ -151,8 +153,8 @@ def calibrate(
     scaler = make_scaler(method, criterion, n_bins, known)
     measured = fit_and_measure(scaler, opened, n_bins=n_bins, seed=seed)
     running.stages(f"saving to {output}")
-    difference = save_calibrated(output, originals[0], opened, scaler, measured, method)
-    return _calibration(method, scaler, measured, originals[0].notes, difference)
+    difference, folded = save_calibrated(output, originals[0], opened, scaler, measured, method)
+    return _calibration(method, scaler, measured, originals[0].notes, difference, folded=folded)
 
 
 def _methods(kind: LabelKind | None, *, is_model: bool, has_target: bool) -> tuple[str, ...]:
@@ -190,7 +192,13 @@ def _save_predictions(output: Path, opened: Opened, measured: Measured) -> None:
 
 
 def _calibration(
-    method: str, scaler: Any, measured: Measured, notes: tuple[str, ...] = (), difference: float | None = None
+    method: str,
+    scaler: Any,
+    measured: Measured,
+    notes: tuple[str, ...] = (),
+    difference: float | None = None,
+    *,
+    folded: bool = False,
 ) -> Calibration:
     return Calibration(
         method,
@@ -203,4 +211,5 @@ def _calibration(
         (*notes, *measured.report.notes, *measured.warned),
         difference,
         measured.prior,
+        folded,
     )

@@ -164,14 +164,17 @@ def print_calibration(done: Calibration) -> None:
     if done.prior is not None:
         print_table(*_moved_classes(done.prior, done.report.class_names))
     lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
-    if done.served_difference is not None and SCALERS[done.method].foldable:
+    if done.served_difference is not None and done.folded:
         lines.append(
             "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
             f"probabilities (largest difference {done.served_difference:.1g})."
         )
     elif done.served_difference is not None:
+        why = f"{done.method} does not fold"
+        if SCALERS[done.method].foldable:
+            why = "its head keeps no bias, which the map has"
         lines.append(
-            f"Saved beside the model, as {done.method} does not fold: hf_calib.pipeline with the saved model gives "
+            f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model gives "
             f"the calibrated probabilities (largest difference {done.served_difference:.1g}). A plain pipeline is not "
             "calibrated by it."
         )

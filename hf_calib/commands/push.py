@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import CommitInfo
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
@@ -22,13 +24,14 @@ from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.cards.section import usage_lines
 from hf_calib.commands.opening import Stages, ignore_stage
 from hf_calib.decisions.saved import FILE as DECISIONS
+from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.predictions.loading import load_trained
 from hf_calib.predictions.prompts import KEY as PROMPT
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, load_map, map_title, recorded_in
-from hf_calib.tasks import package_of, task_of
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, has_bias, load_map, map_title, recorded_in
+from hf_calib.tasks import TOKENS, package_of, task_of
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,10 @@ def push(
     config = _read_json(folder / CONFIG)
     record = _read_json(folder / MAP_NAME)
     folded = bool(recorded_in(config).get("folded"))
-    notes = _notes(folder, record, folded=folded, no_fold=no_fold)
     saved = load_map(folder) if record and not folded else None
-    is_foldable = record.get("method") in FOLDABLE_SCALERS
+    loses_bias = _loses_bias(config, saved)
+    notes = _notes(folder, record, folded=folded, no_fold=no_fold, loses_bias=loses_bias)
+    is_foldable = record.get("method") in FOLDABLE_SCALERS and not loses_bias
     with ExitStack() as stack:
         source = folder
         if saved is not None and is_foldable and not no_fold:
@@ -164,7 +168,9 @@ def push(
     )
 
 
-def _notes(folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool) -> list[str]:
+def _notes(
+    folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool, loses_bias: bool
+) -> list[str]:
     """Warnings that the pushed weights are not calibrated; without no_fold, a folder that holds no map is refused."""
     notes = []
     if (folder / "adapter_config.json").is_file():
@@ -183,9 +189,10 @@ def _notes(folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool)
         notes.append(f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated.")
     if record and not folded:
         method = str(record.get("method"))
-        if method not in FOLDABLE_SCALERS:
+        if method not in FOLDABLE_SCALERS or loses_bias:
+            why = "has a bias, which the head does not keep" if loses_bias else "does not fold into the head"
             notes.append(
-                f"{map_title(method)} does not fold into the head. A plain transformers pipeline is not calibrated; "
+                f"{map_title(method)} {why}. A plain transformers pipeline is not calibrated; "
                 "hf_calib.pipeline is."
             )
         elif no_fold:
@@ -194,6 +201,19 @@ def _notes(folder: Path, record: dict[str, Any], *, folded: bool, no_fold: bool)
                 "hf_calib.pipeline is. Push without --no-fold to fold it in."
             )
     return notes
+
+
+def _loses_bias(config: dict[str, Any], saved: SavedMap | None) -> bool:
+    """Whether the model's head, made of its config, keeps no bias, and the map beside it has one."""
+    task = task_of(config)
+    if saved is None or not has_bias(saved.scaler) or config.get("model_type") not in CONFIG_MAPPING:
+        return False
+    if task is None or task.labels is TOKENS or "auto_map" in config:
+        return False
+    kind = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = task.auto_class.from_config(kind)
+    return head_loses_bias(model, kind.num_labels)
 
 
 def _write_folded(folder: Path, target: Path, config: dict[str, Any], saved: SavedMap) -> None:

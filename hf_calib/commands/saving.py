@@ -19,13 +19,15 @@ from hf_calib.commands.fitting import Measured
 from hf_calib.commands.opening import Opened
 from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
+from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import replace_model, standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
 from hf_calib.predictions.classifier import Classifier
 from hf_calib.predictions.pipelines import pipeline
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.scaling.saved_map import map_title, recorded_in, save_map
+from hf_calib.scaling.saved_map import has_bias, map_title, recorded_in, save_map
+from hf_calib.tasks import TOKENS
 
 _SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
@@ -64,7 +66,7 @@ class Original:
 
 def save_calibrated(
     output: Path, original: Original, opened: Opened, scaler: Any, measured: Measured, method: str
-) -> float:
+) -> tuple[float, bool]:
     """Save the model with its map and the report, and check the probabilities that a pipeline gives with it.
 
     Args:
@@ -73,10 +75,10 @@ def save_calibrated(
         opened: the model, with the rows that the scaler was fitted on.
         scaler: the fitted one.
         measured: the scaler that is served, and the report.
-        method: one that does not fold is saved beside the model.
+        method: one that does not fold is saved beside the model, as is a map with a bias that the head would lose.
 
     Returns:
-        The largest difference between the probabilities of the pipeline and of the scaler.
+        The largest difference between the probabilities of the pipeline and of the scaler; whether the map is folded.
 
     Raises:
         ValueError: if the scaler cannot be folded.
@@ -101,8 +103,9 @@ def save_calibrated(
         **({"base_model": opened.source} if is_hub_name(opened.source) else {}),
     }
     config = {**original.training, **fitting}
+    folds = SCALERS[method].foldable and not _loses_bias(opened, measured.served)
     with whole_folder(output, replace_model) as folder:
-        if SCALERS[method].foldable:
+        if folds:
             weights, difference = _save_folded(folder, opened, measured.served, config, about)
         else:
             weights, difference = _save_beside(folder, opened, measured.served, config, about, method)
@@ -115,7 +118,19 @@ def save_calibrated(
         seen = {"seen": measured.n_seen}
         report = replace(measured.report, about={**measured_on, **seen, **again, "fingerprint": weights})
         write_report(report, folder / "calibration")
-    return difference
+    return difference, folds
+
+
+def _loses_bias(opened: Opened, served: Any) -> bool:
+    """Whether the head, as that of a decoder, keeps no bias, and the map has one.
+
+    Of tokens a pipeline gives the score of the tag only, by which no other map can be checked: folding says what is
+    wrong.
+    """
+    assert opened.classifier is not None
+    if opened.classifier.task.labels is TOKENS:
+        return False
+    return has_bias(served) and head_loses_bias(opened.classifier.model, len(opened.class_names))
 
 
 def _save_folded(

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
@@ -274,6 +275,17 @@ def recorded_in(config: Any) -> dict[str, Any]:
     """The record of a map in a model's config (object, or dict of a config.json): a copy, empty if there is none."""
     found = config.get("calibration") if isinstance(config, Mapping) else getattr(config, "calibration", None)
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def has_bias(scaler: Any) -> bool:
+    """Whether a scaler is fitted, and its map adds something to the logits."""
+    if not hasattr(scaler, "affine_map"):
+        return False
+    try:
+        bias = scaler.affine_map().bias
+    except NotFittedError:
+        return False
+    return bias is not None and bool(bias.any())
 
 
 def check_finite(scaler: Any) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
-from sklearn.exceptions import NotFittedError
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.heads import head_loses_bias
@@ -21,6 +20,7 @@ from hf_calib.scaling.saved_map import (
     MAP_NAME,
     check_finite,
     config_record,
+    has_bias,
     is_multi_label,
     load_map,
     map_title,
@@ -129,15 +129,6 @@ def check_fitted(scaler: Any, *, multi_label: bool | None, n_classes: int | None
         got = f"multi_label={is_multi_label(scaler)}"
         way_out = "fit it with the labels of this problem"
         raise InputValueError(expected("scaler", f"be fitted with multi_label={multi_label}", got, way_out))
-
-
-def has_bias(scaler: Any) -> bool:
-    """Whether a scaler is fitted, and its map adds something to the logits."""
-    try:
-        bias = scaler.affine_map().bias
-    except NotFittedError:
-        return False
-    return bias is not None and bool(bias.any())
 
 
 def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> None:

@@ -21,7 +21,7 @@ from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import AutoScaling, TemperatureScaling
-from hf_calib.scaling.saved_map import temperature_of, title_of
+from hf_calib.scaling.saved_map import has_bias, temperature_of, title_of
 from hf_calib.trainer import preflight
 from hf_calib.trainer.calibration_map import (
     FittedMap,
@@ -29,7 +29,6 @@ from hf_calib.trainer.calibration_map import (
     check_head,
     check_problem,
     fit_once,
-    has_bias,
     map_of_checkpoint,
 )
 from hf_calib.trainer.callbacks import (

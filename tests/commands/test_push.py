@@ -18,6 +18,7 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 from scipy.special import softmax
+from transformers import GPT2Config, GPT2ForSequenceClassification
 from typer.testing import CliRunner
 
 from hf_calib import pipeline
@@ -26,7 +27,7 @@ from hf_calib.commands.push import push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
 from hf_calib.metrics import brier_score, expected_calibration_error, negative_log_likelihood
-from hf_calib.scaling import IsotonicScaling, TemperatureScaling
+from hf_calib.scaling import IsotonicScaling, StructuredVectorScaling, TemperatureScaling
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.interrupted_saving import in_a_fork
 from tests.helpers.reports import few_resamples, no_figures
@@ -237,6 +238,27 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
     )
     best = scaler.predict_proba(logits).max(axis=1)
     np.testing.assert_allclose([each[0]["score"] for each in scores], best, atol=1e-5)
+
+
+def test_a_map_whose_bias_the_head_would_lose_is_pushed_beside_the_model(tmp_path: Path, hub: Hub) -> None:
+    config = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=4)
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "gpt")
+    tokenizer().save_pretrained(tmp_path / "gpt")
+    weights = (tmp_path / "gpt" / "model.safetensors").read_bytes()
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(200, 4))
+    scaler = StructuredVectorScaling().fit(
+        logits, (logits + np.array([0, 0, 0, 2]) + rng.gumbel(size=(200, 4))).argmax(1)
+    )
+    scaler.save_pretrained(tmp_path / "gpt")
+    pushed = called_for_json(tmp_path / "gpt", "me/model")
+    assert pushed["folded"] is False
+    assert pushed["notes"][0] == (
+        "structured vector scaling has a bias, which the head does not keep. A plain transformers pipeline is not "
+        "calibrated; hf_calib.pipeline is."
+    )
+    assert hub.files["me/model"]["main"]["model.safetensors"] == weights
+    assert "calibration.json" in hub.files["me/model"]["main"]
 
 
 def test_a_rule_for_other_weights_is_pointed_out(folded: Path, hub: Hub) -> None:
