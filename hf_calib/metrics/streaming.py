@@ -17,7 +17,9 @@ from hf_calib.metrics.calibration import binned_error, class_gaps, top_label_cal
 
 _N_SCALARS = 7  # predictions, correct, nll, brier, rows, rows that are not finite, invalid labels
 _LEFT_OUT = -1  # stands in `correct` for a prediction that is not used: to drop it would wait for the device
-_CHUNK_ELEMENTS = 2**18  # temporaries of a chunk of rows stay small, however large batch and vocabulary are
+# Beyond, as in a vocabulary, no class has enough rows, and the sums would take most of the time.
+MOST_CLASSES_APART = 10_000
+_CHUNK_ELEMENTS = 2**19  # temporaries of a chunk of rows stay small, however large batch and vocabulary are
 
 
 class StreamingCalibration:
@@ -90,7 +92,7 @@ class StreamingCalibration:
         step = max(1, _CHUNK_ELEMENTS // n_classes)
         for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
             wide = chunk if chunk.dtype == torch.float64 else chunk.float()
-            self._add(score(wide, chunk_labels, self.temperature))
+            self._add(score(wide, chunk_labels, self.temperature, by_class=self._by_class))
 
     def merge(self, other: StreamingCalibration) -> None:
         """Add another state of the same settings, as if its batches had come here too.
@@ -183,7 +185,7 @@ class StreamingCalibration:
 
         Returns:
             The keys of `LOGGED_METRICS` in its order: accuracy, nll (nats), brier, ece, adaptive_ece,
-            classwise_ece and mce (all but nll and brier are fractions).
+            classwise_ece and mce (all but nll and brier are fractions); classwise_ece for up to 10,000 classes.
 
         Raises:
             ValueError: if nothing was seen, logits were not finite, or labels were out of range.
@@ -193,15 +195,16 @@ class StreamingCalibration:
         adaptive = top_label_calibration_error(
             self.confidences, self.correct, n_bins=self.n_bins, binning="quantile"
         )
-        return {
+        found = {
             "accuracy": correct / n_predictions,
             "nll": nll / n_predictions,
             "brier": brier / n_predictions,
             "ece": binned_error(bins, n_examples=n_predictions, norm="l1"),
             "adaptive_ece": adaptive,
-            "classwise_ece": float(np.nanmean(class_gaps(classes))),
+            "classwise_ece": float(np.nanmean(class_gaps(classes))) if self._by_class else None,
             "mce": binned_error(bins, n_examples=n_predictions, norm="max"),
         }
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def confidences(self) -> FloatArray:
@@ -215,13 +218,25 @@ class StreamingCalibration:
 
     @property
     def class_gaps(self) -> FloatArray:
-        """The binned calibration error of each class, (C,); NaN for one whose labels were all left out."""
+        """The binned calibration error of each class, (C,); NaN for one whose labels were all left out.
+
+        Raises:
+            ValueError: if there are more than 10,000 classes, whose errors are not gathered.
+        """
+        if not self._by_class:
+            way_out = "take what looks at the predicted class only"
+            requirement = f"be asked for with at most {MOST_CLASSES_APART:,} classes"
+            raise InputValueError(expected("class_gaps", requirement, f"{self._n_classes:,}", way_out))
         return class_gaps(self._checked_sums()[2])
 
     @property
     def bins(self) -> BinMeans:
         """The counts, mean confidence and accuracy, (M,) each, of the equal-width bins."""
         return mean_bins(self._checked_sums()[1])
+
+    @property
+    def _by_class(self) -> bool:
+        return self._n_classes <= MOST_CLASSES_APART
 
     def _check_batch(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         for name, value in (("logits", logits), ("labels", labels)):
@@ -267,25 +282,26 @@ class StreamingCalibration:
             [used.double(), scores.correct.double(), scores.nll.double(), scores.brier.double()]
         )
         scalars[:4] += torch.where(used, per_prediction, 0.0).sum(dim=1)
-        scalars[4] += scores.probs_used.any(dim=1).sum()
-        scalars[5] += (scores.probs_used & ~scores.probs.isfinite()).any(dim=1).sum()
+        scalars[4] += scores.row_used.sum()
+        scalars[5] += (scores.row_used & ~scores.row_finite).sum()
         scalars[6] += scores.invalid.sum()
         slots = self._slots(scores.confidence, used)
         _add_to_slots(bins, slots, scores.confidence, scores.correct)
-        first_slots = torch.arange(self._n_classes, device=slots.device) * (self.n_bins + 1)
-        class_slots = self._slots(scores.probs, scores.probs_used) + first_slots
-        _add_to_slots(classes, class_slots, scores.probs, scores.hits)
+        if scores.classes is not None:
+            probs, hits, counted = scores.classes
+            first_slots = torch.arange(self._n_classes, device=slots.device) * (self.n_bins + 1)
+            _add_to_slots(classes, self._slots(probs, counted) + first_slots, probs, hits)
         self._confidences.append(scores.confidence)
         self._correct.append(torch.where(used, scores.correct.to(torch.int8), _LEFT_OUT))
 
     def _split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of the sums: scalars, (3, M + 1) of the bins and (3, C (M + 1)) of the classes' bins.
+        """Views of the sums: scalars, (3, M + 1) of the bins and (3, C (M + 1)) of the classes' bins, if any.
 
         One tensor holds them all, so that processes exchange them in one message. The three are count,
         confidence and correct; the extra slot of each row of bins takes what is left out, and is never read.
         """
         slots = self.n_bins + 1
-        sizes = [_N_SCALARS, 3 * slots, 3 * slots * self._n_classes]
+        sizes = [_N_SCALARS, 3 * slots, 3 * slots * _apart(self._n_classes)]
         scalars, bins, classes = self._sums.split(sizes)
         return scalars, bins.view(3, -1), classes.view(3, -1)
 
@@ -316,7 +332,7 @@ class StreamingCalibration:
             raise InputValueError(expected("probabilities", "be finite", got, way_out))
         if not n_predictions:
             raise InputValueError(_nothing_seen())
-        per_class = classes.reshape(3, self._n_classes, -1)
+        per_class = classes.reshape(3, _apart(self._n_classes), self.n_bins + 1)
         return scalars, BinSums(*bins[:, :-1]), BinSums(*per_class[:, :, :-1])
 
     def _collective_device(self) -> torch.device:
@@ -351,7 +367,12 @@ def _check_saved(saved: Mapping[str, torch.Tensor]) -> None:
 
 
 def _n_sums(n_bins: int, n_classes: int) -> int:
-    return _N_SCALARS + 3 * (1 + n_classes) * (n_bins + 1)
+    return _N_SCALARS + 3 * (1 + _apart(n_classes)) * (n_bins + 1)
+
+
+def _apart(n_classes: int) -> int:
+    """How many classes have sums of their own."""
+    return n_classes if n_classes <= MOST_CLASSES_APART else 0
 
 
 def _all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:

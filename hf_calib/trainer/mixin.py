@@ -652,7 +652,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         assert isinstance(loss, AdaptiveLoss)
         state = (held_out or self.held_out_pass(n_samples=n_samples)).labelled()
         progress = self.state.global_step / max(self.state.max_steps, 1)
-        loss.update(state.confidences, state.correct, class_gaps=state.class_gaps, progress=progress)
+        gaps = state.class_gaps if loss.reads_labels else None
+        loss.update(state.confidences, state.correct, class_gaps=gaps, progress=progress)
         log_table(self, loss.log_values())
 
     @property

@@ -11,6 +11,7 @@ import torch
 from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
+from hf_calib._errors import InputValueError
 from hf_calib.metrics.binning import uniform_bins
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
@@ -499,3 +500,57 @@ def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
     assert first["error"].startswith(
         "expected every process to see 4 classes, got 3; evaluate the same model"
     )
+
+
+# A vocabulary, whose classes have no sums of their own
+
+
+def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 50)
+    logits, labels = random_batch(400, 51)
+    labels[::7] = -100
+    counts = (labels != -100).numpy()
+    for temperature in (1.0, 0.4):
+        expected = one_shot(softmax(logits.numpy() / temperature, axis=1)[counts], labels.numpy()[counts])
+        del expected["classwise_ece"]
+        whole = streamed(logits, labels, temperature=temperature)
+        assert_same(whole, expected)
+        parts = streamed(logits[:100], labels[:100], temperature=temperature)
+        parts.merge(streamed(logits[100:], labels[100:], temperature=temperature))
+        assert_same(parts, expected)
+        assert_same(StreamingCalibration.from_state_dict(whole.state_dict()), expected)
+    with pytest.raises(InputValueError, match=r"class_gaps to be asked for with at most 50 classes, got 51"):
+        _ = whole.class_gaps
+
+
+def test_a_vocabulary_has_small_sums() -> None:
+    state = streamed(*random_batch(3, 128_256, torch.float32))
+    assert len(state.state_dict()["sums"]) < 100
+    assert list(state.compute()) == [key for key in LOGGED_METRICS if key != "classwise_ece"]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_vocabulary_with_logits_that_are_not_finite(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 5)
+    logits, labels = random_batch(10, 8)
+    logits[3, 2] = bad
+    with pytest.raises(InputValueError, match=r"probabilities to be finite, got NaN in 1 of 10 rows"):
+        streamed(logits, labels).compute()
+    masked, labels = random_batch(10, 8)
+    masked[:, 7] = -torch.inf
+    labels %= 7
+    assert_same(
+        streamed(masked, labels),
+        {
+            k: v
+            for k, v in one_shot(softmax(masked.numpy(), axis=1), labels.numpy()).items()
+            if k != "classwise_ece"
+        },
+    )
+
+
+def test_the_first_of_tied_words_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 3)
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    assert streamed(logits, torch.tensor([1, 0])).compute()["accuracy"] == 1.0
+    assert streamed(logits, torch.tensor([2, 0])).compute()["accuracy"] == 0.5
