@@ -22,6 +22,7 @@ from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
+from hf_calib.trainer.token_sample import TokenSample
 
 # Columns of `row_scores`.
 SCORES = ("confidence", "correct", "label_probability", "rival_probability", "max_logit")
@@ -39,6 +40,7 @@ class EvaluationPass:
         keep_logits: keep logits and labels, for a fit or a report that needs them.
         keep_at_most: drop them once all processes together have more values than this, or where labels are several
             per row.
+        sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
         keep_scores: keep the few numbers of each row that `row_scores` gives; not for several labels a row.
     """
 
@@ -57,6 +59,7 @@ class EvaluationPass:
         keep_logits: bool = False,
         keep_at_most: int | None = None,
         keep_scores: bool = False,
+        sample_tokens: bool = False,
     ) -> None:
         self.accelerator = accelerator
         self.prefix = prefix
@@ -65,6 +68,7 @@ class EvaluationPass:
         self.keep_logits = keep_logits
         self.keep_at_most = keep_at_most
         self.keep_scores = keep_scores
+        self.sample = TokenSample(accelerator) if sample_tokens else None
         # Made with the first batch, which tells the problem type.
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
@@ -94,7 +98,9 @@ class EvaluationPass:
             targets = labels.reshape(-1)
             keep = targets != IGNORE_INDEX
             self.scores.append(row_scores(logits.reshape(-1, logits.shape[-1])[keep], targets[keep]))
-        if self.keep_logits:
+        if self.keep_logits and self.sample is not None:
+            self.sample.add(logits, labels)
+        elif self.keep_logits:
             if labels.ndim == 2 and not multi_label:
                 self.lengths.append((labels != IGNORE_INDEX).sum(dim=1))
             logits = logits.reshape(-1, logits.shape[-1])
@@ -113,6 +119,8 @@ class EvaluationPass:
             kept = torch.tensor([float(self.keep_logits)], device=self.accelerator.device)
             if self.accelerator.reduce(kept, "sum") < self.accelerator.num_processes:
                 self.rows = []
+        if self.sample is not None:
+            self.rows = self.sample.finish()
         if self.scores:
             self.scores = [self._in_order(torch.cat(self.scores), list(map(len, self.scores)))]
         if self.rows:

@@ -23,14 +23,23 @@ class HeldOutPasses:
         self.trainer = trainer
         self.loaders: dict[int | None, tuple[Any, Any]] = {}
 
-    def over_split(self, *, n_samples: int | None, keep_logits: bool) -> EvaluationPass:
+    def over_split(
+        self, *, n_samples: int | None, keep_logits: bool, sample_tokens: bool = False
+    ) -> EvaluationPass:
         """Over the calibration split, or a fixed random subset of it."""
-        return self.over(self._loader(n_samples), keep_logits=keep_logits)
+        return self.over(self._loader(n_samples), keep_logits=keep_logits, sample_tokens=sample_tokens)
 
-    def over(self, loader: Any, *, keep_logits: bool = False, keep_scores: bool = False) -> EvaluationPass:
+    def over(
+        self,
+        loader: Any,
+        *,
+        keep_logits: bool = False,
+        keep_scores: bool = False,
+        sample_tokens: bool = False,
+    ) -> EvaluationPass:
         """Over the rows of a loader of `get_test_dataloader`."""
         trainer = self.trainer
-        keep = {"keep_logits": keep_logits, "keep_scores": keep_scores}
+        keep = {"keep_logits": keep_logits, "keep_scores": keep_scores, "sample_tokens": sample_tokens}
         n_bins = trainer.calibration_config.n_bins
         current = EvaluationPass(trainer.accelerator, "", n_bins=n_bins, **keep)
         model: Any = trainer.model

@@ -627,14 +627,19 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
     # ---- Calibration ----
 
-    def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> EvaluationPass:
+    def held_out_pass(
+        self, *, n_samples: int | None = None, keep_logits: bool = False, sample_tokens: bool = False
+    ) -> EvaluationPass:
         """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
 
         Args:
             n_samples: only a fixed random subset of this size; None for all.
             keep_logits: keep logits and labels, for a fit that needs them.
+            sample_tokens: keep those of a random sample of the tokens, at most 20,000 and half a GiB.
         """
-        return self.held_out.over_split(n_samples=n_samples, keep_logits=keep_logits)
+        return self.held_out.over_split(
+            n_samples=n_samples, keep_logits=keep_logits, sample_tokens=sample_tokens
+        )
 
     def update_adaptive_loss(
         self, held_out: EvaluationPass | None = None, *, n_samples: int | None = None
@@ -665,7 +670,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         """Fit a map of the logits on the calibration split, and record it in the model's config.
 
         From then on evaluations report the metrics with it too. The model's weights stay as they are:
-        `save_calibrated_model` folds the map into what it saves. A fit that fails leaves no map.
+        `save_calibrated_model` folds the map into what it saves. A fit that fails leaves no map. For a causal language
+        model the rows are a random sample of the split's tokens, at most 20,000 and half a GiB of logits.
 
         Args:
             scaler: any of `SCALERS` that folds, fitted in place; its `multi_label` is set by the labels. None takes
@@ -691,7 +697,9 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             scaler = TemperatureScaling() if scaler is None else scaler
         self.check_goes_with(scaler)
         self._forget_calibration_map()
-        logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
+        sample_tokens = predicts_next_token(self.unwrapped_model)
+        held_out = self.held_out_pass(keep_logits=True, sample_tokens=sample_tokens)
+        logits, labels = held_out.logits_and_labels()
         check_problem(scaler, labels.ndim == 2)
         fit_once(self.accelerator, scaler, logits, labels)
         model = self.unwrapped_model

@@ -1,0 +1,86 @@
+"""A random sample of the labelled tokens of a pass: a vocabulary's logits of all of them would fill the memory."""
+
+from __future__ import annotations
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+# A temperature's standard error is below 1% with so many tokens, and so many logits take half a GiB in float32.
+MOST_TOKENS = 20_000
+MOST_LOGITS = 2**27
+
+
+class TokenSample:
+    """Keeps logits and labels of the tokens whose random number is below a share, halved when they are too many.
+
+    The number is made of the sequence's labels and of the position in it. So it is the same on any number of
+    processes, with any batch size and any padding.
+
+    Args:
+        accelerator: of the trainer whose processes share the pass.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.share = 1.0
+        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Take a batch: logits (N, L, C), labels (N, L)."""
+        numbers = random_numbers(labels)
+        keep = (labels != IGNORE_INDEX) & (numbers < self.share)
+        self.rows.append((logits[keep].float(), labels[keep], numbers[keep]))
+        while self._n_tokens() > self._most():
+            self._halve()
+
+    def finish(self) -> list[tuple[Tensor, Tensor]]:
+        """This process's part of the sample, batch by batch; called by all of them, after the last batch."""
+        if self.accelerator.num_processes > 1:
+            shares = torch.tensor([self.share], dtype=torch.float32, device=self.accelerator.device)
+            least = float(self.accelerator.gather(shares).min())
+            while self.share > least:
+                self._halve()
+            while self._n_tokens_of_all() > self._most():
+                self._halve()
+        return [(logits, labels) for logits, labels, _ in self.rows]
+
+    def _halve(self) -> None:
+        self.share /= 2
+        self.rows = [tuple(part[row[2] < self.share] for part in row) for row in self.rows]  # type: ignore[misc]
+
+    def _n_tokens(self) -> int:
+        return sum(len(labels) for _, labels, _ in self.rows)
+
+    def _n_tokens_of_all(self) -> int:
+        own = torch.tensor([self._n_tokens()], device=self.accelerator.device)
+        return int(self.accelerator.gather(own).sum())
+
+    def _most(self) -> int:
+        n_classes = max((logits.shape[-1] for logits, _, _ in self.rows), default=1)
+        return min(MOST_TOKENS, max(1, MOST_LOGITS // n_classes))
+
+
+def random_numbers(labels: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1), float32 (N, L): a hash of the labels (N, L) of each sequence and of the place in it.
+
+    >>> import torch
+    >>> numbers = random_numbers(torch.tensor([[5, 6, -100], [5, 6, 7]]))
+    >>> bool((numbers[0, :2] == random_numbers(torch.tensor([[-100, 5, 6]]))[0, 1:]).all())
+    True
+    """
+    counted = labels != IGNORE_INDEX
+    place = counted.long().cumsum(dim=1)
+    own = _mixed(labels.masked_fill(~counted, 0) + 2**32 * place).masked_fill(~counted, 0)
+    whole = _mixed(own.sum(dim=1, keepdim=True))  # int64 wraps around
+    return (_mixed(own ^ whole) & (2**24 - 1)).float() / 2**24
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Each int64 with its bits well mixed (the finaliser of SplitMix64)."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        # torch shifts the sign in from the left: the mask takes it out.
+        values = (values ^ ((values >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return values ^ ((values >> 31) & (2**33 - 1))
