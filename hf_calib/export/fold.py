@@ -17,6 +17,7 @@ from hf_calib.export.heads import (
     find_heads,
     float64_logits,
     has_bias_when_loaded,
+    has_tied_head,
     linear_layers,
     probe_of,
     synthetic_batch,
@@ -85,7 +86,8 @@ def fold(
 
     The head is found by what it does, not by its name: it is the linear layer with one output per label whose
     transformation transforms the logits in the same way. Where logits are an average of several heads, all of
-    them are transformed. On any failure the weights are as they were, bit for bit.
+    them are transformed. Of a causal language model whose head is its input embedding, the last norm takes the
+    temperature. On any failure the weights are as they were, bit for bit.
 
     Args:
         model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
@@ -284,6 +286,8 @@ def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None)
                 got = f"quantised layers ({few(quantised)})"
                 way_out = "fold the model before it is quantised"
                 raise InputValueError(expected("model", "have its head in float32 or float64", got, way_out))
+            if has_tied_head(classifier):
+                raise InputValueError(_tied(classifier, fitted))
             raise InputValueError(fitted.no_head(f"{layers or 'no such layers'}"))
         _check_biases(classifier, heads, fitted)
         with transformed(heads, mapping):
@@ -373,12 +377,23 @@ def _informative_logits(model: PreTrainedModel, inputs: Mapping[str, Any], mappi
     return logits
 
 
-def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Linear], fitted: _FittedMap) -> None:
+def _tied(model: PreTrainedModel, fitted: _FittedMap) -> str:
+    if fitted.method != "temperature":
+        way_out = "fit TemperatureScaling, which its last norm takes, or set tie_word_embeddings=False in its config"
+        return expected(
+            "model", f"have a head of its own for {fitted.name}", "one tied to its embedding", way_out
+        )
+    way_out = f"set model.generation_config.temperature = {fitted.parameters['temperature']:.4g}"
+    got = f"{type(model).__name__}, whose head is its embedding and none of whose norms does so"
+    return expected("model", "have a layer whose division divides the logits", got, way_out)
+
+
+def _check_biases(model: PreTrainedModel, heads: Mapping[str, nn.Module], fitted: _FittedMap) -> None:
     """Raise where a head would need a bias that is lost as soon as the model is saved and loaded."""
     if fitted.mapping.bias is None:
         return
     for name, head in heads.items():
-        if head.bias is None and not has_bias_when_loaded(model, name):
+        if getattr(head, "bias", None) is None and not has_bias_when_loaded(model, name):
             got = f"{name} without one, and {type(model).__name__} makes none when it is loaded"
             way_out = "fit TemperatureScaling, which needs none, or keep the scaler beside the model"
             raise InputValueError(

@@ -1,4 +1,4 @@
-"""Classification heads: the linear layers that a model's logits come from, found by what they do, and changed."""
+"""Heads: the layers that a model's logits come from, found by what they do, and changed."""
 
 from __future__ import annotations
 
@@ -110,13 +110,19 @@ def as_float64(values: torch.Tensor) -> FloatArray:
 
 def find_heads(
     model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, probe: AffineMap
-) -> dict[str, nn.Linear] | None:
-    """The layers, by name, whose transformation transforms the logits alike; None where there are none."""
-    layers = linear_layers(model, logits.shape[-1])
+) -> dict[str, nn.Module] | None:
+    """The layers, by name, whose transformation transforms the logits alike; None where there are none.
+
+    They are linear layers, or, for a temperature of a language model whose head is its embedding, its last norm.
+    """
+    layers: dict[str, nn.Module] = {**linear_layers(model, logits.shape[-1])}
     # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
     candidates = [{name: layers[name]} for name in reversed(layers)]
     body = f"{model.base_model_prefix}."
     candidates.append({name: layer for name, layer in layers.items() if not name.startswith(body)})
+    if probe.weight.ndim == 0 and has_tied_head(model):
+        norms = norms_of_hidden_size(model)
+        candidates = [{name: norms[name]} for name in reversed(norms)]
     for heads in candidates:
         with transformed(heads, probe):
             if agree(float64_logits(model, inputs), probe(logits)):
@@ -133,17 +139,36 @@ def linear_layers(model: PreTrainedModel, n_outputs: int) -> dict[str, nn.Linear
     }
 
 
+def has_tied_head(model: Any) -> bool:
+    """Whether the layer that makes the logits has the weight of the input embedding, as many language models."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        return False
+    return getattr(head, "weight", None) is model.get_input_embeddings().weight
+
+
+def norms_of_hidden_size(model: Any) -> dict[str, nn.Module]:
+    """The layers whose only parameters are one number for each hidden unit, or two: norms, by name, in order."""
+    size = (getattr(model.config.get_text_config(), "hidden_size", None),)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if "weight" in dict(module.named_parameters())
+        and all(name in ("weight", "bias") and p.shape == size for name, p in module.named_parameters())
+    }
+
+
 def agree(logits: FloatArray, wanted: FloatArray) -> bool:
     """Whether two sets of logits are the same up to `TOLERANCE`."""
     return bool(np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
 @contextmanager
-def transformed(heads: Mapping[str, nn.Linear], mapping: AffineMap) -> Iterator[None]:
+def transformed(heads: Mapping[str, nn.Module], mapping: AffineMap) -> Iterator[None]:
     """Transform heads for the length of a with block; the weights come back bit for bit."""
     parameters = {id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values()
     saved = [parameter.clone() for parameter in parameters]
-    without_bias = [head for head in heads.values() if head.bias is None]
+    without_bias = [head for head in heads.values() if getattr(head, "bias", 0) is None]
     try:
         transform(heads, mapping)
         yield
@@ -154,19 +179,34 @@ def transformed(heads: Mapping[str, nn.Linear], mapping: AffineMap) -> Iterator[
             head.register_parameter("bias", None)
 
 
-def transform(heads: Mapping[str, nn.Linear], mapping: AffineMap) -> None:
+def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
     """Apply a map to what the heads return; to each weight and bias once, also where heads share them."""
     done: set[int] = set()
     scaled = AffineMap(mapping.weight)
     for head in heads.values():
-        if head.bias is None and mapping.bias is not None:
+        if isinstance(head, nn.Linear) and head.bias is None and mapping.bias is not None:
             zeros = head.weight.new_zeros(head.out_features)
             head.bias = nn.Parameter(zeros, requires_grad=head.weight.requires_grad)
         for name, parameter in head.named_parameters(recurse=False):
             if id(parameter) not in done:
                 done.add(id(parameter))
-                new = mapping(as_float64(parameter)) if name == "bias" else scaled(as_float64(parameter).T).T
+                values = as_float64(parameter)
+                if isinstance(head, nn.Linear):
+                    new = mapping(values) if name == "bias" else scaled(values.T).T
+                else:
+                    zero = 0.0 if name == "bias" else _weight_of_zero(head)
+                    new = scaled(values - zero) + zero
                 parameter.copy_(torch.from_numpy(new))
+
+
+def _weight_of_zero(norm: Any) -> float:
+    """The weight at which a norm returns nothing but its bias: 0, or -1 where it multiplies by 1 + weight (Gemma)."""
+    bare = copy.deepcopy(norm)
+    with torch.no_grad():
+        for parameter in bare.parameters():
+            parameter.zero_()
+        ramp = torch.arange(norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)
+        return -1.0 if bool(bare(ramp[None]).any()) else 0.0
 
 
 def has_bias_when_loaded(model: PreTrainedModel, head: str) -> bool:

@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.fold import OF_THE_MAP, PARAMETERS, affine_map_of, check_is_plain
-from hf_calib.export.heads import as_float64, transform
+from hf_calib.export.heads import as_float64, has_tied_head, norms_of_hidden_size, transform
 from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.affine import AffineMap
@@ -151,11 +151,12 @@ def _saved_beside(model: Any, file: str, revision: str | None) -> str | None:
         return None
 
 
-def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, nn.Linear]:
+def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     heads = {name: modules.get(name) for name in recorded.get("head") or ()}
-    if not heads or not all(isinstance(head, nn.Linear) for head in heads.values()):
-        got = f"{sorted(heads) or 'none'}, which are not all linear layers of the model"
+    norms = norms_of_hidden_size(model) if has_tied_head(model) else {}
+    if not heads or not all(isinstance(head, nn.Linear) or name in norms for name, head in heads.items()):
+        got = f"{sorted(heads) or 'none'}, which are not all heads of the model"
         way_out = "load the model again; if its head was replaced, set model.config.calibration = None"
         raise InputValueError(
             expected("model", "have the layers that config.calibration names", got, way_out)
@@ -242,12 +243,12 @@ def _map_beside(model: Any, recorded: Mapping[str, Any], revision: str | None) -
         raise InputValueError(expected("model", "have its map written down", got, way_out)) from error
 
 
-def _inverse(mapping: AffineMap, heads: Mapping[str, nn.Linear]) -> AffineMap:
+def _inverse(mapping: AffineMap, heads: Mapping[str, nn.Module]) -> AffineMap:
     """z -> A^-1 (z - c)."""
     weight = mapping.weight
-    sizes = {head.out_features for head in heads.values()}
-    n_classes = len(weight) if weight.ndim else max(sizes)
-    if sizes != {n_classes}:
+    sizes = {head.out_features for head in heads.values() if isinstance(head, nn.Linear)}
+    n_classes = len(weight) if weight.ndim else max(sizes, default=0)
+    if sizes - {n_classes}:
         got = f"{sorted(sizes)} outputs"
         way_out = "load the model again; if its head was replaced, set model.config.calibration = None"
         raise InputValueError(
@@ -281,7 +282,7 @@ def _largest_difference(mapping: AffineMap, inverse: AffineMap, folded: Mapping[
     largest = 0.0
     for name, parameter in folded.items():
         is_bias = name.endswith(".bias")
-        after = as_float64(parameter if is_bias else parameter.T)
+        after = as_float64(parameter.T if parameter.ndim == 2 else parameter)
         before = inverse(after) if is_bias else undone(after)
         u = torch.finfo(parameter.dtype).eps / 2
         in_float64 = 8 * after.shape[-1] * np.finfo(np.float64).eps
@@ -295,10 +296,10 @@ def _largest_difference(mapping: AffineMap, inverse: AffineMap, folded: Mapping[
 
 
 @torch.no_grad()
-def _restore(heads: Mapping[str, nn.Linear], kept: Mapping[str, Tensor]) -> None:
+def _restore(heads: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
     for name, head in heads.items():
         head.weight.copy_(kept[f"{name}.weight"])
-        if head.bias is not None and f"{name}.bias" in kept:
+        if f"{name}.bias" in kept and head.bias is not None:
             head.bias.copy_(kept[f"{name}.bias"])
-        else:
+        elif isinstance(head, nn.Linear):
             head.register_parameter("bias", None)

@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.export.heads import head_loses_bias
+from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -109,6 +109,16 @@ def check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
         requirement = f"have a bias in its head for {map_title(method)}"
         got = f"{type(model).__name__}, which makes none when it is loaded"
         way_out = "use calibration_method='temperature', or a model whose head has a bias"
+        raise InputValueError(expected("the model", requirement, got, way_out))
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if has_tied_head(plain) and not (method == "temperature" and norms_of_hidden_size(plain)):
+        requirement = f"have a head of its own for {map_title(method)}"
+        got = f"{type(plain).__name__}, whose head is its embedding"
+        way_out = "use calibration_method='temperature'"
+        if method == "temperature":
+            requirement = "have a layer that a temperature can be folded into"
+            got += ", and whose norms have no weights"
+            way_out = "set calibration_method='none', and divide the logits where the model is used"
         raise InputValueError(expected("the model", requirement, got, way_out))
 
 

@@ -132,3 +132,31 @@ def test_an_encoder_decoder_that_generates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got T5ForConditionalGeneration, an encoder-decoder.*use its"):
         CalibrationTrainer(transformers.T5ForConditionalGeneration(config), arguments(tmp_path))
     CalibrationTrainer(transformers.T5ForSequenceClassification(config), arguments(tmp_path))
+
+
+def test_a_tied_one_is_saved_with_its_temperature(tmp_path: Path) -> None:
+    model = gpt2()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    args = arguments(tmp_path, calibration_method="temperature", optim="sgd", learning_rate=0.5)
+    trainer = CalibrationTrainer(model, args, train_dataset=texts(16), calibration_dataset=texts(40, seed=1))
+    trainer.train()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "calibrated")
+    ids = torch.tensor(texts(4, seed=2)["input_ids"][:])
+    with torch.no_grad():
+        wanted = model.eval()(ids).logits / trainer.temperature
+        assert float((loaded(ids).logits - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
+    assert loaded.config.calibration["head"] == ["transformer.ln_f"]
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_a_map_that_a_tied_head_cannot_hold_is_refused_before_the_training(tmp_path: Path) -> None:
+    splits = {"train_dataset": texts(16), "calibration_dataset": texts(8, seed=1)}
+    args = arguments(tmp_path, calibration_method="auto")
+    with pytest.raises(ValueError, match=r"a head of its own.*got GPT2LMHeadModel, whose head is its embed"):
+        CalibrationTrainer(gpt2(), args, **splits).train()
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.OlmoConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, **size)
+    args = arguments(tmp_path, calibration_method="temperature")
+    with pytest.raises(ValueError, match=r"whose norms have no weights; set calibration_method='none'"):
+        CalibrationTrainer(transformers.OlmoForCausalLM(config), args, **splits).train()

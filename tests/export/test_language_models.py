@@ -1,0 +1,107 @@
+"""A temperature in a language model: in its head, or in its last norm where the head is the embedding."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hf_calib
+from hf_calib.export.heads import has_tied_head
+from hf_calib.export.saving import save_folded
+from hf_calib.scaling import TemperatureScaling, VectorScaling
+from tests.language_models.models import ARCHITECTURES, DECODER, language_model
+
+T = 1.7
+IDS = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+TEMPERATURE = TemperatureScaling()
+TEMPERATURE.temperature_ = T
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_logits_are_divided_and_loaded_so_and_come_back(name: str, tmp_path: Path) -> None:
+    model = language_model(name)
+    before, weights = logits_of(model), copy.deepcopy(model.state_dict())
+    assert hf_calib.fold_temperature(model, T) is model
+    assert_divided(logits_of(model), before)
+    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])]
+    (head,) = model.config.calibration["head"]
+    assert {key.rpartition(".")[0] for key in changed} == {head}
+    assert ("norm" in head or "ln_f" in head) == has_tied_head(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_divided(logits_of(loaded), before)
+    assert has_tied_head(loaded) == has_tied_head(model)
+    assert hf_calib.unfold(loaded).largest_difference < 1e-6
+    torch.testing.assert_close(logits_of(loaded), before, rtol=0, atol=2e-6 * float(before.abs().max()))
+
+
+def assert_divided(found: torch.Tensor, before: torch.Tensor) -> None:
+    assert float((found - before / T).abs().max() / before.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen2, tied", "Gemma", "GPT2"])
+def test_a_saved_one_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model = language_model(name)
+    save_folded(copy.deepcopy(model), TEMPERATURE, tmp_path / "folded", batch=None, processing_class=None)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folded")
+    assert hf_calib.unfold(loaded).exact
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_one_that_multiplies_by_one_more_than_its_weight() -> None:
+    model = made("Gemma3Text")
+    with torch.no_grad():
+        model.model.norm.weight.normal_(generator=torch.Generator().manual_seed(1))
+    before = logits_of(model)
+    assert_divided(logits_of(hf_calib.fold_temperature(model, T)), before)
+    assert model.config.calibration["head"] == ["model.norm"]
+
+
+def test_a_norm_without_a_weight_is_refused_with_the_way_out() -> None:
+    model = made("Olmo", tie_word_embeddings=True)
+    before = logits_of(model)
+    with pytest.raises(
+        ValueError,
+        match=r"got OlmoForCausalLM, whose head is .*; set model.generation_config.temperature = 1.7",
+    ):
+        hf_calib.fold_temperature(model, T)
+    assert torch.equal(logits_of(model), before)
+
+
+def test_softcapped_logits_are_refused() -> None:
+    model = made("Gemma2", head_dim=8)
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= 50
+    with pytest.raises(
+        ValueError,
+        match=r"have a layer whose division divides the logits, got Gemma2ForCausalLM, whose head is",
+    ):
+        hf_calib.fold_temperature(model, T)
+
+
+def test_a_tied_head_takes_no_other_map() -> None:
+    model = language_model("Qwen2, tied")
+    scaler = VectorScaling().fit(np.random.default_rng(0).normal(size=(200, 64)), np.arange(200) % 64)
+    with pytest.raises(
+        ValueError, match=r"have a head of its own for vector scaling, got one tied to its embedding"
+    ):
+        hf_calib.fold(model, scaler)
+
+
+def made(kind: str, **more: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        settings = {**DECODER, **more} if kind != "Gemma3Text" else {**DECODER, "head_dim": 8}
+        config = getattr(transformers, f"{kind}Config")(**settings)
+        return transformers.AutoModelForCausalLM.from_config(config).eval()
