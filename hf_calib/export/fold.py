@@ -28,7 +28,7 @@ from hf_calib.export.heads import (
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
 from hf_calib.scaling.affine import AffineMap, FloatArray
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
-from hf_calib.scaling.saved_map import config_record, is_multi_label, map_title, recorded_in
+from hf_calib.scaling.saved_map import OF_PAIRS, config_record, is_multi_label, map_title, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -43,7 +43,7 @@ PARAMETERS = (
     *("scaler", "train_prior", "target_prior"),
 )
 # All that a record says of a map, where it is and what it was fitted on; the rest is about the training.
-OF_THE_MAP = ("method", *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
+OF_THE_MAP = ("method", *OF_PAIRS, *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
 
 
 class _FittedMap(NamedTuple):
@@ -219,7 +219,8 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
         )
     problem_type = getattr(classifier.config, "problem_type", None)
     num_labels = getattr(classifier.config, "num_labels", None)
-    if problem_type == "regression" or (num_labels == 1 and not applies_sigmoid(model)):
+    of_pairs = OF_PAIRS.items() <= recorded.items()
+    if problem_type == "regression" or (num_labels == 1 and not applies_sigmoid(model) and not of_pairs):
         got = f"problem_type={problem_type!r} and num_labels={num_labels}"
         way_out = (
             "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"

@@ -30,6 +30,8 @@ ARRAYS_NAME = (
     "calibration/scaler.safetensors"  # not in the root, where vLLM takes every such file for weights
 )
 
+OF_PAIRS = {"of": "pairs"}  # an entry: of the two rewards of a pair, which one logit makes
+
 LARGEST_NUMBER = 1e12  # of a fitted map: beyond, float32 heads and logits are lost
 _LARGEST = 2**30  # bytes of a file; a matrix for 5,000 classes has half of it
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map

@@ -21,7 +21,7 @@ from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import AutoScaling, TemperatureScaling
-from hf_calib.scaling.saved_map import has_bias, temperature_of, title_of
+from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
 from hf_calib.trainer import preflight
 from hf_calib.trainer.calibration_map import (
     FittedMap,
@@ -93,6 +93,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     """
 
     loss_is_scaled_for_ga: bool | None = None  # which transformers < 5.19 does not have
+    not_for_the_model: tuple[str, ...] = ()  # tensors of a batch, besides the labels
 
     def __init__(
         self,
@@ -615,7 +616,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         if not self._observed and logits is not None and isinstance(labels, Tensor):
             self._observe(logits_of(logits), self._aligned(labels))
         if self._pass is not None and self._pass.keep_logits and self._example_batch is None:
-            rows = {k: v for k, v in inputs.items() if k != self.label_key and isinstance(v, Tensor)}
+            others = {self.label_key, *self.not_for_the_model}
+            rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
             self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
         return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
 
@@ -761,6 +763,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             "loss": self.calibration_loss.name,
             "loss_kwargs": self.calibration_loss.hyperparameters,
             **({} if weights is None else {"class_weights": weights.tolist()}),
+            **(OF_PAIRS if n_classes == 1 and not multi_label else {}),
             "folded": False,
             **about_data(self, split, n_examples),
         }

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
 
+import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
+from hf_calib.metrics import expected_calibration_error
+from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import logged, tokenizer
 
 trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
 
 from hf_calib.trl import CalibrationRewardConfig, CalibrationRewardTrainer  # noqa: E402, TRL may be missing
-from hf_calib.trl.reward import _pairs  # noqa: E402
+from hf_calib.trl.reward import pairs_of  # noqa: E402
 from tests.trl.test_reward import arguments, model, pairs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
@@ -23,60 +30,77 @@ pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is depr
 ADAPT = [name for name, entry in LOSSES.items() if isinstance(entry.constructor(), AdaptiveLoss)]
 
 
-def trained(folder: Path, kind: Any, **more: Any) -> Any:
-    stock = arguments(folder)
-    if kind is CalibrationRewardTrainer:
-        names = (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "num_train_epochs",
-            "learning_rate",
-        )
-        same = {name: getattr(stock, name) for name in names}
-        stock = CalibrationRewardConfig(
-            output_dir=str(folder),
-            logging_steps=1,
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            save_strategy="no",
-            disable_dropout=True,
-            gradient_checkpointing=False,
-            **same,
-            **more,
-        )
-    made = kind(model(), args=stock, train_dataset=pairs(16), processing_class=tokenizer())
+def config(folder: Path, **more: Any) -> CalibrationRewardConfig:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+        "disable_dropout": True,
+        "gradient_checkpointing": False,
+        "calibration_method": "none",
+    }
+    return CalibrationRewardConfig(output_dir=str(folder), **{**settings, **more})
+
+
+def trainer(folder: Path, rows: Any = None, *, splits: dict[str, Any] | None = None, **more: Any) -> Any:
+    rows = pairs(16) if rows is None else rows
+    return CalibrationRewardTrainer(
+        model(),
+        args=config(folder, **more),
+        train_dataset=rows,
+        processing_class=tokenizer(),
+        **(splits or {}),
+    )
+
+
+def trained(folder: Path, **more: Any) -> Any:
+    made = trainer(folder, **more)
     made.train()
     return made
 
 
-def test_cross_entropy_is_the_stock_trainer(tmp_path: Path) -> None:
-    ours, theirs = trained(tmp_path, CalibrationRewardTrainer), trained(tmp_path, trl.RewardTrainer)
+@pytest.mark.parametrize("settings", [{}, {"center_rewards_coefficient": 0.1}])
+@pytest.mark.parametrize("has_margin", [False, True])
+def test_cross_entropy_is_the_stock_trainer(
+    has_margin: bool, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = pairs(16)
+    if has_margin:
+        rows = rows.add_column("margin", [i / 8 for i in range(16)])
+    ours = trained(tmp_path, rows=rows, **settings)
+    args = arguments(tmp_path)
+    args.center_rewards_coefficient = settings.get("center_rewards_coefficient")
+    theirs = trl.RewardTrainer(model(), args=args, train_dataset=rows, processing_class=tokenizer())
+    theirs.train()
     for value, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(value, other)
+    for name in ("loss", "accuracy", "margin", "mean_reward"):
+        assert logged(ours, name) == logged(theirs, name)
+
+
+def test_the_centring_term_stays(tmp_path: Path) -> None:
+    """A focal loss with gamma 0 is the cross entropy."""
+    ours = trained(tmp_path, loss="focal", loss_kwargs={"gamma": 0.0}, center_rewards_coefficient=0.1)
+    theirs = trained(tmp_path, center_rewards_coefficient=0.1)
+    assert logged(ours, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-4)
+    for value, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in ADAPT])
 def test_the_first_loss_is_that_of_the_pairs(name: str, tmp_path: Path) -> None:
-    made = CalibrationRewardTrainer(
-        model(),
-        args=CalibrationRewardConfig(
-            output_dir=str(tmp_path),
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            loss=name,
-            disable_dropout=True,
-            gradient_checkpointing=False,
-        ),
-        train_dataset=pairs(8),
-        processing_class=tokenizer(),
-    )
+    made = trainer(tmp_path, pairs(8), loss=name)
     batch = next(iter(made.get_train_dataloader()))
     found = made.compute_loss(made.model, dict(batch))
     with torch.no_grad():
         rewards = made.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    logits = _pairs(rewards, None)
+    logits = pairs_of(rewards, None)
     wanted = make_loss(name)(logits, torch.zeros(len(logits), dtype=torch.long))
     torch.testing.assert_close(found.detach(), wanted, rtol=1e-4, atol=1e-5)
     found.backward()
@@ -84,17 +108,143 @@ def test_the_first_loss_is_that_of_the_pairs(name: str, tmp_path: Path) -> None:
 
 
 def test_focal_trains_and_trls_metrics_stay(tmp_path: Path) -> None:
-    made = trained(tmp_path, CalibrationRewardTrainer, loss="focal", loss_kwargs={"gamma": 2.0})
+    made = trained(tmp_path, loss="focal", loss_kwargs={"gamma": 2.0})
     assert len(logged(made, "accuracy")) == len(logged(made, "loss")) > 1
 
 
 def test_margins_are_taken_off_the_chosen_reward() -> None:
-    found = _pairs(torch.tensor([[3.0], [1.0], [0.5], [2.0]]), torch.tensor([1.0, 0.0]))
+    found = pairs_of(torch.tensor([[3.0], [1.0], [0.5], [2.0]]), torch.tensor([1.0, 0.0]))
     assert found.tolist() == [[2.0, 0.5], [1.0, 2.0]]
 
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputTypeError, match=r"args to be a CalibrationRewardConfig, got RewardConfig"):
         CalibrationRewardTrainer(model(), args=arguments(tmp_path))
-    with pytest.raises(InputValueError, match=r"train without held-out predictions, got 'adafocal'"):
-        CalibrationRewardConfig(output_dir=str(tmp_path), loss="adafocal", use_cpu=True, bf16=False)
+    with pytest.raises(
+        InputValueError, match=r"calibration_method to be 'temperature' or 'none' for rewards"
+    ):
+        config(tmp_path, calibration_method="vector")
+    with pytest.raises(InputValueError, match=r"class_weights to be None for rewards"):
+        config(tmp_path, class_weights=[1.0, 2.0])
+    with pytest.raises(InputValueError, match=r"loss to be a name in LOSSES, got 'focl'"):
+        config(tmp_path, loss="focl")
+
+
+# Calibration
+
+
+def reward_difference(model: Any, rows: Any) -> torch.Tensor:
+    """Of chosen and rejected, (N,) float64."""
+    model.eval()
+
+    def reward(ids: list[int]) -> float:
+        return float(model(torch.tensor([ids])).logits)
+
+    with torch.no_grad():
+        gaps = [reward(row["chosen_ids"]) - reward(row["rejected_ids"]) for row in rows]
+    return torch.tensor(gaps, dtype=torch.float64)
+
+
+def noisy_pairs(n: int) -> Any:
+    """Pairs of which a third are the wrong way round for the model."""
+    rows, judge = pairs(n), model()
+    gaps = reward_difference(judge, rows)
+    wrong = torch.rand(n, generator=torch.Generator().manual_seed(1)) < 1 / 3
+    swap = (gaps < 0) ^ wrong
+    return rows.map(
+        lambda row, i: (
+            {"chosen_ids": row["rejected_ids"], "rejected_ids": row["chosen_ids"]} if swap[i] else row
+        ),
+        with_indices=True,
+    )
+
+
+def test_evaluations_measure_pairs_and_the_temperature_goes_with_the_model(tmp_path: Path) -> None:
+    held_out = noisy_pairs(60)
+    made = trained(
+        tmp_path / "run",
+        splits={"calibration_dataset": held_out, "eval_dataset": pairs(12)},
+        calibration_method="temperature",
+    )
+    gaps = reward_difference(made.model, held_out)
+    logits = torch.stack([gaps, torch.zeros_like(gaps)], dim=1).numpy()
+    wanted = TemperatureScaling().fit(logits, [0] * 60).temperature_
+    assert made.temperature == pytest.approx(wanted, rel=1e-3)
+    found = made.evaluate()
+    gaps = reward_difference(made.model, made.eval_dataset)
+    p = gaps.sigmoid().numpy()
+    probs = np.stack([p, 1 - p], axis=1)
+    zeros = np.zeros(12, dtype=int)
+    assert found["eval_ece"] == pytest.approx(expected_calibration_error(probs, zeros), abs=1e-6)
+    assert found["eval_nll"] == pytest.approx(-np.log(p).mean(), abs=1e-6)
+    assert found["eval_accuracy"] == pytest.approx(float((gaps > 0).double().mean()))
+    assert found["eval_nll_calibrated"] == pytest.approx(
+        -float((gaps / made.temperature).sigmoid().log().mean()), abs=1e-6
+    )
+    made.save_calibrated_model(tmp_path / "calibrated")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated")
+    gaps = reward_difference(made.model, held_out)
+    torch.testing.assert_close(
+        reward_difference(loaded, held_out), gaps / made.temperature, rtol=1e-5, atol=1e-7
+    )
+    record = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
+    assert (record["of"], record["n_examples"], record["folded"]) == ("pairs", 60, True)
+    assert hf_calib.unfold(loaded).exact
+    assert torch.equal(reward_difference(loaded, held_out), gaps)
+
+
+def test_pairs_as_texts_are_tokenized_for_the_calibration_too(tmp_path: Path) -> None:
+    texts = Dataset.from_list([{"chosen": f"w{i} w2", "rejected": f"w3 w{i}"} for i in range(6, 14)])
+    words = tokenizer()
+    words.eos_token = "w57"
+    made = CalibrationRewardTrainer(
+        model(),
+        args=config(tmp_path, calibration_method=None),
+        train_dataset=texts,
+        calibration_dataset=texts,
+        processing_class=words,
+    )
+    made.train()
+    assert made.temperature > 0
+    assert "chosen_ids" in made.calibration_dataset.column_names
+
+
+def test_margins_of_held_out_pairs_do_not_go_into_the_model(tmp_path: Path) -> None:
+    rows = noisy_pairs(40).add_column("margin", [0.001] * 40)
+    made = trained(
+        tmp_path / "run",
+        rows=rows,
+        splits={"calibration_dataset": rows.select(range(30))},
+        calibration_method="temperature",
+    )
+    made.save_calibrated_model(tmp_path / "calibrated")
+    assert (tmp_path / "calibrated" / "model.safetensors").is_file()
+
+
+def test_a_held_out_pass_leaves_trls_metrics(tmp_path: Path) -> None:
+    rows = noisy_pairs(24)
+    made = trained(tmp_path, splits={"calibration_dataset": rows, "eval_dataset": pairs(12)})
+    alone = made.evaluate()
+    logged_alone = made.state.log_history[-1]
+    made.held_out_pass()
+    assert made.evaluate().keys() == alone.keys()
+    for name in ("eval_mean_reward", "eval_margin", "eval_accuracy"):
+        assert made.state.log_history[-1][name] == logged_alone[name]
+
+
+@pytest.mark.parametrize("name", ADAPT)
+def test_adaptive_losses_are_updated_and_resume_where_they_were(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "loss": name,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "num_train_epochs": 3,
+    }
+    splits = {"calibration_dataset": noisy_pairs(30), "eval_dataset": pairs(8)}
+    whole = trained(tmp_path / "whole", splits=splits, **settings)
+    resumed = trainer(tmp_path / "resumed", splits=splits, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for key, value in whole.calibration_loss.state_dict().items():
+        assert torch.equal(value, resumed.calibration_loss.state_dict()[key]), key
+    for value, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(value, other)
