@@ -125,6 +125,21 @@ def test_accumulated_batches_are_one_batch(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(value, other, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Padding-free training is enabled.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:You are using packing.*:UserWarning")
+@pytest.mark.parametrize(
+    "settings", [{"packing": True, "max_length": 24}, {"padding_free": True, "max_length": None}]
+)
+def test_packed_rows_and_rows_without_padding(settings: dict[str, Any], tmp_path: Path) -> None:
+    ours = trained(tmp_path, loss="focal", **settings)
+    focal = for_causal_lm(make_loss("focal"))
+    theirs = trained(tmp_path, trainer=trl.SFTTrainer, compute_loss_func=focal, **settings)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=2e-4)
+    cross_entropy = trained(tmp_path, **settings)
+    assert losses(cross_entropy) == losses(trained(tmp_path, trainer=trl.SFTTrainer, **settings))
+    assert losses(ours)[0] < losses(cross_entropy)[0]
+
+
 def test_trls_own_metrics_stay(tmp_path: Path) -> None:
     ours = trained(tmp_path, loss="focal", loss_kwargs={"gamma": 2.0})
     stock = trained(tmp_path, trainer=trl.SFTTrainer)
