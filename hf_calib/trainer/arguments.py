@@ -13,7 +13,7 @@ from transformers import SchedulerType, TrainingArguments
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.logged import lower_is_better
-from hf_calib.trainer.config import CalibrationConfig, check_whole_numbers, read_mapping
+from hf_calib.trainer.config import BALANCED, CalibrationConfig, check_whole_numbers, read_mapping
 
 if TYPE_CHECKING:
     Epochs = Sequence[float] | None
@@ -73,6 +73,13 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         },
     )
     lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones: the factor, in (0, 1)."})
+    answer_options: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D': "
+            "loss, metrics and temperature are over these. Each row has one of them as its only label."
+        },
+    )
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
@@ -84,6 +91,17 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         TrainingArguments.__post_init__(self)
         self.check_calibration()
         check_whole_numbers(self, _SEEDS)
+        if self.answer_options is not None and self.calibration_method not in (None, "temperature", "none"):
+            requirement = "be 'temperature' or 'none' with answer_options"
+            way_out = "make a classifier with hf_calib.language_models.label_token_classifier for other maps"
+            raise InputValueError(
+                expected("calibration_method", requirement, repr(self.calibration_method), way_out)
+            )
+        if self.answer_options is not None and self.class_weights == BALANCED:
+            way_out = "give one number per option"
+            raise InputValueError(
+                expected("class_weights", "be numbers with answer_options", "'balanced'", way_out)
+            )
         if self.lr_milestones is not None:
             self.lr_milestones = _epochs(self.lr_milestones)
             self._check_milestones(self.lr_milestones)

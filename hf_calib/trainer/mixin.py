@@ -23,6 +23,7 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
 from hf_calib.trainer import preflight
+from hf_calib.trainer.answers import AnswerOptions
 from hf_calib.trainer.calibration_map import (
     FittedMap,
     check_fitted,
@@ -122,6 +123,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self._is_last_evaluation = False
         self._decided_problem_type: str | None = None
         self._next_token = False
+        self.answers: AnswerOptions | None = None
         self._own_callbacks: list[CalibrationCallback] = []
         self._removed: set[type[CalibrationCallback]] = set()  # callbacks that the user does not want
         self._resume_from: str | None = None
@@ -138,6 +140,9 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         # Not to be guessed from the model's signature: compute_loss says how its loss is scaled.
         self.model_accepts_loss_kwargs = False
         self.originals = set() if self.model is None else loaded_from(self.model)
+        options = getattr(self.args, "answer_options", None)
+        if options is not None:
+            self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
         self._make_loss()
         self._add_calibration_callbacks()
         calibrate_before_the_end(self)
@@ -171,7 +176,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             balanced = balanced_class_weights(
                 self.train_dataset,
                 self.label_key,
-                n_classes=number_of_classes(self.unwrapped_model),
+                n_classes=self.n_classes,
                 multi_label=bool(self.has_label_per_class(self.train_dataset, "training")),
                 collated=lambda row: self.collated(self.train_dataset, "training", row),
             )
@@ -207,6 +212,18 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         """The model's config; None for a network that has none of the usual kind."""
         config = getattr(self.unwrapped_model, "config", None)
         return config if isinstance(config, PreTrainedConfig) else None
+
+    @property
+    def n_classes(self) -> int | None:
+        """The number of classes that the loss and the metrics are over; None if the model does not say."""
+        return number_of_classes(self.unwrapped_model) if self.answers is None else len(self.answers.tokens)
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """The names of the classes by their numbers; empty if the model has none."""
+        if self.answers is not None:
+            return dict(enumerate(self.answers.names))
+        return getattr(self.model_config, "id2label", None) or {}
 
     @property
     def problem_type(self) -> str | None:
@@ -259,9 +276,11 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
         if not is_default or model is None:
             return scaler
+        if self.answers is not None:
+            return TemperatureScaling()
         if predicts_next_token(model):  # minutes and gigabytes that nobody has asked for
             return None
-        return TemperatureScaling() if head_loses_bias(model, number_of_classes(model)) else scaler
+        return TemperatureScaling() if head_loses_bias(model, self.n_classes) else scaler
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback as `Trainer` does; one of this package replaces an earlier one of its class."""
@@ -289,8 +308,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     def _check_model(self) -> None:
         loss = self.calibration_loss
         if self._reads_labels:
-            preflight.check_model(self.unwrapped_model, loss, self.label_names)
-        self._next_token = predicts_next_token(self.unwrapped_model)
+            preflight.check_model(self.unwrapped_model, self.n_classes, loss, self.label_names)
+        self._next_token = self.answers is None and predicts_next_token(self.unwrapped_model)
         if own_callback(self, AdaFocalCallback) is not None and not isinstance(loss, AdaptiveLoss):
             way_out = "use loss='adafocal', or leave the callback out"
             raise InputValueError(
@@ -483,10 +502,16 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         if inputs.get(key) is None:
             way_out = "check the dataset's label column and the data collator"
             raise InputValueError(expected("the batch", f"have {key!r}", f"only {sorted(inputs)}", way_out))
-        outputs = model(**{name: value for name, value in inputs.items() if name != key})
-        return outputs, outputs, self._aligned(inputs[key])
+        labels, others = inputs[key], {name: value for name, value in inputs.items() if name != key}
+        if self.answers is not None:
+            logits = self.answers.logits(model, others, labels)
+            return {"logits": logits}, logits, self._aligned(labels)
+        outputs = model(**others)
+        return outputs, outputs, self._aligned(labels)
 
     def _aligned(self, labels: Tensor) -> Tensor:
+        if self.answers is not None:
+            return self.answers.classes(labels)
         return aligned_labels(labels, next_token=self._next_token)
 
     # ---- Evaluation ----
@@ -619,6 +644,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             others = {self.label_key, *self.not_for_the_model}
             rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
             self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
+        if self.answers is not None and labels is not None:
+            labels = self.answers.classes(labels)
         return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
 
     def _observe(self, logits: Tensor, labels: Tensor) -> None:
@@ -699,13 +726,12 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             scaler = TemperatureScaling() if scaler is None else scaler
         self.check_goes_with(scaler)
         self._forget_calibration_map()
-        sample_tokens = predicts_next_token(self.unwrapped_model)
-        held_out = self.held_out_pass(keep_logits=True, sample_tokens=sample_tokens)
+        held_out = self.held_out_pass(keep_logits=True, sample_tokens=self._next_token)
         logits, labels = held_out.logits_and_labels()
         check_problem(scaler, labels.ndim == 2)
         fit_once(self.accelerator, scaler, logits, labels)
         model = self.unwrapped_model
-        if has_bias(scaler) and head_loses_bias(model, number_of_classes(model)):
+        if has_bias(scaler) and head_loses_bias(model, self.n_classes):
             if self.is_world_process_zero():
                 warnings.warn(
                     f"{title_of(scaler).capitalize()} has a bias, which the head of {type(model).__name__} loses when "
@@ -753,7 +779,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             ValueError: if it does not go with the problem, the classes or the head of the model, or has NaN.
         """
         self.check_goes_with(scaler)
-        n_classes, multi_label = number_of_classes(self.unwrapped_model), self.calibration_loss.multi_label
+        n_classes, multi_label = self.n_classes, self.calibration_loss.multi_label
         check_fitted(scaler, multi_label=multi_label, n_classes=n_classes)
         weights, criterion = self.calibration_loss.class_weights, getattr(scaler, "criterion", None)
         about = {
@@ -782,4 +808,4 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     def check_goes_with(self, scaler: Any) -> None:
         """Refuse a scaler that does not go with the problem or the model's head."""
         check_problem(scaler, self.calibration_loss.multi_label)
-        check_head(scaler, self.unwrapped_model, number_of_classes(self.unwrapped_model))
+        check_head(scaler, self.unwrapped_model, self.n_classes)

@@ -21,7 +21,6 @@ from hf_calib.trainer.labels import (
     first_missing,
     generates_by_encoder_and_decoder,
     has_rows,
-    number_of_classes,
     read_labels,
 )
 
@@ -89,7 +88,11 @@ def _check_labels(trainer: Any) -> None:
             trainer.decide_problem_type(decided)
     multi_label = trainer.calibration_loss.multi_label
     check_label_kinds(kinds, multi_label)
-    n_classes = number_of_classes(trainer.unwrapped_model)
+    if trainer.answers is not None:
+        for role, found in labels.items():
+            trainer.answers.check(found, role)
+        return
+    n_classes = trainer.n_classes
     check_label_values(
         labels,
         multi_label=multi_label,
@@ -128,11 +131,12 @@ def _check_calibration_labels(trainer: Any, labels: Mapping[str, Labels | None])
         raise InputValueError(expected("the calibration split", "have labels", got, way_out))
 
 
-def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
+def check_model(model: Any, n_classes: int | None, loss: CalibrationLoss, label_names: Sequence[str]) -> None:
     """Refuse a model that is not a classifier, and a loss that does not fit it.
 
     Args:
         model: without wrappers for several processes or compilation.
+        n_classes: that the loss is over; None if the model does not say.
         loss: the loss that it is to be trained with.
         label_names: the trainer's.
 
@@ -148,7 +152,6 @@ def check_model(model: Any, loss: CalibrationLoss, label_names: Sequence[str]) -
         raise InputValueError(
             expected("the model", "be a classifier or a causal language model", got, way_out)
         )
-    n_classes = number_of_classes(model)
     if n_classes == 1 and not loss.multi_label:
         way_out = (
             "load it with num_labels=2, or with problem_type='multi_label_classification' for one sigmoid"

@@ -51,7 +51,7 @@ def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
         role: {key: value for key, value in rows.items() if value is not None} for role, rows in roles.items()
     }
     base = getattr(trainer.model_config, "_name_or_path", None)
-    names = getattr(trainer.model_config, "id2label", None) or {}
+    names = trainer.class_names
     return {
         "data": {role: rows for role, rows in known.items() if rows},
         **({"base_model": base} if is_hub_name(base) else {}),
@@ -155,7 +155,7 @@ def report_on(
         return None
     if labels.ndim == 2 and not np.isin(labels, (0, 1, -100)).all():
         return None
-    names = getattr(trainer.model_config, "id2label", None) or {}
+    names = trainer.class_names
     class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
     predictions = Predictions(labels, logits=logits, class_names=class_names, sentences=sentences)
     return report_on_predictions(
