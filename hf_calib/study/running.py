@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ except ImportError:  # Windows: two studies that run in one folder are not kept 
 _LOOK_AGAIN = 0.1  # seconds
 _FAILED_ALIKE = 2  # losses; then the others would fail too
 _PATIENCE = 10.0  # seconds that a process has to end before it is killed
+_PORTS = range(20_000, 30_000)  # below those that Linux, macOS and Windows give to connections
 Say = Callable[[str], None]
 
 
@@ -337,8 +339,9 @@ def _environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
             if own:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     if launch.launcher is not None:
-        for environment in made:  # torchrun and accelerate would all meet at the same port
-            environment["MASTER_PORT"] = environment["PET_MASTER_PORT"] = str(_free_port())
+        # torchrun and accelerate would all meet at the same port.
+        for environment, port in zip(made, _free_ports(jobs), strict=True):
+            environment["MASTER_PORT"] = environment["PET_MASTER_PORT"] = str(port)
     return made
 
 
@@ -351,10 +354,19 @@ def _visible_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _free_ports(n: int) -> list[int]:
+    """Different ports, which the system gives to nobody who does not ask for them by number."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == n:
+            break
+    return found
 
 
 def _name(cell: Cell) -> str:

@@ -330,6 +330,8 @@ def test_gpus_are_shared_out(
     if visible == "0,1,2,3":
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in launched] == ["0,2", "1,3"]
     assert launched[0]["MASTER_PORT"] != launched[1]["MASTER_PORT"]
+    # Outside of what systems give to connections, which would take them before a training begins.
+    assert all(20_000 <= int(environment["MASTER_PORT"]) < 30_000 for environment in launched)
 
 
 @pytest.mark.slow
