@@ -24,6 +24,7 @@ from scipy.special import expit, softmax
 from hf_calib._errors import InputValueError
 from hf_calib.commands import export
 from hf_calib.export import programs, save_folded
+from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.scaling import (
     IsotonicScaling,
     PerLabelTemperatureScaling,
@@ -35,6 +36,7 @@ from hf_calib.scaling import (
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import LENGTH, N_LABELS, sequences, text_of, tiny_bert, tokenizer
+from tests.language_models.models import language_model
 
 NAMES = ("art", "law", "film", "sport")
 
@@ -281,6 +283,12 @@ def decoder(**config: Any) -> Any:
     return transformers.Qwen2ForSequenceClassification(settings)
 
 
+def judge(name: str) -> Any:
+    options = [f"w{i}" for i in range(50, 50 + N_LABELS)]
+    prompt = PromptTemplate("w5 {text} w6")
+    return label_token_classifier(language_model(name), tokenizer(), options, prompt=prompt)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "torch"])
 @pytest.mark.parametrize(
@@ -292,8 +300,11 @@ def decoder(**config: Any) -> Any:
         lambda: image_model("ViT"),
         lambda: image_model("ResNet"),
         lambda: decoder(pad_token_id=0),
+        lambda: judge("Llama"),
+        lambda: judge("Qwen2, tied"),
+        lambda: judge("GPT2"),
     ],
-    ids=["tokens", "multi_label", "one_sigmoid", "vit", "resnet", "decoder"],
+    ids=["tokens", "multi_label", "one_sigmoid", "vit", "resnet", "decoder", "judge", "tied", "gpt2"],
 )
 def test_every_kind_with_its_map(make: Callable[[], Any], form: str, tmp_path: Path) -> None:
     model = make().eval()
