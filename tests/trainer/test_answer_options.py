@@ -78,7 +78,9 @@ def judge(
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "Qwen2, tied"])
+@pytest.mark.parametrize(
+    "name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT2", "Qwen2, tied"))]
+)
 @pytest.mark.parametrize("loss", ["cross_entropy", "dual_focal"])
 def test_it_trains_measures_and_calibrates_as_the_classifier_of_its_options(
     loss: str, name: str, side: str, tmp_path: Path
