@@ -261,6 +261,7 @@ OF_MAPS: dict[str, tuple[str, ...]] = {
     "ensemble_temperature": ("zhang2020mix",),
     "histogram": ("zadrozny2001obtaining",),
     "isotonic": ("zadrozny2002transforming", "zhang2020mix"),
+    "grouped": ("berta2025structured",),
     "spline": ("gupta2021calibration",),
 }
 

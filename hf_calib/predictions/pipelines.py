@@ -22,6 +22,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from hf_calib._errors import InputValueError, expected
 from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.scaling._hub import download
+from hf_calib.scaling.grouped import GroupedScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, is_multi_label, load_map, recorded_in
 from hf_calib.scaling.scaler import Scaler
@@ -38,6 +39,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
     aggregation strategies combine the calibrated scores. Others are left as they are.
+
+    With a map for groups of rows (`GroupedScaling`), a call names the group of its texts or images:
+    `classify(texts, group="law")`. Without it, and for a group that was not fitted, the common map holds.
 
     Args:
         task: as for `transformers.pipeline`.
@@ -151,9 +155,10 @@ class _Calibrated:
             requirement = f"be {own!r}, which the scaler calibrates"
             raise InputValueError(expected("function_to_apply", requirement, repr(given), way_out))
 
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+    def probabilities(self, logits: torch.Tensor, group: str | int | None = None) -> torch.Tensor:
         """Of logits (..., C), in float32, the predicted class ahead of the others there, too."""
-        exact = self.scaler.predict_proba(logits)
+        groups = {} if group is None else {"groups": [group] * len(logits)}
+        exact = self.scaler.predict_proba(logits, **groups)
         probs = exact.astype(np.float32)
         if not is_multi_label(self.scaler):
             best = exact.argmax(axis=-1, keepdims=True)
@@ -166,12 +171,26 @@ class _Calibrated:
 
 
 class _CalibratedClassification(_Calibrated):
-    def _sanitize_parameters(self, function_to_apply: Any = None, **kwargs: Any) -> Any:
+    def _sanitize_parameters(
+        self, function_to_apply: Any = None, group: str | int | None = None, **kwargs: Any
+    ) -> Any:
         self.check_function(function_to_apply)
-        return super()._sanitize_parameters(**kwargs)  # type: ignore[misc]
+        before, forward, after = super()._sanitize_parameters(**kwargs)  # type: ignore[misc]
+        if group is not None:
+            if not isinstance(self.scaler, GroupedScaling):
+                way_out = "leave it out, or save a GroupedScaling beside the model"
+                got = f"{group!r} for a {type(self.scaler).__name__}"
+                requirement = "be left out where the map is one for all rows"
+                raise InputValueError(expected("group", requirement, got, way_out))
+            if not isinstance(group, str | int):
+                requirement = "be one name, a word or an integer, for all that is given in the call"
+                way_out = "call the pipeline once for each group"
+                raise InputValueError(expected("group", requirement, repr(group), way_out))
+            after["group"] = group
+        return before, forward, after
 
-    def postprocess(self, model_outputs: Any, **kwargs: Any) -> Any:
-        probs = self.probabilities(model_outputs["logits"])
+    def postprocess(self, model_outputs: Any, group: str | int | None = None, **kwargs: Any) -> Any:
+        probs = self.probabilities(model_outputs["logits"], group)
         return super().postprocess({"logits": probs}, function_to_apply="none", **kwargs)  # type: ignore[misc]
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_calib.scaling.auto import AutoScaling
     from hf_calib.scaling.dirichlet import DirichletScaling
     from hf_calib.scaling.ensemble_temperature import EnsembleTemperatureScaling
+    from hf_calib.scaling.grouped import GroupedScaling
     from hf_calib.scaling.histogram import HistogramBinning
     from hf_calib.scaling.inverse_link import InverseLink
     from hf_calib.scaling.isotonic import IsotonicScaling
@@ -32,6 +33,7 @@ __all__ = [
     "AutoScaling",
     "DirichletScaling",
     "EnsembleTemperatureScaling",
+    "GroupedScaling",
     "HistogramBinning",
     "InverseLink",
     "IsotonicScaling",

@@ -17,14 +17,14 @@ class ScalerEntry(NamedTuple):
         name: of the class in `hf_calib.scaling`.
         module: where it is defined, in `hf_calib.scaling`.
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
-            "training_loss" or "priors", and then no labels.
+            "training_loss" or "priors", and then no labels; or labels and the "groups" (N,) of the rows.
         foldable: whether it is a linear map of the logits, which `hf_calib.fold` can write into the head.
         bias: whether that map always adds a bias, which the head then has to have.
     """
 
     name: str
     module: str
-    needs: Literal["labels", "label_matrix", "training_loss", "priors"] = "labels"
+    needs: Literal["labels", "label_matrix", "training_loss", "priors", "groups"] = "labels"
     foldable: bool = False
     bias: bool = False
 
@@ -51,6 +51,7 @@ SCALERS: dict[str, ScalerEntry] = {
     "histogram": ScalerEntry("HistogramBinning", "histogram"),
     "isotonic": ScalerEntry("IsotonicScaling", "isotonic"),
     "spline": ScalerEntry("SplineScaling", "spline"),
+    "grouped": ScalerEntry("GroupedScaling", "grouped", needs="groups"),
     "inverse_link": ScalerEntry("InverseLink", "inverse_link", needs="training_loss"),
 }
 # What the commands offer: their models and files of predictions have one label per row.

@@ -97,6 +97,35 @@ def test_the_scores_are_the_scalers(method: str, tmp_path: Path) -> None:
     np.testing.assert_allclose([row["score"] for row in first], wanted.max(axis=1), atol=1e-6)
 
 
+def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
+    model = tiny_bert()
+    data = sequences(model, 300)
+    logits, groups = logits_of(model.eval(), data), np.repeat(["art", "law", "7"], 100)
+    labels = np.where(groups == "law", 2, np.array(data["label"]))  # the groups' maps differ
+    scaler = scaling.GroupedScaling().fit(logits, labels, groups=groups)
+    classify = hf_calib.pipeline("text-classification", saved(tmp_path, model, scaler))
+    raw = logits_of_texts(model)
+
+    def scores(**named: Any) -> np.ndarray:
+        found = classify(TEXTS, top_k=None, batch_size=5, **named)
+        return np.array([[{d["label"]: d["score"] for d in row}[name] for name in NAMES] for row in found])
+
+    for group in ("law", 7, "physics"):
+        wanted = scaler.predict_proba(raw, groups=[group] * len(raw))
+        np.testing.assert_allclose(scores(group=group), wanted, atol=2e-6)
+    np.testing.assert_allclose(scores(), scaler.predict_proba(raw), atol=2e-6)
+    assert np.abs(scores(group="law") - scores()).max() > 0.1
+    with pytest.raises(ValueError, match=r"group to be one name, .* call the pipeline once for each group"):
+        classify(TEXTS, group=["law"] * len(TEXTS))
+
+
+def test_a_group_for_a_map_without_groups_is_refused(tmp_path: Path) -> None:
+    scaler = fitted(scaling.SplineScaling(), tiny_bert())
+    classify = hf_calib.pipeline("text-classification", saved(tmp_path, tiny_bert(), scaler))
+    with pytest.raises(ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"):
+        classify(TEXTS[:1], group="law")
+
+
 def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
     """Only the scores differ from the plain pipeline, and the order that they give."""
     model = tiny_bert()

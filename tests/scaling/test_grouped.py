@@ -1,0 +1,228 @@
+"""A map for each group, between one map for all and a map of its own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+
+from hf_calib.metrics import negative_log_likelihood
+from hf_calib.scaling import (
+    GroupedScaling,
+    PriorCorrection,
+    Scaler,
+    StructuredVectorScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
+
+SIZES = {"art": 2000, "biology": 400, "law": 2000, "rare": 20}
+OFFSETS = {"art": [0, 0, 0], "biology": [1, 0, 0], "law": [0, 0, 1.5], "rare": [0, 1, 0]}
+SCALES = {"art": 0.5, "biology": 0.5, "law": 1.0, "rare": 0.5}
+
+
+def draw(seed: int, sizes: dict[str, int] = SIZES) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, labels and groups, whose true maps have the offsets and scales above."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(list(sizes), list(sizes.values()))
+    logits = rng.normal(scale=2, size=(len(groups), 3))
+    labels = (true_scores(logits, groups) + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return logits, labels, groups
+
+
+def true_scores(logits: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    names = groups.tolist()
+    return logits * np.array([[SCALES[g]] for g in names]) + np.array([OFFSETS[g] for g in names])
+
+
+def excess(probs: np.ndarray, logits: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Kullback-Leibler divergence of the truth from the probabilities, per row: no noise of labels."""
+    log_truth = log_softmax(true_scores(logits, groups), axis=1)
+    return (np.exp(log_truth) * (log_truth - np.log(probs))).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("base", "own"),
+    [
+        ("temperature", TemperatureScaling),
+        ("structured_vector", StructuredVectorScaling),
+        ("vector", VectorScaling),
+    ],
+)
+def test_the_common_map_is_the_one_of_all_rows(base: str, own: Any) -> None:
+    logits, labels, groups = draw(0)
+    scaler = GroupedScaling(base).fit(logits, labels, groups=groups)
+    common = own().fit(logits, labels)
+    np.testing.assert_allclose(scaler.predict_proba(logits), common.predict_proba(logits), atol=1e-12)
+    unknown = scaler.predict_proba(logits[:5], groups=["?", "Law", "", "law ", "0"])
+    np.testing.assert_array_equal(unknown, scaler.predict_proba(logits[:5]))
+
+
+def test_each_groups_map_is_the_minimum_of_its_penalised_loss() -> None:
+    logits, labels, groups = draw(0)
+    scaler = GroupedScaling().fit(logits, labels, groups=groups)
+    assert scaler.groups_ == sorted(SIZES)
+    assert scaler.sizes_.tolist() == [SIZES[name] for name in scaler.groups_]
+    penalty = float(scaler.choice_.removeprefix("penalty="))
+    mapped = TemperatureScaling().fit(logits, labels).transform(logits)
+    for name in scaler.groups_:
+        own = groups == name
+        n = int(own.sum())
+
+        def loss(
+            theta: np.ndarray, rows: np.ndarray = mapped[own], y: np.ndarray = labels[own], n: int = n
+        ) -> float:
+            scores = rows * (1 + theta[:3]) + theta[3:]
+            return float(
+                -log_softmax(scores, axis=1)[np.arange(n), y].mean() + penalty * 3 / n * theta @ theta
+            )
+
+        found = minimize(loss, np.zeros(6), options={"gtol": 1e-9}).x
+        wanted = softmax(mapped[own] * (1 + found[:3]) + found[3:], axis=1)
+        ours = scaler.predict_proba(logits[own], groups=groups[own])
+        np.testing.assert_allclose(ours, wanted, atol=2e-4)
+
+
+def test_between_one_map_and_one_each() -> None:
+    """On data with the truth known: large groups gain over the common map, a group of 20 over a map of its own."""
+    gains = {"law": [], "rare": []}  # type: dict[str, list[float]]
+    against_own = []
+    for seed in range(10):
+        logits, labels, groups = draw(seed)
+        scaler = GroupedScaling().fit(logits, labels, groups=groups)
+        fresh, _, theirs = draw(1000 + seed, dict.fromkeys(SIZES, 1000))
+        grouped = excess(scaler.predict_proba(fresh, groups=theirs), fresh, theirs)
+        common = excess(scaler.predict_proba(fresh), fresh, theirs)
+        for name, found in gains.items():
+            found.append(float((common - grouped)[theirs == name].mean()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = VectorScaling().fit(logits[groups == "rare"], labels[groups == "rare"])
+        rare = theirs == "rare"
+        theirs_own = excess(own.predict_proba(fresh[rare]), fresh[rare], theirs[rare])
+        against_own.append(float(theirs_own.mean() - grouped[rare].mean()))
+    assert min(gains["law"]) > 0.1
+    assert np.mean(gains["rare"]) > 0
+    assert np.mean(against_own) > 0.05
+
+
+def test_groups_that_are_alike_get_one_map() -> None:
+    chosen = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(scale=2, size=(900, 3))
+        labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        chosen.append(GroupedScaling().fit(logits, labels, groups=np.arange(900) % 9).choice_)
+    assert chosen.count("one map for all") >= 8
+    one = GroupedScaling().fit(logits, labels, groups=["all"] * 900)
+    assert one.choice_ == "one map for all"
+    wanted = TemperatureScaling().fit(logits, labels).predict_proba(logits)
+    np.testing.assert_allclose(one.predict_proba(logits, groups=["all"] * 900), wanted, atol=1e-12)
+
+
+def test_order_and_kind_of_names_do_not_matter() -> None:
+    logits, labels, groups = draw(0)
+    order = np.random.default_rng(0).permutation(len(labels))
+    numbers = np.unique(groups, return_inverse=True)[1]
+    scaler = GroupedScaling().fit(logits, labels, groups=numbers)
+    words = GroupedScaling().fit(logits, labels, groups=[str(n) for n in numbers])
+    np.testing.assert_array_equal(scaler.biases_, words.biases_)
+    probs = scaler.predict_proba(logits, groups=numbers)
+    np.testing.assert_array_equal(probs[order], scaler.predict_proba(logits[order], groups=numbers[order]))
+
+
+def test_masked_classes_stay_masked() -> None:
+    logits, labels, groups = draw(0)
+    masked = labels != 1
+    logits[masked, 1] = -np.inf
+    scaler = GroupedScaling().fit(logits, labels, groups=groups)
+    assert np.isfinite(scaler.biases_).all()
+    probs = scaler.predict_proba(logits, groups=groups)
+    assert (probs[masked, 1] == 0).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", ["temperature", "vector"])
+def test_comes_back_bit_for_bit(base: str, tmp_path: Path) -> None:
+    logits, labels, groups = draw(0)
+    names = {"law": "é'\n\"<law>", "art": "", "biology": "-1", "rare": "  x"}
+    groups = np.array([names[group] for group in groups])
+    scaler = GroupedScaling(base).fit(logits, labels, groups=groups)
+    scaler.save_pretrained(tmp_path)
+    loaded = Scaler.from_pretrained(tmp_path)
+    assert isinstance(loaded, GroupedScaling)
+    assert (loaded.groups_, loaded.choice_, loaded.base) == (scaler.groups_, scaler.choice_, base)
+    ours, theirs = (each.predict_proba(logits, groups=groups) for each in (loaded, scaler))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_measured_by_group() -> None:
+    logits, labels, groups = draw(0)
+    scaler = GroupedScaling().fit(logits, labels, groups=groups)
+    fresh, truth, theirs = draw(1)
+    rows = {row["group"]: row for row in scaler.by_group(fresh, truth, groups=theirs)}
+    assert list(rows) == sorted(SIZES)
+    law = theirs == "law"
+    for key, probs in {
+        "nll": softmax(fresh[law], axis=1),
+        "nll_common": scaler.predict_proba(fresh[law]),
+        "nll_grouped": scaler.predict_proba(fresh[law], groups=theirs[law]),
+    }.items():
+        assert rows["law"][key] == pytest.approx(negative_log_likelihood(probs, truth[law]), abs=1e-12)
+    assert rows["law"]["accuracy"] == pytest.approx((fresh[law].argmax(axis=1) == truth[law]).mean())
+    assert rows["law"]["n"] == 2000
+    assert rows["law"]["ece_grouped"] < rows["law"]["ece_common"]
+
+
+FIT: dict[str, tuple[dict[str, Any], str]] = {
+    "a group too few": ({"groups": ["a"] * 3}, r"groups to have shape \(4,\), got shape \(3,\)"),
+    "floats": ({"groups": [0.5] * 4}, "groups to hold words or integers, got dtype float64"),
+    "None": ({"groups": np.array(["a", None, "b", "c"], dtype=object)}, "words or integers, got NoneType"),
+    "a column": ({"groups": [["a"]] * 4}, r"shape \(4,\), got shape \(4, 1\)"),
+    "base": ({"base": "matrix"}, "base to be one of .*, got 'matrix'"),
+    "folds": ({"n_folds": 1}, "n_folds to be an integer of at least 2, got 1"),
+    "seed": ({"random_state": -1}, "random_state"),
+    "NaN": ({"logits": np.full((4, 3), np.nan)}, "NaN"),
+    "label": ({"labels": [0, 1, 2, 3]}, "labels"),
+}
+
+
+@pytest.mark.parametrize("case", FIT)
+def test_bad_input(case: str) -> None:
+    given, message = FIT[case]
+    made = {key: given[key] for key in ("base", "n_folds", "random_state") if key in given}
+    logits = given.get("logits", np.random.default_rng(0).normal(size=(4, 3)))
+    with pytest.raises((ValueError, TypeError), match=message):
+        GroupedScaling(**made).fit(
+            logits, given.get("labels", [0, 1, 2, 0]), groups=given.get("groups", ["a", "a", "b", "b"])
+        )
+
+
+def test_bad_input_of_a_fitted_one() -> None:
+    logits, labels, groups = draw(0)
+    scaler = GroupedScaling().fit(logits, labels, groups=groups)
+    with pytest.raises(ValueError, match="3 classes of fit"):
+        scaler.predict_proba(logits[:, :2])
+    with pytest.raises(ValueError, match=r"groups to have shape \(2,\), got shape \(1,\)"):
+        scaler.predict_proba(logits[:2], groups=["law"])
+    from sklearn.exceptions import NotFittedError
+
+    with pytest.raises(NotFittedError):
+        GroupedScaling().predict_proba(logits)
+
+
+@pytest.mark.parametrize("kind", ["contextual", "batch"])
+def test_contextual_and_batch_calibration_are_prior_corrections(kind: str) -> None:
+    """Zhao et al. 2021: divide by the probabilities of a text without content. Zhou et al. 2023: by their mean."""
+    logits, _, _ = draw(0, {"art": 50})
+    probs = softmax(logits, axis=1)
+    prior = probs[0] if kind == "contextual" else probs.mean(axis=0)
+    wanted = probs / prior
+    wanted /= wanted.sum(axis=1, keepdims=True)
+    ours = PriorCorrection(prior, np.full(3, 1 / 3)).predict_proba(logits)
+    np.testing.assert_allclose(ours, wanted, atol=1e-12)
