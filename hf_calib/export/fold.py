@@ -25,7 +25,7 @@ from hf_calib.export.heads import (
     transformed,
     undisturbed,
 )
-from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder
+from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder, scores_tokens
 from hf_calib.scaling.affine import AffineMap, FloatArray
 from hf_calib.scaling.methods import fitted_numbers, foldable_method
 from hf_calib.scaling.saved_map import OF_PAIRS, config_record, is_multi_label, map_title, recorded_in
@@ -92,7 +92,8 @@ def fold(
     Args:
         model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
             problem_type (softmax or sigmoid) must be the scaler's. Or a `sentence_transformers.CrossEncoder`;
-            its activation_fn decides then, and one logit with a sigmoid takes a scaler with multi_label=True.
+            its activation_fn decides then, and one logit with a sigmoid takes a scaler with multi_label=True; where
+            the logit is that of a language model's tokens (`LogitScore`), a temperature.
         scaler: fitted on this model's logits.
         batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
             token ids or pixels that fit the model's config.
@@ -320,6 +321,11 @@ def _fitted_map(model: nn.Module, scaler: Any) -> _FittedMap:
     method = foldable_method(scaler)
     check_is_fitted(scaler)
     _check_problem_type(model, is_multi_label(scaler))
+    if method != "temperature" and scores_tokens(model):
+        # The score is a difference of two of the head's outputs: nothing else of them makes a slope or an offset.
+        requirement = "be a temperature for a CrossEncoder of a language model"
+        way_out = "fit TemperatureScaling(multi_label=True), or call the scaler's predict_proba on the scores"
+        raise InputValueError(expected("scaler", requirement, type(scaler).__name__, way_out))
     if method == "temperature":
         return _temperature_map("scaler.temperature_", scaler.temperature_, _FIT_AGAIN)
     if method == "prior_correction" and scaler.scaler is not None:

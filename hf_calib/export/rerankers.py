@@ -17,7 +17,7 @@ def is_cross_encoder(model: Any) -> bool:
 
 
 def classifier_of(model: Any) -> Any:
-    """The transformers model that a CrossEncoder calls; any other model as it is.
+    """The transformers model that a CrossEncoder calls, a classifier or a language model; any other model as it is.
 
     Raises:
         TypeError: for another model of sentence-transformers, which has no logits.
@@ -30,11 +30,20 @@ def classifier_of(model: Any) -> Any:
         return model
     modules = [type(module).__name__ for module in model.children()]
     classifier = model.model
-    if len(modules) != 1 or not isinstance(classifier, nn.Module):  # an ONNX session is none
+    if modules[1:] not in ([], ["LogitScore"]) or not isinstance(
+        classifier, nn.Module
+    ):  # an ONNX session is none
         got = f"{type(classifier).__name__} in {modules}"
         way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
-        raise InputValueError(expected("model", "be one transformers classifier in torch", got, way_out))
+        raise InputValueError(expected("model", "be one transformers model in torch", got, way_out))
     return classifier
+
+
+def scores_tokens(model: Any) -> bool:
+    """Whether it is a CrossEncoder of a language model: its score is a token's logit, or one less another."""
+    return is_cross_encoder(model) and [type(module).__name__ for module in model.children()][1:] == [
+        "LogitScore"
+    ]
 
 
 def applies_sigmoid(model: Any) -> bool:

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+import hf_calib
 from hf_calib import fold, fold_temperature
 from hf_calib.scaling import (
     MatrixScaling,
@@ -24,7 +25,8 @@ from hf_calib.scaling import (
     VectorScaling,
 )
 from hf_calib.scaling.affine import AffineMap
-from tests.helpers.tiny import tiny_bert, weights
+from tests.helpers.tiny import assert_same, tiny_bert, tokenizer, weights
+from tests.language_models.models import language_model
 
 # sentence_transformers is imported in the tests: it takes seconds, and every worker collects this file.
 
@@ -167,6 +169,48 @@ def test_one_logit_with_a_bias(one_label: Any, tmp_path: Path) -> None:
     logits = logits_of(one_label)
     loaded = reloaded(fold(copy.deepcopy(one_label), Platt().fit(logits, None)), tmp_path)
     assert loaded.predict(CALIBRATION[0]) == pytest.approx(expit(0.4 * logits[:, 0] - 0.7), abs=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("false_token", [9, None])
+def test_a_language_model_that_scores_two_tokens(tied: bool, false_token: int | None, tmp_path: Path) -> None:
+    model = token_reranker(tmp_path / "language_model", tied=tied, false_token=false_token)
+    asked = [("w1 w2", "w3 w4"), ("w5", "w9 w2 w4"), ("w7 w7", "w1")] * 10
+    logits = model.predict(asked, activation_fn=nn.Identity()).astype(np.float64)[:, None]
+    labels = np.random.default_rng(0).random(logits.shape) < expit(logits / 3)
+    scaler = TemperatureScaling(multi_label=True).fit(logits, labels)
+    assert fold(model, scaler) is model
+    loaded = reloaded(model, tmp_path / "folded")
+    assert loaded.predict(asked) == pytest.approx(scaler.predict_proba(logits)[:, 0], abs=1e-6)
+    assert abs(scaler.temperature_ - 1) > 0.1
+    with pytest.raises(ValueError, match="folded only once"):
+        fold(loaded, scaler)
+    hf_calib.unfold(loaded)
+    assert loaded.predict(asked, activation_fn=nn.Identity()) == pytest.approx(logits[:, 0], abs=1e-5)
+
+
+def test_what_a_language_model_that_scores_tokens_cannot_hold(tmp_path: Path) -> None:
+    model = token_reranker(tmp_path, tied=False, false_token=9)
+    before = weights(model.model)
+    with pytest.raises(
+        ValueError, match="scaler to be a temperature for a CrossEncoder of a language model, got Platt"
+    ):
+        fold(model, Platt().fit(None, None))
+    with pytest.raises(ValueError, match=r"got num_labels=1 .* fit the scaler with multi_label=True"):
+        fold(model, TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1]))
+    assert_same(weights(model.model), before)
+
+
+def token_reranker(folder: Path, *, tied: bool, false_token: int | None) -> Any:
+    """A CrossEncoder of a random language model, whose score is the logit of token 5, less that of another."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    language_model("Llama, tied" if tied else "Llama").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    transformer = Transformer(str(folder), transformer_task="text-generation")
+    return CrossEncoder(modules=[transformer, LogitScore(5, false_token)], device="cpu")
 
 
 def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
