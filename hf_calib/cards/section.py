@@ -18,6 +18,7 @@ from hf_calib.cards.facts import (
     Results,
     Split,
     count,
+    number,
     text,
     title_of_metric,
 )
@@ -25,7 +26,7 @@ from hf_calib.losses import LOSSES
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, map_title
+from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, POOLER_CONFIG, map_title
 from hf_calib.tasks import TASKS, Task
 
 HEADING = "## Calibration"
@@ -245,6 +246,11 @@ def _usage(facts: Facts, name: str) -> list[str]:
             f"The map is not in the weights: {MAP_NAME} holds it, and `hf_calib.pipeline` applies it. "
             "`transformers.pipeline` gives the probabilities from before the calibration."
         )
+        given = facts.record.get(POOLER_CONFIG)
+        vllm = given if isinstance(given, Mapping) else {}
+        told = {key: number(vllm, key) for key in ("logit_mean", "logit_sigma")}
+        if None not in told.values():
+            said += f" vLLM applies it, too: `vllm serve ... --pooler-config '{json.dumps(told)}'`."
     return [*lines, "", said]
 
 

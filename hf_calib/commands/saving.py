@@ -26,7 +26,14 @@ from hf_calib.predictions.classifier import Classifier
 from hf_calib.predictions.pipelines import pipeline
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.scaling.saved_map import has_bias, map_title, recorded_in, save_map
+from hf_calib.scaling.saved_map import (
+    POOLER_CONFIG,
+    has_bias,
+    map_title,
+    pooler_config,
+    recorded_in,
+    save_map,
+)
 from hf_calib.tasks import TOKENS
 
 _SERVED = 8  # rows that the saved model is checked with
@@ -167,7 +174,9 @@ def _save_beside(
     plain.save_pretrained(folder)
     classifier.processing_class.save_pretrained(folder)
     weights = fingerprint(plain)
-    save_map(served, folder, {**about, "folded": False, "fingerprint": weights})
+    told = pooler_config(served)
+    vllm = {} if told is None else {POOLER_CONFIG: told}
+    save_map(served, folder, {**about, **vllm, "folded": False, "fingerprint": weights})
     serve = partial(_served_scores, opened, folder, _first(opened))
     # On the very logits that are served: a step turns their last bit into another probability.
     logits = serve(transformers.pipeline, function_to_apply="none")

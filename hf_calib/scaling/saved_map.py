@@ -26,6 +26,7 @@ from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method,
 from hf_calib.scaling.prior_correction import as_prior
 
 MAP_NAME = "calibration.json"
+POOLER_CONFIG = "vllm_pooler_config"  # a key of it, of what `pooler_config` returns
 ARRAYS_NAME = (
     "calibration/scaler.safetensors"  # not in the root, where vLLM takes every such file for weights
 )
@@ -288,6 +289,30 @@ def has_bias(scaler: Any) -> bool:
     except NotFittedError:
         return False
     return bias is not None and bool(bias.any())
+
+
+def pooler_config(scaler: Any) -> dict[str, float] | None:
+    """What `vllm serve --pooler-config` takes: sigmoid((logit - mean) / sigma) is then what the scaler gives.
+
+    Returns:
+        "logit_mean" and "logit_sigma"; None for a map that is not a slope and an offset of one logit, as vLLM has one
+        of each for all logits.
+
+    >>> from hf_calib.scaling import StructuredVectorScaling
+    >>> scaler = StructuredVectorScaling(multi_label=True).fit([[-1.0], [1.0], [2.0], [3.0]], [[0], [1], [0], [1]])
+    >>> told = pooler_config(scaler)
+    >>> logit = 0.7
+    >>> p = 1 / (1 + np.exp(-(logit - told["logit_mean"]) / told["logit_sigma"]))
+    >>> abs(p - scaler.predict_proba([[logit]]).item()) < 1e-12
+    np.True_
+    """
+    if method_of(scaler) not in FOLDABLE_SCALERS:
+        return None
+    weight, bias = scaler.affine_map()
+    if weight.size != 1 or bias is None or bias.size != 1 or not weight.any():
+        return None
+    slope, offset = float(weight.item()), float(bias.item())
+    return {"logit_mean": -offset / slope, "logit_sigma": 1 / slope}
 
 
 def check_finite(scaler: Any) -> None:

@@ -11,10 +11,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from scipy.special import expit
 from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import cross_entropy
-from transformers import BertForSequenceClassification, pipeline
+from transformers import BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, pipeline
 
+import hf_calib
+from hf_calib.cards import write_card
 from tests.helpers.commands import NAMES, assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
@@ -141,6 +144,36 @@ class TestOneLogit:
         assert found["after"]["metrics"]["micro_nll"]["value"] == pytest.approx(wanted, rel=1e-4)
         again = called_for_json("evaluate", tmp_path / "m", "--data", place / "scored_test.csv", *PAIRS)
         assert again["before"]["metrics"]["micro_nll"]["value"] == pytest.approx(wanted, rel=1e-4)
+
+    def test_what_vllm_is_told_of_an_offset_that_a_decoders_head_loses(
+        self, reranker: Path, place: Path, tmp_path: Path
+    ) -> None:
+        config = GPT2Config(
+            vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=64, num_labels=1, pad_token_id=0
+        )
+        model = GPT2ForSequenceClassification(config)
+        torch.nn.init.constant_(model.transformer.ln_f.bias, 1.0)
+        torch.nn.init.constant_(model.score.weight, 0.1)  # every logit is near 1.6, and most labels are 0
+        model.save_pretrained(tmp_path / "gpt")
+        pair_tokenizer().save_pretrained(tmp_path / "gpt")
+        rows = pandas.concat([pandas.read_csv(place / "scored.csv")] * 5)
+        rows.assign(label=(np.arange(len(rows)) % 6 == 0).astype(int)).to_csv(
+            tmp_path / "rows.csv", index=False
+        )
+        words = ("--data", tmp_path / "rows.csv", *PAIRS, "--method", "auto")
+        done = called_for_json("calibrate", tmp_path / "gpt", *words, "--output", tmp_path / "m")
+        assert done["folded"] is False
+        told = json.loads((tmp_path / "m" / "calibration.json").read_text())["vllm_pooler_config"]
+        asked = {"text": "w1 w2", "text_pair": "w3"}
+        logit = pipeline("text-classification", str(tmp_path / "m"), function_to_apply="none")(asked)["score"]
+        wanted = hf_calib.pipeline("text-classification", str(tmp_path / "m"))(asked)["score"]
+        # As vLLM 0.33 computes it.
+        assert expit((logit - told["logit_mean"]) / told["logit_sigma"]) == pytest.approx(wanted, abs=1e-6)
+        write_card(tmp_path / "m")
+        assert f"--pooler-config '{json.dumps(told)}'" in (tmp_path / "m" / "README.md").read_text()
+        folded = called_for_json("calibrate", reranker, *words, "--output", tmp_path / "folded")
+        assert folded["folded"] is True
+        assert "vllm" not in (tmp_path / "folded" / "calibration.json").read_text()
 
     def test_refused(self, reranker: Path, place: Path) -> None:
         message = r"expected column 'label' to hold 0 and 1, got '\w+' in row 0 \(80 such rows\)"
