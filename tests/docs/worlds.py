@@ -268,6 +268,12 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         {"--model google-bert/bert-base-uncased": "", "--output_dir outputs/mine": ""},
         f"{FEW} --output_dir outputs/mine",
     ),
+    "python recipes/language_model.py": (
+        {},
+        "--use_cpu true --bf16 false --max_steps 2 --max_length 24 --calibration_size 40 --output_dir out "
+        "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
+        f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
+    ),
     "hf-calib compare recipes/text_classification.py --config": (
         {},
         FEW,

@@ -17,22 +17,34 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule, FullStateDictConfig, FullyShardedDataParallel
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.tiny import arguments, logged, sequences, tiny_bert
+from hf_calib.language_models import label_token_classifier
+from tests.helpers.tiny import N_LABELS, arguments, logged, sequences, tiny_bert, tokenizer
+from tests.language_models.models import language_model
 
 torch.set_num_threads(1)
-LAYERS = {"transformer_layer_cls_to_wrap": ["BertLayer"]}
+LAYERS = "transformer_layer_cls_to_wrap"
+FSDP2 = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
 KINDS: dict[str, dict[str, Any]] = {
     "DDP": {},
-    "FSDP1": {"fsdp": True, "fsdp_config": {"version": 1, "sync_module_states": False, **LAYERS}},
-    "FSDP2": {"fsdp": True, "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **LAYERS}},
+    "FSDP1": {"version": 1, "sync_module_states": False, LAYERS: ["BertLayer"]},
+    "FSDP2": {**FSDP2, LAYERS: ["BertLayer"]},
+    "DDP, judge": {},
+    "FSDP2, judge": {**FSDP2, LAYERS: ["LlamaDecoderLayer"]},
 }
 
 
+def make_model(kind: str) -> Any:
+    if not kind.endswith("judge"):
+        return tiny_bert(num_hidden_layers=2)
+    return label_token_classifier(language_model(), tokenizer(), [f"w{i}" for i in range(N_LABELS)])
+
+
 def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer:
-    model = tiny_bert(num_hidden_layers=2)
+    model = make_model(kind)
     settings = {"loss": "adafocal", "gamma_update_steps": 1, "gradient_accumulation_steps": 2, **settings}
-    args = arguments(folder, per_device_train_batch_size=2, **settings, **KINDS[kind])
-    if kind != "DDP":
+    sharding = {"fsdp": True, "fsdp_config": KINDS[kind]} if KINDS[kind] else {}
+    args = arguments(folder, per_device_train_batch_size=2, **settings, **sharding)
+    if sharding:
         # accelerate would take DDP on CPUs; it shards if it takes each for an accelerator with a number.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         PartialState._shared_state["device"] = torch.device("cpu")  # without one

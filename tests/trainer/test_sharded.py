@@ -29,16 +29,16 @@ def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {kind: [torch.load(folder / kind / f"{rank}.pt") for rank in (0, 1)] for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", ["FSDP1", "FSDP2"])
+@pytest.mark.parametrize("kind", ["FSDP1", "FSDP2", "FSDP2, judge"])
 def test_a_sharded_training_ends_as_a_whole_one(kind: str, results: Any) -> None:
-    (ours, others), (theirs, _) = results[kind], results["DDP"]
+    (ours, others), (theirs, _) = results[kind], results[f"DDP{kind[5:]}"]
     assert ours["shards"] >= 3  # two layers and the rest
     assert theirs["shards"] == 0
     assert others == ours
     assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "FSDP2, judge"])
 def test_a_sharded_training_resumes(kind: str, results: Any) -> None:
     for found in results[kind]:
         assert_close(found["resumed"], found)
@@ -51,7 +51,9 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 # With FSDP 2, whose checkpoints are sharded too.
-@pytest.mark.parametrize("saved", ["FSDP1/calibrated", "FSDP1/out/checkpoint-4", "FSDP2/calibrated"])
+@pytest.mark.parametrize(
+    "saved", ["FSDP1/calibrated", "FSDP1/out/checkpoint-4", "FSDP2/calibrated", "FSDP2, judge/calibrated"]
+)
 def test_the_saved_models_are_whole(saved: str, folder: Path) -> None:
     ours, theirs = (load_file(folder / path / "model.safetensors") for path in (saved, "DDP" + saved[5:]))
     largest, drift = differences(ours, theirs)

@@ -1,0 +1,115 @@
+"""Fine-tune a language model as a judge, whose classes are a few next tokens, and save it calibrated.
+
+    python recipes/language_model.py --config recipes/configs/ag_news_qwen3.yaml \
+        --config recipes/configs/losses/focal.yaml --output_dir outputs/ag_news_qwen3
+
+On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` in place of `python`, or
+`recipes/accelerate/fsdp.yaml` for a model that does not fit on one.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorWithPadding, set_seed
+
+from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
+from hf_calib.data import DataArguments, label_maps, load_data, load_ood
+from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.language_models import PromptTemplate, label_token_classifier
+
+
+@dataclass
+class ModelArguments:
+    model: str = field(
+        default="Qwen/Qwen3-0.6B", metadata={"help": "A causal language model on the Hub or on disk."}
+    )
+    prompt: str = field(
+        default="{text}\nThe subject of this text is", metadata={"help": "What stands before the answer."}
+    )
+    chat: bool = field(
+        default=False,
+        metadata={"help": "Put the prompt into the tokenizer's chat template, as the user's message."},
+    )
+    system: str | None = field(default=None, metadata={"help": "The system's message of a chat."})
+    ends_with: str = field(default="", metadata={"help": "What stands after the chat template: 'Answer:'."})
+    answers: str | None = field(
+        default=None,
+        metadata={
+            "help": 'One token for each class, as JSON: \'{"World": " World", "Sci/Tech": " Technology"}\'; '
+            "by default a space and the class's name."
+        },
+    )
+    max_length: int = field(default=512, metadata={"help": "Tokens of a prompt; longer texts are cut."})
+    lora_rank: int = field(
+        default=0, metadata={"help": "Rank of LoRA adapters on all linear layers; 0 trains the whole model."}
+    )
+    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapters, times the rank."})
+    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+
+
+model_args, data_args, training_args = parse_arguments(
+    (ModelArguments, DataArguments, CalibrationTrainingArguments)
+)
+set_seed(training_args.seed)
+
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+with training_args.main_process_first():
+    dataset = load_data(data_args)
+    elsewhere = load_ood(data_args)
+labels = label_maps(dataset)["label2id"]
+answers = (
+    {name: f" {name}" for name in labels} if model_args.answers is None else json.loads(model_args.answers)
+)
+if answers.keys() != labels.keys():
+    raise SystemExit(
+        f"expected answers to name the classes {list(labels)}, got {list(answers)}; give each its token"
+    )
+
+# Model: the rows of its head that are the answers' tokens are the classifier's head.
+tokenizer = AutoTokenizer.from_pretrained(model_args.model)
+if tokenizer.pad_token is None:
+    tokenizer.pad_token = tokenizer.eos_token
+prompt = PromptTemplate(model_args.prompt, model_args.chat, model_args.system, model_args.ends_with)
+model = label_token_classifier(
+    AutoModelForCausalLM.from_pretrained(model_args.model, dtype="float32"),
+    tokenizer,
+    {name: answers[name] for name in labels},
+    prompt=prompt,
+)
+if model_args.lora_rank:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(
+        task_type="SEQ_CLS",
+        r=model_args.lora_rank,
+        lora_alpha=model_args.lora_alpha,
+        target_modules="all-linear",
+        modules_to_save=["score"],
+    )
+    model = get_peft_model(model, lora)
+
+
+def tokenize(rows):
+    def ids(row):
+        _, found = prompt.fitting(row["text"], tokenizer=tokenizer, max_length=model_args.max_length)
+        return {"input_ids": found}
+
+    return rows.map(ids, remove_columns="text")
+
+
+with training_args.main_process_first():
+    splits = {name: tokenize(rows) for name, rows in dataset.items()}
+    elsewhere = {name: tokenize(rows) for name, rows in elsewhere.items()}
+
+# Train, report, save.
+trainer = CalibrationTrainer(
+    model,
+    training_args,
+    train_dataset=splits["train"],
+    eval_dataset=splits["calibration"],
+    calibration_dataset=splits["calibration"],
+    processing_class=tokenizer,
+    data_collator=DataCollatorWithPadding(tokenizer),
+)
+train_and_report(trainer, splits["test"], elsewhere=elsewhere, resume=model_args.resume)
+trainer.accelerator.end_training()
