@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trl check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-trainers check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -22,13 +22,13 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
-# With TRL, away from what the other tests run in.
-test-trl: .venv-trl/installed
-	.venv-trl/bin/python -m pytest tests/trl
+# With TRL, SetFit and Lightning, away from what the other tests run in.
+test-trainers: .venv-trainers/installed
+	.venv-trainers/bin/python -m pytest tests/trl
 
-.venv-trl/installed: pyproject.toml constraints.txt
-	python3 -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,trl]"
+.venv-trainers/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv-trainers
+	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,trl,trainers]"
 	touch $@
 
 check: setup
@@ -92,4 +92,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trl demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,6 +14,7 @@ from hf_calib.losses._distributed import all_gather_rows
 from hf_calib.losses.adaptive_losses import ada_dual_focal, adafocal, calfocal, ece_ce
 from hf_calib.losses.batch_losses import kde_ece, mmce, soft_ece
 from hf_calib.losses.brier_losses import brier, bsce, bsce_gra
+from hf_calib.losses.cross_encoders import for_cross_encoder
 from hf_calib.losses.cross_entropy_losses import (
     cross_entropy,
     entropy_regularized,
@@ -46,6 +47,7 @@ __all__ = [
     "focal",
     "focal_calibration",
     "focal_gra",
+    "for_cross_encoder",
     "inverse_focal",
     "kde_ece",
     "label_smoothing",

@@ -17,7 +17,7 @@ PAGES = sorted(
     if not {"_build", "auto_gallery", "gallery"} & set(path.relative_to(DOCS).parts)
 )
 # The second word of a fence that is not run: what it needs that this machine has not.
-NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch", "trl"}
+NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch", "trl", "trainers"}
 
 
 @dataclass

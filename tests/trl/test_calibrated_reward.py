@@ -19,7 +19,7 @@ from hf_calib.metrics import expected_calibration_error
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import logged, tokenizer
 
-trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trainers")
 
 from hf_calib.trl import CalibrationRewardConfig, CalibrationRewardTrainer  # noqa: E402, TRL may be missing
 from hf_calib.trl.reward import pairs_of  # noqa: E402

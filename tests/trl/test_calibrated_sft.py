@@ -16,7 +16,7 @@ from hf_calib.losses import make_loss
 from tests.helpers.tiny import logged, tokenizer
 from tests.language_models.models import language_model
 
-trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trainers")
 
 from hf_calib.trl import CalibrationSFTConfig, CalibrationSFTTrainer  # noqa: E402, TRL may be missing
 

@@ -1,4 +1,4 @@
-"""The guide on TRL runs, where TRL is."""
+"""The guides on TRL and on other trainers run, where these are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from tests.docs.running import run_page
 from tests.helpers.hub_server import Hub
 
-pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trainers")
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
-def test_the_guide(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page("guides/trl.md", hub, tmp_path, monkeypatch, runs_too="trl")
+@pytest.mark.parametrize("page", ["trl", "other_trainers"])
+def test_the_guide(page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(f"guides/{page}.md", hub, tmp_path, monkeypatch, runs_too=page.rpartition("_")[2])

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from hf_calib.trainer import CalibrationConfig, CalibrationMixin
 from tests.helpers.tiny import tokenizer
 
-trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trainers")
 
 # TRL 1.16 sets it in each config; transformers renamed it.
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")

@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.gloo_pair import torchrun
 
-pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trl")
+pytest.importorskip("trl", reason="TRL has an environment of its own: make test-trainers")
 
 from tests.trl.on_two_processes import GLOBAL_BATCH, results
 

@@ -1,0 +1,67 @@
+"""Losses in the CrossEncoderTrainer of sentence-transformers, which hands texts to a loss, not logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib._errors import InputTypeError, expected
+from hf_calib.losses._calibration_loss import check_loss
+
+
+class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
+    """A calibration loss for `sentence_transformers`' CrossEncoderTrainer, in the place of its own losses.
+
+    `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`. With one logit the loss is that
+    of a sigmoid, and labels are 0 and 1; with several that of a softmax, and labels are class indices.
+
+    Args:
+        model: the `CrossEncoder` that is trained.
+        loss: from `hf_calib.losses`.
+
+    Raises:
+        TypeError: if the model is no CrossEncoder, or the loss no `CalibrationLoss`.
+        ValueError: if the model has one logit, and the loss no form for sigmoids.
+    """
+
+    def __init__(self, model: Any, loss: Any) -> None:
+        super().__init__()
+        check_loss(loss)
+        if not (hasattr(model, "preprocess") and hasattr(model, "num_labels")):
+            way_out = (
+                "pass the sentence_transformers.CrossEncoder; other models' logits go to the loss itself"
+            )
+            raise InputTypeError(expected("model", "be a CrossEncoder", type(model).__name__, way_out))
+        self.has_sigmoid = model.num_labels == 1
+        if self.has_sigmoid:
+            loss.check_multi_label()
+        self.model = model
+        self.loss = loss
+
+    def forward(
+        self,
+        inputs: Sequence[Sequence[str]],
+        labels: Tensor,
+        prompt: str | None = None,
+        task: str | None = None,
+    ) -> Tensor:
+        """Compute the mean loss, in nats.
+
+        Args:
+            inputs: the columns of texts, as the trainer passes them.
+            labels: (N,) class indices, or 0 and 1.
+            prompt: of the trainer's arguments, for the model.
+            task: likewise.
+        """
+        features = self.model.preprocess(list(zip(*inputs, strict=True)), prompt=prompt, task=task)
+        device = self.model.device
+        scores = self.model(
+            {name: f.to(device) if isinstance(f, Tensor) else f for name, f in features.items()}
+        )["scores"]
+        given = labels.view(-1)
+        wanted = given.to(scores.dtype)[:, None] if self.has_sigmoid else given.long()
+        loss: Tensor = self.loss(scores, wanted)
+        return loss
