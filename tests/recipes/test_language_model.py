@@ -9,48 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import Metaspace
-from tokenizers.trainers import BpeTrainer
-from transformers import (
-    AutoModelForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSequenceClassification
 
 import hf_calib
 from hf_calib.data import docstring_dataset
-from hf_calib.language_models import PromptTemplate, for_causal_lm
-from hf_calib.losses import make_loss
+from hf_calib.language_models import PromptTemplate
+from tests.helpers.decoders import decoder, learn, tokenizer_of
 from tests.helpers.reports import quick_report  # noqa: F401
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, run_on_two_processes
 
 PROMPT = "{text}\n\nThis function is of"
 CLASSES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
-
-
-def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte pairs of the texts; each class is one token after a space."""
-    made = Tokenizer(BPE(unk_token="[UNK]"))
-    made.pre_tokenizer = Metaspace()
-    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "eos_token": "[EOS]"}
-    made.train_from_iterator(texts, BpeTrainer(vocab_size=3000, special_tokens=list(special.values())))
-    made.add_tokens([f" {name}" for name in CLASSES])
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=512, **special)
-
-
-def decoder(tokenizer: Any, **more: Any) -> LlamaForCausalLM:
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=1, pad_token_id=1, eos_token_id=2,
-                         bos_token_id=None, **{**size, **more})  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = dataset[split]
         names = rows.features["label"].int2str(rows["label"])
         Dataset.from_dict({"text": rows["text"], "label": names}).to_json(folder / f"{split}.jsonl")
-    tokenizer = tokenizer_of(list(dataset["train"]["text"]))
+    tokenizer = tokenizer_of(list(dataset["train"]["text"]), CLASSES)
     decoder(tokenizer).save_pretrained(folder / "llama")
     tokenizer.save_pretrained(folder / "llama")
     return folder
@@ -131,7 +101,7 @@ def test_a_decoder_that_read_local_text_becomes_a_judge_that_knows_it(tmp_path: 
     rows = {name: (list(dataset[name]["text"]), dataset[name].features["label"].int2str(dataset[name]["label"]))
             for name in ("train", "test")}  # fmt: skip
     texts, names = rows["train"]
-    tokenizer = tokenizer_of(texts)
+    tokenizer = tokenizer_of(texts, CLASSES)
     model = decoder(tokenizer, hidden_size=64, intermediate_size=128, tie_word_embeddings=True)
     learn(model, tokenizer, texts)
     model.save_pretrained(tmp_path / "pretrained")
@@ -152,19 +122,3 @@ def test_a_decoder_that_read_local_text_becomes_a_judge_that_knows_it(tmp_path: 
     metrics: Any = results(tmp_path / "out")["metrics"]
     assert metrics["test_accuracy"] > 2 / 6  # twice what chance has
     assert metrics["test_nll_calibrated"] < math.log(6) - 0.2
-
-
-def learn(model: Any, tokenizer: Any, texts: list[str], steps: int = 300) -> None:
-    """Next tokens, in a loop of one's own."""
-    transformers.set_seed(0)
-    loss = for_causal_lm(make_loss("cross_entropy"))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = torch.randint(len(texts), (steps, 16))
-    model.train()
-    for batch in batches.tolist():
-        chosen = [texts[i] for i in batch]
-        encoded = tokenizer(chosen, truncation=True, max_length=48, padding=True, return_tensors="pt")
-        labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
-        loss(model(**{k: encoded[k] for k in ("input_ids", "attention_mask")}), labels).backward()
-        optimiser.step()
-        optimiser.zero_grad()
