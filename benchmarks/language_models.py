@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from losses import peak_memory, synchronize, timed  # beside this file
 from torch import Tensor
 
-from hf_calib.losses import make_loss
+from hf_calib.losses import CalibrationLoss, linear_calibration_loss, make_loss
 
 BASELINE = "F.cross_entropy"
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -67,9 +67,14 @@ def steps(names: list[str]) -> dict[str, Loss]:
 
     made: dict[str, Loss] = {BASELINE: partial(on_logits, F.cross_entropy)}
     made |= {f"{name}, on logits": partial(on_logits, make_loss(name)) for name in names}
+    made |= {f"{name}, linear": partial(linear_loss, make_loss(name)) for name in names}
     if hasattr(F, "linear_cross_entropy"):
         made["F.linear_cross_entropy"] = F.linear_cross_entropy
     return made
+
+
+def linear_loss(loss: CalibrationLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return linear_calibration_loss(hidden, weight, labels, loss)
 
 
 def parse_args() -> argparse.Namespace:

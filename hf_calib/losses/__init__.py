@@ -23,6 +23,7 @@ from hf_calib.losses.cross_entropy_losses import (
 )
 from hf_calib.losses.dual_focal_losses import dual_focal, dual_focal_gra
 from hf_calib.losses.focal_losses import flsd, flsd_gra, focal, focal_calibration, focal_gra, inverse_focal
+from hf_calib.losses.linear import linear_calibration_loss
 from hf_calib.losses.table import LOSSES, LossEntry, make_loss
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "inverse_focal",
     "kde_ece",
     "label_smoothing",
+    "linear_calibration_loss",
     "logit_norm",
     "logits_of",
     "make_loss",

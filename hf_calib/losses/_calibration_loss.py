@@ -218,7 +218,7 @@ class CalibrationLoss(nn.Module):
         self, log_probs: Tensor, entropy: Tensor | None, log_sum_sq_probs: Tensor | None
     ) -> None:
         """Refuse by name a loss that these numbers do not make."""
-        way_out = "call the loss on logits, or take focal, which needs the log-probabilities only"
+        way_out = "call it on logits (of a large head: linear_calibration_loss), or take focal, which needs no more"
         refused = {
             "couples the batch": self.couples_batch,
             "has class weights": self.class_weights is not None,
@@ -250,11 +250,11 @@ class CalibrationLoss(nn.Module):
                     expected(name, f"have a gradient for loss {self.name!r}", got, f"{way_out}, or bsce_gra")
                 )
 
-    def normalizer(self, labels: Tensor) -> Tensor:
-        """The divisor of the mean: the number of rows that count, or the sum of their class weights."""
+    def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The divisor of the mean: the number of rows that count, or the sum, in a dtype, of their class weights."""
         if self.class_weights is None:
             return (labels != IGNORE_INDEX).sum()
-        return self._row_weights(labels).sum()
+        return self._row_weights(labels).sum(dtype=dtype)
 
     def _row_weights(self, labels: Tensor) -> Tensor:
         """The class weight of each row (of each decision, if multi-label); 0 where it is ignored."""
@@ -265,7 +265,7 @@ class CalibrationLoss(nn.Module):
         try:
             return weights[labels.long().where(counts, 0)] * counts
         except IndexError as error:
-            _explain_label_error(labels.reshape(-1), len(weights), error)
+            check_labels(labels.reshape(-1), len(weights), error)
             raise
 
     def _check(self, logits: Tensor, labels: Tensor, reduction: str) -> bool:
@@ -337,7 +337,8 @@ class CalibrationLoss(nn.Module):
             try:
                 stats = row_statistics(logits.flatten(0, -2), labels, self._reads)
             except (IndexError, RuntimeError) as error:
-                _explain_label_error(labels, n_classes, error)
+                # PyTorch's indexing error names no label (on the CPU; a GPU only asserts).
+                check_labels(labels, n_classes, error)
                 raise
             loss = self._per_example(stats, labels)
         if self.class_weights is None:
@@ -489,8 +490,8 @@ def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _explain_label_error(labels: Tensor, n_classes: int, error: Exception) -> None:
-    """Turn PyTorch's indexing error into one that names the label (on the CPU; a GPU only asserts)."""
+def check_labels(labels: Tensor, n_classes: int, error: Exception | None = None) -> None:
+    """Raise for labels (N,) that are no class and not ignored, naming one."""
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

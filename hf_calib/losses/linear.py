@@ -1,0 +1,217 @@
+"""A loss over a large vocabulary without its logits: the head's product, the loss and their gradients in chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib.losses._calibration_loss import CalibrationLoss, check_labels, check_loss
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+# Logits of a chunk: few enough to be little beside the head's weight, enough for its product to be efficient.
+CPU_CHUNK_ELEMENTS = 2**23
+DEVICE_CHUNK_ELEMENTS = 2**24
+
+
+def linear_calibration_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss: CalibrationLoss,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    temperature: Tensor | float | None = None,
+    reduction: str = "mean",
+    num_items_in_batch: Tensor | float | None = None,
+) -> Tensor:
+    r"""The loss of the logits `hidden @ weight.T`, which are never there as a whole.
+
+    For language models, whose logits and their gradient are most of a training step's memory: 1,024 tokens of 128,256
+    words are 0.5 GiB each in float32. With labels that are shifted by one position it is the loss of the next token:
+    `hidden[:, :-1]`, `labels[:, 1:]`.
+
+    $$z = \frac{c \tanh((W h + b) / c)}{T}$$
+
+    with the cap c (Gemma's `final_logit_softcapping`) and the temperature T left out unless they are given.
+
+    Args:
+        hidden: (N, H) or (B, L, H), float: the last hidden states.
+        weight: (V, H) of the head, in the dtype of the hidden states.
+        labels: (N,) or (B, L), integers in [0, V), -100 for rows without loss, which cost nothing.
+        loss: from `hf_calib.losses`; any that has a value per row.
+        bias: (V,) of the head.
+        softcap: c, above 0.
+        temperature: T, above 0; a tensor (of one element) gets its gradient.
+        reduction: "mean" over the rows that count, or "sum".
+        num_items_in_batch: divide the sum by this instead, as for the loss itself.
+
+    Returns:
+        A scalar, in nats, float32 or float64.
+
+    Raises:
+        TypeError: if the loss is no `CalibrationLoss`, or hidden states, weight and bias are of other dtypes.
+        ValueError: if the loss couples the batch (`mmce`, `soft_ece`, `kde_ece`) or is multi-label; if shapes do not
+            fit, a label is out of range, or a number is not above 0.
+
+    Notes:
+        The gradients are made in the forward pass, chunk by chunk: the backward pass only hands them out, once. Those
+        of the weight and the bias are summed in float32 at least. Beside them two chunks of logits are held. Under
+        autocast the product is in autocast's dtype, as that of `torch.nn.Linear`. No gradients of gradients.
+
+    >>> from hf_calib.losses import focal
+    >>> hidden, weight = torch.randn(6, 4), torch.randn(50, 4)
+    >>> labels = torch.tensor([3, 49, -100, 0, 7, 7])
+    >>> ours = linear_calibration_loss(hidden, weight, labels, focal(gamma=2.0))
+    >>> torch.allclose(ours, focal(gamma=2.0)(hidden @ weight.T, labels))
+    True
+    """
+    _check(hidden, weight, labels, loss, bias, reduction)
+    if softcap is not None and not softcap > 0:
+        raise InputValueError(expected("softcap", "be above 0", softcap, "leave it out where there is none"))
+    if temperature is not None and (not isinstance(temperature, Tensor) and not temperature > 0):
+        raise InputValueError(expected("temperature", "be above 0", temperature, "1.0 changes nothing"))
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    scale = None if temperature is None else torch.as_tensor(temperature, device=hidden.device)
+    with torch.autocast(device, enabled=False):
+        rows = labels.flatten() != IGNORE_INDEX
+        counted = rows.nonzero().squeeze(1)
+        states = hidden.flatten(0, -2)
+        if len(counted) < len(states):
+            states = states.index_select(0, counted)
+        own = labels.flatten().long().index_select(0, counted)
+        total: Tensor = _LinearLoss.apply(
+            states, weight, bias, scale, own, loss, softcap, torch.is_grad_enabled()
+        )
+        if num_items_in_batch is not None:
+            return total / num_items_in_batch
+        if reduction == "sum":
+            return total
+        items = loss.normalizer(labels.long(), total.dtype).to(total)
+        return total / items.where(items > 0, 1)
+
+
+class _LinearLoss(torch.autograd.Function):
+    """The sum over rows; the gradients are those of the sum, until the backward pass scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: Tensor | None,
+        labels: Tensor,
+        loss: CalibrationLoss,
+        softcap: float | None,
+        has_gradient: bool,
+    ) -> Tensor:
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        needed = [has_gradient and need for need in ctx.needs_input_grad[:4]]
+        found: list[Tensor | None] = [
+            torch.zeros_like(
+                tensor, dtype=hidden.dtype if i == 0 else wide, memory_format=torch.contiguous_format
+            )
+            if tensor is not None and needed[i]
+            else None
+            for i, tensor in enumerate((hidden, weight, bias, temperature))
+        ]
+        of_hidden, of_weight, of_bias, of_temperature = found
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        elements = CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+        size = max(1, elements // len(weight))
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
+            states = hidden[rows]
+            product = linear(states, weight, bias)
+            with torch.set_grad_enabled(any(needed)):
+                leaves = [product.requires_grad_(any(needed))]
+                logits = product if softcap is None else softcap * torch.tanh(product / softcap)
+                if temperature is not None:
+                    scale = temperature.detach().requires_grad_(needed[3])
+                    leaves += [scale] if needed[3] else []
+                    logits = logits / scale.to(logits.dtype)
+                value = loss(logits, labels[rows], reduction="sum")
+            total += value.detach()
+            if not any(needed):
+                continue
+            slope, *of_scale = torch.autograd.grad(value, leaves)
+            del product, logits, value, leaves  # so that no third chunk is held
+            if of_hidden is not None:
+                torch.mm(slope, weight, out=of_hidden[rows])
+            if of_weight is not None:
+                of_weight.addmm_(slope.T.to(wide), states.to(wide))
+            if of_bias is not None:
+                of_bias += slope.sum(0, dtype=wide)
+            if of_temperature is not None:
+                of_temperature += of_scale[0]
+        ctx.found, ctx.dtypes = (
+            found,
+            [None if t is None else t.dtype for t in (hidden, weight, bias, temperature)],
+        )
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True, under which they would pass for constants
+            raise RuntimeError(
+                "linear_calibration_loss has no gradients of gradients. Make the logits, and call the loss on them."
+            )
+        found, ctx.found = ctx.found, None
+        if found is None:
+            raise RuntimeError(
+                "The gradients of linear_calibration_loss were handed out by an earlier backward pass. Call it again, "
+                "or add the losses up before backward."
+            )
+        scaled = [
+            None if gradient is None else gradient.mul_(slope).to(dtype)
+            for gradient, dtype in zip(found, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None, None)
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, labels: Tensor, loss: CalibrationLoss, bias: Tensor | None, reduction: str
+) -> None:
+    check_loss(loss)
+    way_out = "make the logits, and call the loss on them"
+    if loss.couples_batch:
+        got = f"{loss.name!r}, which couples the batch"
+        raise InputValueError(expected("loss", "have a value per row", got, way_out))
+    if loss.multi_label:
+        raise InputValueError(expected("loss", "be single-label", f"a multi-label {loss.name!r}", way_out))
+    if reduction not in ("mean", "sum"):
+        raise InputValueError(
+            expected(
+                "reduction", "be 'mean' or 'sum'", repr(reduction), "the gradients are summed over the rows"
+            )
+        )
+    for name, tensor in {"weight": weight, "bias": bias}.items():
+        if tensor is not None and (tensor.dtype != hidden.dtype or not tensor.is_floating_point()):
+            got = f"{tensor.dtype} for {hidden.dtype}"
+            raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
+    fits = (
+        hidden.dim() >= 2
+        and weight.dim() == 2
+        and weight.shape[1] == hidden.shape[-1]
+        and (bias is None or bias.shape == weight.shape[:1])
+    )
+    if not fits:
+        shapes = [tuple(tensor.shape) for tensor in (hidden, weight, bias) if tensor is not None]
+        got = " and ".join(map(str, shapes))
+        requirement = "be (N, H), (V, H) and, of a bias, (V,)"
+        raise InputValueError(expected("hidden and weight", requirement, got, "pass the head's own weight"))
+    if labels.shape != hidden.shape[:-1] or labels.is_floating_point():
+        got = f"{tuple(labels.shape)} {labels.dtype}"
+        requirement = f"be integers of shape {tuple(hidden.shape[:-1])}"
+        raise InputValueError(expected("labels", requirement, got, "one for each hidden state"))
+    if labels.device.type == "cpu":  # elsewhere it would wait for the device, which asserts by itself
+        check_labels(labels.flatten(), len(weight))
