@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trainers check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-trainers test-kernels test-gpu check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -46,6 +46,22 @@ docs: setup
 docs-links: docs
 	@grep --recursive --no-filename --only-matching --extended-regexp 'href="https?://[^"]+' docs/_build/html --include='*.html' \
 	    | cut --characters 7- | sort --unique
+
+# The Triton kernels without a GPU: interpreted, and compiled for one.
+KERNEL_TESTS := tests/kernels tests/losses/test_golden.py tests/losses/test_gradients.py tests/losses/test_precision.py \
+    tests/losses/test_special_cases.py
+test-kernels: .venv-kernels/installed
+	TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest --override-ini addopts= -n 2 --dist load -q $(KERNEL_TESTS)
+
+# The same on a GPU, in an environment whose PyTorch has CUDA.
+test-gpu:
+	HF_CALIB_TESTS_ON=cuda python -m pytest --override-ini addopts= -q $(KERNEL_TESTS)
+
+.venv-kernels/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv-kernels
+	.venv-kernels/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . \
+	    pytest==9.2.0 pytest-xdist==3.8.0 triton
+	touch $@
 
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest tests
@@ -92,4 +108,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers .venv-kernels demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache

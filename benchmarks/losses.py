@@ -26,7 +26,10 @@ from torch import Tensor
 
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 
-SHAPES = [(128, 10), (4096, 1000), (1024, 32000)]
+SHAPES = {
+    "cpu": [(128, 10), (4096, 1000), (1024, 32000)],
+    "cuda": [(128, 10), (4096, 1000), (8192, 32000), (4096, 128256)],
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BASELINE = "F.cross_entropy"
 LEAST_SECONDS = 0.005  # of one measurement: shorter runs are repeated
@@ -39,7 +42,7 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.rounds} rounds")
-    columns = [(shape, dtype) for shape in SHAPES for dtype in args.dtypes]
+    columns = [(shape, dtype) for shape in SHAPES.get(args.device, SHAPES["cpu"]) for dtype in args.dtypes]
     times, memory = {}, {}
     for shape, dtype in columns:
         runs = make_runs(args.losses, shape, DTYPES[dtype], args.device)
@@ -69,12 +72,24 @@ def make_runs(names: list[str], shape: tuple[int, int], dtype: torch.dtype, devi
     logits = torch.randn(shape, device=device).to(dtype).requires_grad_()
     labels = torch.randint(shape[1], shape[:1], device=device)
     losses: dict[str, Loss] = {BASELINE: F.cross_entropy} | {name: trained(name, shape[1]) for name in names}
+    if device == "cuda":
+        losses["F.cross_entropy, compiled"] = torch.compile(F.cross_entropy)
+        losses |= liger()
 
     def run(loss: Loss) -> None:
         loss(logits, labels).backward()
         logits.grad = None
 
     return {name: partial(run, loss) for name, loss in losses.items()}
+
+
+def liger() -> dict[str, Loss]:
+    """Its cross entropy kernel, where it is installed."""
+    try:
+        from liger_kernel.transformers import LigerCrossEntropyLoss
+    except ImportError:
+        return {}
+    return {"Liger's cross entropy": LigerCrossEntropyLoss()}
 
 
 def trained(name: str, n_classes: int) -> Loss:

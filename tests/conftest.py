@@ -27,6 +27,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+if os.environ.get("TRITON_INTERPRET") == "1":  # make test-kernels
+    from tests.helpers.interpreter import round_as_a_gpu
+
+    round_as_a_gpu()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left with one of them when the others have finished."""

@@ -24,6 +24,7 @@ from hf_calib.losses.cross_entropy_losses import (
 from hf_calib.losses.dual_focal_losses import dual_focal, dual_focal_gra
 from hf_calib.losses.focal_losses import flsd, flsd_gra, focal, focal_calibration, focal_gra, inverse_focal
 from hf_calib.losses.linear import linear_calibration_loss
+from hf_calib.losses.statistics.fused import use_triton
 from hf_calib.losses.table import LOSSES, LossEntry, make_loss
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "make_loss",
     "mmce",
     "soft_ece",
+    "use_triton",
 ]

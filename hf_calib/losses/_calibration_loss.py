@@ -218,7 +218,9 @@ class CalibrationLoss(nn.Module):
         self, log_probs: Tensor, entropy: Tensor | None, log_sum_sq_probs: Tensor | None
     ) -> None:
         """Refuse by name a loss that these numbers do not make."""
-        way_out = "call it on logits (of a large head: linear_calibration_loss), or take focal, which needs no more"
+        way_out = (
+            "call it on logits (of a large head: linear_calibration_loss), or take focal, which needs no more"
+        )
         refused = {
             "couples the batch": self.couples_batch,
             "has class weights": self.class_weights is not None,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from hf_calib.losses.statistics.definitions import (
     Correct,
@@ -25,6 +26,7 @@ from hf_calib.losses.statistics.dispatch import RowStatistics
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 _EPSILON = 1e-10
+_KERNEL_ELEMENTS = 2**22  # of a block of kernel weights
 
 
 class Penalty:
@@ -204,8 +206,8 @@ class KernelDensityEce(BatchPenalty):
     def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
         confidence = stats[LogConfidence()].exp()[:, None]
         points = _inside_simplex(torch.cat([confidence, 1 - confidence], dim=1))
-        weights = _kernel_weights(points, self.bandwidth, counts)
-        return _mean_gap(_product(weights, stats[Correct()][:, None]) - confidence, counts)
+        frequencies = _kernel_means(points, stats[Correct()][:, None], self.bandwidth, counts)
+        return _mean_gap(frequencies - confidence, counts)
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,8 @@ class CanonicalKernelDensityEce(BatchPenalty):
     def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
         probs = stats[LogProbs()].exp()
         outcomes = F.one_hot(stats[Label()].long(), probs.shape[1]).to(probs)
-        weights = _kernel_weights(_inside_simplex(probs), self.bandwidth, counts)
-        return _mean_gap(_product(weights, outcomes) - probs, counts)
+        frequencies = _kernel_means(_inside_simplex(probs), outcomes, self.bandwidth, counts)
+        return _mean_gap(frequencies - probs, counts)
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
@@ -246,17 +248,36 @@ def _inside_simplex(probs: Tensor) -> Tensor:
     return probs.clamp(1e-6, 1 - 1e-6)
 
 
-def _kernel_weights(points: Tensor, bandwidth: float, counts: Tensor) -> Tensor:
-    """(N, N) weights of the other examples around each of the points (N, K), in rows that sum to 1.
+def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor) -> Tensor:
+    """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points (N, K).
 
-    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for K = 2 that is the Beta kernel.
+    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for K = 2 that is the Beta kernel. Of a large
+    batch its (N, N) weights are made in blocks of rows, and again in the backward pass.
     """
     parameters = points / bandwidth
     log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma((parameters + 1).sum(1))
+    n = len(points)
+    size = max(1, _KERNEL_ELEMENTS // max(n, 1))
+    if n <= size or torch.compiler.is_compiling():
+        return _means_of_rows(points, parameters, log_norm, outcomes, counts, 0)
+    means = [
+        checkpoint(
+            _means_of_rows, rows, parameters, log_norm, outcomes, counts, i * size, use_reentrant=False
+        )
+        for i, rows in enumerate(points.split(size))
+    ]
+    return torch.cat(means)
+
+
+def _means_of_rows(
+    points: Tensor, parameters: Tensor, log_norm: Tensor, outcomes: Tensor, counts: Tensor, first: int
+) -> Tensor:
+    """The same around some of the points (n, K), the first of which is number `first`."""
     log_kernel = (_product(points.log(), parameters.T) - log_norm).masked_fill(counts == 0, -1e30)
-    log_kernel.fill_diagonal_(-torch.inf)
+    log_kernel[:, first : first + len(points)].fill_diagonal_(-torch.inf)
     # Of an example without any other, all of whose entries are masked, the softmax says nothing.
-    return torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1)
+    weights = torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1)
+    return _product(weights, outcomes)
 
 
 class _Product(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, make_loss
-from hf_calib.losses.statistics import chunked, dispatch
+from hf_calib.losses.statistics import chunked, dispatch, fused
+from tests.helpers.gpu import on_a_gpu
 
 torch.set_num_threads(1)  # the batches are tiny, and the cores are shared
 
@@ -114,12 +116,21 @@ def value_and_gradient(
     return value.detach(), leaf.grad
 
 
-# The ways through the code: plain operations; one block of rows; many.
-PATHS = ("direct", "one block", "blocks")
+# The ways through the code: plain operations; one block of rows; many. Or, in Triton's interpreter and on a GPU, the
+# kernels: a row at once; in blocks of columns.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # milliseconds a row
+KERNELS = INTERPRETED or on_a_gpu()
+PATHS = ("kernels", "kernels in blocks") if KERNELS else ("direct", "one block", "blocks")
+BOTH_ENDS = (PATHS[-1],) if INTERPRETED else (PATHS[0], PATHS[-1])
 
 
 def take_path(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Send all logits one way, whatever their size."""
+    if path == "plain":
+        monkeypatch.setattr(fused, "takes", lambda logits, statistics: False)
+    if path == "kernels in blocks":
+        whole = fused._block_of
+        monkeypatch.setattr(fused, "_block_of", lambda n_classes: max(2, whole(n_classes) // 2))
     monkeypatch.setattr(dispatch, "DIRECT_ELEMENTS", 2**40 if path == "direct" else 0)
     if path == "blocks":
         monkeypatch.setattr(chunked, "CPU_BLOCK_ELEMENTS", 25)

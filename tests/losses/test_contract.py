@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
 from tests.helpers.loss_cases import (
+    BOTH_ENDS,
     VARIANTS,
     Variant,
     make_variant,
@@ -75,7 +76,7 @@ def loss(variant: Variant) -> CalibrationLoss:
     return make_variant(variant, 5)
 
 
-@pytest.fixture(params=["direct", "blocks"])
+@pytest.fixture(params=BOTH_ENDS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_path(monkeypatch, request.param)
     return request.param

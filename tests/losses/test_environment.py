@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_calib.losses import LOSSES, make_loss
 from tests.helpers.loss_cases import (
+    BOTH_ENDS,
     VARIANTS,
     Variant,
     make_variant,
@@ -48,7 +49,7 @@ class TestCompile:
             assert_close(compiled(logits, labels), loss(logits, labels), **EXACT)
 
 
-@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("path", BOTH_ENDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 def test_autocast_changes_nothing(variant: Variant, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_path(monkeypatch, path)
@@ -72,7 +73,7 @@ def test_autocast_of_the_model_is_left_on() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("path", BOTH_ENDS)
 @pytest.mark.parametrize("name", ["focal", "dual_focal", "mmce"])
 def test_checkpointed(name: str, path: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     take_path(monkeypatch, path)

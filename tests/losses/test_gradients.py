@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 from hf_calib.losses import CalibrationLoss, make_loss
 from tests.helpers.loss_cases import (
+    BOTH_ENDS,
+    KERNELS,
     PATHS,
     VARIANTS,
     Variant,
@@ -31,7 +33,7 @@ def reductions(loss: CalibrationLoss) -> tuple[str, ...]:
     return ("mean", "sum") if loss.couples_batch else ("mean", "sum", "none")
 
 
-@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("path", BOTH_ENDS)
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in DETACHED], ids=variant_id)
 def test_gradient_is_that_of_the_value(variant: Variant, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With class weights, on token-level logits, one row of which is ignored."""
@@ -77,7 +79,7 @@ def test_all_paths_agree(variant: Variant, weighted: bool, monkeypatch: pytest.M
     logits, labels = awkward_batch()
     for reduction in reductions(loss):
         results = []
-        for path in PATHS:
+        for path in (*PATHS, *(("plain",) if KERNELS else ())):
             take_path(monkeypatch, path)
             results.append(value_and_gradient(loss, logits, labels, reduction=reduction))
         assert results[0][0].isfinite().all()

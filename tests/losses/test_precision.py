@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib.losses import make_loss
-from tests.helpers.loss_cases import random_batch, take_path, value_and_gradient
+from tests.helpers.loss_cases import BOTH_ENDS, random_batch, take_path, value_and_gradient
 
 # Name and hyperparameters of the loss; its formula of z, log p, p, p_y and the labels' column.
 Case = tuple[str, dict[str, Any], Callable[..., Tensor]]
@@ -107,7 +107,7 @@ def assert_no_worse(ours: Tensor, naive: Tensor, truth: Tensor, tolerance: Tenso
     assert excess.max() <= 0, f"worse by {excess.max():.1e} at {excess.argmax().item()}"
 
 
-@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("path", BOTH_ENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_no_worse_than_the_formula(

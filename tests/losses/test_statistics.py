@@ -24,7 +24,7 @@ from hf_calib.losses.statistics.definitions import (
 )
 from hf_calib.losses.statistics.direct import LabelledRows
 from hf_calib.losses.statistics.dispatch import multi_label_statistics, read_by, row_statistics
-from tests.helpers.loss_cases import random_batch, take_path
+from tests.helpers.loss_cases import BOTH_ENDS, PATHS, random_batch, take_path
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DirectOnly(Statistic):
         return rows.logits.sum(1)
 
 
-@pytest.mark.parametrize("path", ["direct", "one block", "blocks"])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_new_statistic_needs_its_declaration_only(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_path(monkeypatch, path)
     logits, labels = random_batch(23, 5)
@@ -69,7 +69,7 @@ def test_a_new_statistic_needs_its_declaration_only(path: str, monkeypatch: pyte
     assert_close(leaf.grad, torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0]).double() * counts[:, None])
 
 
-@pytest.mark.parametrize("path", ["direct", "blocks"])
+@pytest.mark.parametrize("path", BOTH_ENDS)
 def test_one_statistic_twice_with_other_parameters(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_path(monkeypatch, path)
     logits, labels = random_batch(23, 5)

@@ -5,10 +5,9 @@ entropy, the probability of the label's rival, the power sum of the other probab
 `row_statistics` reads the logits once and returns those as (N,) vectors, so that every loss is a scalar
 formula which autograd differentiates.
 
-Large matrices take the chunked path, which works on blocks of rows that fit in the cache and needs no memory
-beside the logits but for their gradient. Small ones, and everything under `torch.compile`, take a few plain
-PyTorch operations: there overhead counts. A further path (a GPU kernel, a fused linear layer) is a further branch
-here.
+Logits on a GPU take the fused path, two Triton kernels. Elsewhere large matrices take the chunked path, which works
+on blocks of rows that fit in the cache and needs no memory beside the logits but for their gradient. Small ones, and
+everything under `torch.compile`, take a few plain PyTorch operations: there overhead counts.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_calib.losses.statistics import fused
 from hf_calib.losses.statistics.chunked import ChunkedStatistics
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, Statistic
 from hf_calib.losses.statistics.direct import direct_statistics
@@ -65,7 +65,10 @@ def row_statistics(logits: Tensor, labels: Tensor, statistics: tuple[Statistic, 
         IndexError: for a label outside [0, C) that is not -100 (on a GPU: a device-side assertion).
         ValueError: for a statistic that the path does not compute.
     """
-    if torch.compiler.is_compiling() or logits.numel() <= DIRECT_ELEMENTS:
+    compiling = torch.compiler.is_compiling()
+    if not compiling and fused.takes(logits, statistics):
+        values = list(fused.FusedStatistics.apply(logits, labels, statistics))
+    elif compiling or logits.numel() <= DIRECT_ELEMENTS:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         values = direct_statistics(wide, labels, statistics)
     else:

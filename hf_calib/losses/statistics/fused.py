@@ -1,0 +1,298 @@
+"""The statistics by two Triton kernels: logits are read once forward, and once to write their gradient.
+
+For logits on a GPU where Triton is installed, as it is with PyTorch's CUDA builds. Which numbers a statistic takes of
+the kernels, and which it gives them for the gradient, stands here; its formula in `definitions`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    RIVALS,
+    Correct,
+    CrossEntropy,
+    Entropy,
+    Label,
+    LogConfidence,
+    LogitNorm,
+    MeanLogProb,
+    OtherPowers,
+    Rival,
+    Rows,
+    Statistic,
+    of_valid,
+)
+
+SWITCH = "HF_CALIB_TRITON"  # "0": never
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_LONGEST_BLOCK = 8192  # columns that a program holds at once
+_BLOCK_OF_LONG_ROWS = 4096
+_on: ContextVar[bool] = ContextVar("triton", default=True)
+
+
+@contextmanager
+def use_triton(on: bool) -> Iterator[None]:
+    """Within it, the losses of this thread's logits on a GPU take the Triton kernels, or PyTorch's operations.
+
+    They take the kernels by default, where Triton is installed. The environment variable HF_CALIB_TRITON=0 turns them
+    off for a process, whatever is said here.
+
+    >>> from hf_calib.losses import focal
+    >>> with use_triton(False):
+    ...     loss = focal()(torch.zeros(2, 3), torch.tensor([0, 1]))
+    """
+    before = _on.set(on)
+    try:
+        yield
+    finally:
+        _on.reset(before)
+
+
+def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
+    """Whether the kernels compute these statistics of these logits."""
+    if not (logits.is_cuda or _INTERPRETED):
+        return False
+    kinds = [type(statistic) for statistic in statistics]
+    return (
+        _on.get()
+        and logits.dtype in _DTYPES
+        and len(logits) > 0
+        and os.environ.get(SWITCH) != "0"
+        and all(kind in _ROWS for kind in kinds)
+        and len(set(kinds)) == len(kinds)
+        and _has_triton()
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class FusedStatistics(torch.autograd.Function):
+    """The statistics of logits (N, C) and labels (N,); beside the logits there is only their gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
+    ) -> tuple[Tensor, ...]:
+        labels = labels.contiguous()
+        _check_labels(labels, logits.shape[1])
+        valid = labels != IGNORE_INDEX
+        found = _Found(logits, labels, statistics)
+        rows = [_ROWS[type(statistic)](statistic, found) for statistic in statistics]
+        values = [of_valid(own["value"], valid) for own in rows]
+        ctx.statistics, ctx.row_names = statistics, [list(own) for own in rows]
+        saved = (tensor for own in rows for tensor in own.values())
+        ctx.save_for_backward(logits, labels, valid, found.z_max, found.log_sum, *saved)
+        ctx.set_materialize_grads(False)
+        fixed = (v for v, s in zip(values, statistics, strict=True) if not s.differentiable)
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        from hf_calib.losses.statistics.kernels import backward_kernel
+
+        logits, labels, valid, z_max, log_sum, *saved = ctx.saved_tensors
+        tensors = iter(saved)
+        rows = [{name: next(tensors) for name in names} for names in ctx.row_names]
+        used: list[Statistic] = []
+        alpha = torch.zeros_like(z_max)
+        terms: dict[str, Tensor] = {}
+        for statistic, own, slope in zip(ctx.statistics, rows, slopes, strict=True):
+            if slope is not None and statistic.differentiable:
+                coefficients = _coefficients(statistic, own, of_valid(slope, valid))
+                alpha = alpha + coefficients.pop("alpha")
+                names = _NAMES.get(type(statistic), {})
+                terms |= {names.get(name, name): t.contiguous() for name, t in coefficients.items()}
+                used.append(statistic)
+        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        terms.setdefault("at_label", torch.zeros_like(alpha))
+        of_row = [terms.get(name, alpha) for name in _OF_ROW]  # what no flag asks for is not read
+        with _on_device(logits):
+            backward_kernel[(len(logits),)](
+                gradient, logits, *logits.stride(), labels, logits.shape[1], z_max, log_sum, alpha, *of_row,
+                **_flags(used, logits, backward=True),
+            )  # fmt: skip
+        return gradient, None, None
+
+
+class _Found:
+    """What the forward kernel writes, (N,) each; what no statistic reads is not there."""
+
+    def __init__(self, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> None:
+        from hf_calib.losses.statistics.kernels import forward_kernel
+
+        self.labels = labels
+        flags = _flags(statistics, logits)
+        wide = _wide_of(logits)
+        n = len(logits)
+
+        def numbers(is_read: object, *shape: int, dtype: torch.dtype = wide) -> Tensor:
+            """Of ignored rows they stay as they are, and are not read."""
+            return logits.new_empty((n, *shape) if is_read else (1,), dtype=dtype)
+
+        self.z_max, self.log_sum, self.z_label = numbers(True), numbers(True), numbers(True)
+        self.predicted = numbers(flags["PREDICTED"], dtype=torch.int64)
+        self.powers = numbers(flags["POWER"])
+        self.log_ratios = numbers(flags["ENTROPY"])
+        self.mean, self.count = numbers(flags["MEAN"]), numbers(flags["MEAN"])
+        self.norm = numbers(flags["NORM"])
+        self.rivals = numbers(flags["RIVALS"], flags["RIVALS"])
+        self.rival_index = numbers(flags["RIVALS"], flags["RIVALS"], dtype=torch.int64)
+        self.below, self.below_count = numbers(flags["BELOW"]), numbers(flags["BELOW"])
+        with _on_device(logits):
+            forward_kernel[(n,)](
+                logits, *logits.stride(), labels, logits.shape[1],
+                self.z_max, self.log_sum, self.z_label, self.predicted,
+                self.powers, self.log_ratios, self.mean, self.count, self.norm,
+                self.rivals, self.rival_index, self.below, self.below_count,
+                **flags,
+            )  # fmt: skip
+
+    def probs_of(self, logits: Tensor) -> Tensor:
+        """The probabilities (N, k) of logits (N, k)."""
+        return torch.exp((logits - self.z_max[:, None]) - self.log_sum[:, None])
+
+
+def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = False) -> dict[str, Any]:
+    """The compile-time constants of a kernel."""
+    by_kind = {type(statistic): statistic for statistic in statistics}
+    power, norm, rival = by_kind.get(OtherPowers), by_kind.get(LogitNorm), by_kind.get(Rival)
+    first, last = (0, 0) if rival is None else RIVALS[rival.rank] or (0, 0)  # type: ignore[attr-defined]
+    reads_prediction = any(
+        statistic.reads_prediction and statistic.differentiable >= backward for statistic in statistics
+    )
+    import triton.language as tl
+
+    block = _block_of(logits.shape[1])
+    return {
+        "POWER": 0.0 if power is None else float(power.power),  # type: ignore[attr-defined]
+        "ENTROPY": Entropy in by_kind,
+        "MEAN": MeanLogProb in by_kind,
+        "NORM": 0.0 if norm is None else float(norm.order),  # type: ignore[attr-defined]
+        "PREDICTED": reads_prediction,
+        "RIVALS": last - first if backward else last,
+        "BELOW": rival is not None and last == 0,
+        "BLOCK": block,
+        "WIDE": tl.float64 if logits.dtype == torch.float64 else tl.float32,
+        "num_warps": min(16, max(1, block // 512)),
+    }
+
+
+def _block_of(n_classes: int) -> int:
+    """How many columns a program takes at once: all of them, unless they are many."""
+    whole = 1 << max(n_classes - 1, 1).bit_length()
+    return whole if whole <= _LONGEST_BLOCK else _BLOCK_OF_LONG_ROWS
+
+
+def _of_cross_entropy(statistic: CrossEntropy, found: _Found) -> Rows:
+    return {"value": (found.z_max - found.z_label) + found.log_sum}
+
+
+def _of_rival(statistic: Rival, found: _Found) -> Rows:
+    ranks = RIVALS[statistic.rank]
+    if ranks is None:
+        count = found.below_count.clamp_min(1)
+        return {"value": found.below / count, "count": count}
+    first, _ = ranks
+    values, index = found.rivals[:, first:], found.rival_index[:, first:]
+    exists = values > -torch.inf
+    share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(values.dtype)
+    probs = found.probs_of(values) * share
+    return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
+
+
+def _of_powers(statistic: OtherPowers, found: _Found) -> Rows:
+    return {"value": found.powers}
+
+
+def _of_entropy(statistic: Entropy, found: _Found) -> Rows:
+    return {"value": found.log_sum - found.log_ratios, "z_max": found.z_max, "log_p_max": -found.log_sum}
+
+
+def _of_mean(statistic: MeanLogProb, found: _Found) -> Rows:
+    return {"value": found.mean - found.log_sum, "count": found.count.clamp_min(1)}
+
+
+def _of_confidence(statistic: LogConfidence, found: _Found) -> Rows:
+    return {"value": -found.log_sum, "predicted": found.predicted}
+
+
+def _of_norm(statistic: LogitNorm, found: _Found) -> Rows:
+    return {"value": found.norm}
+
+
+def _of_label(statistic: Label, found: _Found) -> Rows:
+    return {"value": found.labels.clamp_min(0).to(found.z_max.dtype)}
+
+
+def _of_correct(statistic: Correct, found: _Found) -> Rows:
+    return {"value": (found.predicted == found.labels).to(found.z_max.dtype)}
+
+
+_ROWS: dict[type[Statistic], Callable[[Any, _Found], Rows]] = {
+    CrossEntropy: _of_cross_entropy,
+    Rival: _of_rival,
+    OtherPowers: _of_powers,
+    Entropy: _of_entropy,
+    MeanLogProb: _of_mean,
+    LogConfidence: _of_confidence,
+    LogitNorm: _of_norm,
+    Label: _of_label,
+    Correct: _of_correct,
+}
+# The backward kernel's numbers of a row, in its order, and where they have another name in `definitions`.
+_OF_ROW = (
+    "at_label",
+    "beta",
+    "eta",
+    "at_finite",
+    "norm",
+    "at_norm",
+    "predicted",
+    "at_predicted",
+    "index",
+    "at_rival",
+    "at_below",
+)
+_NAMES: dict[type[Statistic], dict[str, str]] = {LogitNorm: {"slope": "at_norm"}}
+
+
+def _coefficients(statistic: Statistic, rows: Rows, slope: Tensor) -> Rows:
+    if isinstance(statistic, Rival) and "index" not in rows:  # the mean of all below: no list of them
+        return {"alpha": -slope * rows["value"], "at_below": slope / rows["count"]}
+    return statistic.coefficients(rows, slope)
+
+
+def _wide_of(logits: Tensor) -> torch.dtype:
+    """What is computed in."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _check_labels(labels: Tensor, n_classes: int) -> None:
+    """Raise for a label that is no class: the kernels would read elsewhere."""
+    fine = ((labels >= 0) & (labels < n_classes)) | (labels == IGNORE_INDEX)
+    if labels.is_cuda:
+        torch._assert_async(fine.all(), f"labels are in [0, {n_classes}) or {IGNORE_INDEX}")
+    elif not bool(fine.all()):
+        raise IndexError("label out of range")
+
+
+def _on_device(logits: Tensor) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(logits.device) if logits.is_cuda else nullcontext()
