@@ -681,6 +681,7 @@ def test_what_was_saved_alone_has_the_metrics_too(tmp_path: Path) -> None:
     assert "Smooth ECE" not in rows
 
 
+@pytest.mark.slow
 def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -786,6 +787,7 @@ def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
     assert "No results are shown" in card_of(tmp_path).text
 
 
+@pytest.mark.slow
 def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.train()
@@ -821,6 +823,7 @@ def test_the_card_says_whether_the_map_is_in_the_weights_beside_it(tmp_path: Pat
     assert "not in the weights" not in text
 
 
+@pytest.mark.slow
 def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     trainer = CalibrationTrainer(

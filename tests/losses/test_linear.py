@@ -11,13 +11,14 @@ from torch import Tensor
 
 from hf_calib.losses import AdaptiveLoss, cross_entropy, focal, linear, linear_calibration_loss, make_loss
 from tests.helpers.loss_cases import VARIANTS, variant_id
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import tiny_bert  # noqa: F401, one thread
 
 SEPARABLE = [variant for variant in VARIANTS if not make_loss(variant[0], **variant[1]).couples_batch]
 N, H, V = 12, 5, 37
 
 
-@pytest.fixture(params=[1, 5, N], ids=lambda rows: f"{rows} rows a chunk", autouse=True)
+@pytest.fixture(params=others_slow([5, 1, N], first=1), ids=lambda rows: f"{rows} rows a chunk", autouse=True)
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", request.param * V)
 

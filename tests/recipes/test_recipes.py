@@ -230,6 +230,7 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ("model", "bf16"), [("vit", "true"), pytest.param("resnet", "false", marks=pytest.mark.slow)]
 )
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_image_recipe(
     model: str, bf16: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ class TestChoice:
         assert scaler.choice_ in ("identity", "temperature")
         assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
 
+    @pytest.mark.slow
     def test_raw_logits_need_two_standard_errors_and_300_rows(self) -> None:
         """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
         kept = {60: 0, 300: 0}

@@ -125,7 +125,7 @@ class Tracker(TrainerCallback):
         self.sent.append((state.global_step, dict(logs)))
 
 
-@pytest.mark.parametrize("logging_steps", [1, 3, 500])
+@pytest.mark.parametrize("logging_steps", others_slow([3, 1, 500], first=1))
 def test_each_update_is_logged_once_whatever_logging_steps_says(logging_steps: int, tmp_path: Path) -> None:
     trainer = tiny_trainer(
         tmp_path, loss="adafocal", gamma_update_steps=2, logging_steps=logging_steps, num_train_epochs=2
@@ -178,7 +178,7 @@ def test_updates_at_the_end_of_an_epoch_leave_the_loss_its_log(logging_strategy:
     assert update_steps(trainer) == [4]
 
 
-@pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal"])
+@pytest.mark.parametrize("loss", others_slow(["adafocal", "ada_dual_focal", "calfocal"], first=1))
 @pytest.mark.parametrize("held_out", ["calibration", "evaluation"])
 def test_the_gammas_come_from_the_held_out_predictions(loss: str, held_out: str, tmp_path: Path) -> None:
     model = tiny_bert()
@@ -229,6 +229,7 @@ def test_a_pass_counts_tokens(tmp_path: Path) -> None:
     assert len(trainer.held_out_pass().raw.confidences) == counted < 72
 
 
+@pytest.mark.slow
 def test_frequent_updates_leave_the_training_as_it_is(tmp_path: Path) -> None:
     """With gammas that stay at 1, adafocal is focal: dropout, data order and weights, bit for bit."""
     sets = [sequences(tiny_bert(), n, seed=n) for n in (16, 40)]
@@ -307,6 +308,7 @@ def test_a_pass_that_fails_puts_everything_back(tmp_path: Path) -> None:
     assert trainer._pass is None
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_updates(tmp_path: Path) -> None:
     counts = []
     for epochs in (1, 4):
@@ -356,7 +358,7 @@ def test_other_evaluations_do_not_pass_for_held_out_ones(tmp_path: Path) -> None
     torch.testing.assert_close(trainer.calibration_loss.gammas, expected.gammas, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal", "ece_ce"])
+@pytest.mark.parametrize("loss", others_slow(["adafocal", "ece_ce", "ada_dual_focal", "calfocal"], first=2))
 @pytest.mark.slow
 def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss=loss, num_train_epochs=2, **BY_STEPS)
@@ -375,6 +377,7 @@ def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
         assert any(2 in line.get_xdata() for line in lines)
 
 
+@pytest.mark.slow
 def test_a_callback_of_ones_own_replaces_the_automatic_one(tmp_path: Path) -> None:
     model = tiny_bert()
     mine = AdaFocalCallback(every_n_steps=2)
@@ -389,6 +392,7 @@ def test_a_callback_of_ones_own_replaces_the_automatic_one(tmp_path: Path) -> No
     assert update_steps(trainer) == [3]
 
 
+@pytest.mark.slow
 def test_the_order_of_ones_own_callbacks_does_not_matter(tmp_path: Path) -> None:
     model = tiny_bert()
     sets = {"train_dataset": sequences(model, 16), "calibration_dataset": sequences(model, 40, seed=2)}
@@ -448,7 +452,7 @@ def fitted(trainer: CalibrationTrainer, **settings: Any) -> float:
     return float(TemperatureScaling(**settings).fit(found.predictions, found.label_ids).temperature_)
 
 
-@pytest.mark.parametrize("criterion", ["nll", "ece", "adaptive_ece"])
+@pytest.mark.parametrize("criterion", others_slow(["adaptive_ece", "nll", "ece"], first=1))
 def test_the_temperature_is_fitted_on_the_calibration_split(criterion: Any, tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="focal", temperature_criterion=criterion)
     trainer.train()
@@ -525,6 +529,7 @@ def test_it_can_be_fitted_without_training_and_without_the_callback(tmp_path: Pa
     assert trainer.evaluate()["temperature"] == trainer.temperature
 
 
+@pytest.mark.slow
 def test_training_again_forgets_it(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, **BY_STEPS)
     trainer.train()

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from hf_calib import CalibrationTrainer
 from hf_calib.trainer.checkpoint import load_weights
 from tests.helpers.architectures import ARCHITECTURES, IMAGE, T5, build, some_inputs
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, weights
 
 STEPS = 3
@@ -148,7 +149,7 @@ def test_every_format_is_read(save: Any, tmp_path: Path) -> None:
         assert all(a is b for a, b in zip(loaded.parameters(), parameters, strict=True)), name  # in place
 
 
-@pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.parametrize("name", others_slow(RENAMED, first=2))
 def test_models_that_were_loaded_from_files_are_read(name: str, tmp_path: Path) -> None:
     model = build(name, CONFIGS[name])
     for folder, save in ((tmp_path / "hub", as_saved), (tmp_path / "memory", named_as_in_memory)):
@@ -209,7 +210,7 @@ def test_a_checkpoint_whose_weights_do_not_all_arrive_is_refused(change: Any, tm
         trainer._load_best_model()
 
 
-@pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.parametrize("name", others_slow(RENAMED, first=2))
 def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) -> None:
     stock, kept = make_trainer(
         build(name, CONFIGS[name]), tmp_path, kind=Trainer, metric_for_best_model="loss"

@@ -48,6 +48,7 @@ def ids(rows: Any) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "settings", others_slow([{}, {"max_steps": 3}, {"gradient_accumulation_steps": 3}], first=1)
 )
+@pytest.mark.slow
 def test_all_trainings_take_the_same_number_of_steps(settings: dict[str, Any], tmp_path: Path) -> None:
     made: list[CalibrationTrainer] = []
 
@@ -110,6 +111,7 @@ def test_each_row_is_predicted_by_the_training_that_did_not_see_it(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_folds_are_stratified_where_rows_have_one_label(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 30)
     labels = np.bincount(rows["label"][:], minlength=4)
@@ -144,6 +146,7 @@ def test_other_rows(kind: str, tmp_path: Path) -> None:
     assert found.scaler.multi_label is (kind == "multi-label")
 
 
+@pytest.mark.slow
 def test_a_map_with_a_bias(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 120)
     found = cross_calibrate(maker(calibration_method="vector"), rows, 2, output_dir=tmp_path / "out")

@@ -26,7 +26,7 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import assert_same, differences, logged, weights
 
 
-@pytest.mark.parametrize("name", others_slow(CASES, first=7))
+@pytest.mark.parametrize("name", others_slow(CASES, first=4))
 def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     whole = run(name, tmp_path, 8, 1)
     assert len(whole["loss"]) == 3 * CASES[name].get("num_train_epochs", 1)

@@ -380,6 +380,7 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
         CalibrationTrainer(tiny_bert(), focal, None, None, None, None, None, own_loss)
 
 
+@pytest.mark.slow
 def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> None:
     (found,) = warned(trainer_of("abc", tmp_path, loss="mmce", gradient_accumulation_steps=2).train)
     assert found.startswith(

@@ -75,6 +75,7 @@ def test_the_best_model_brings_the_table_that_it_was_trained_with(loss: str, tmp
     assert trainer.evaluate()["eval_nll"] == min(nll)
 
 
+@pytest.mark.slow
 def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(tmp_path: Path) -> None:
     """9 micro-batches, the last one smaller, are 5 steps: 2 + 2 + 2 + 2 + 1."""
     settings = {

@@ -184,6 +184,7 @@ def test_tokens_and_several_evaluation_sets(tmp_path: Path) -> None:
         assert trace.sets[key].row_correct.shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_second_training_starts_anew_and_the_final_evaluation_is_left_out(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(), eval_steps=2)
     for _ in range(2):
@@ -202,6 +203,7 @@ def test_an_evaluation_after_the_training_changes_nothing(tmp_path: Path) -> Non
     assert (tmp_path / "training_trace.json").read_text() == written
 
 
+@pytest.mark.slow
 def test_a_second_training_with_another_seed_follows_other_rows(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(n_training_rows=6, n_kept_rows=3))
     followed = []
@@ -239,6 +241,7 @@ def test_logits_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [2]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_traced_is_said_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="expected TrainingTrace to have evaluations to record, got eval_str"
@@ -316,6 +319,7 @@ def test_an_evaluation_where_a_training_resumes_is_none_of_the_history(tmp_path:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     tiny_trainer(tmp_path, max_steps=2, **settings).train()
@@ -349,6 +353,7 @@ def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
             trainer.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_gammas_of_one_table(tmp_path: Path) -> None:
     saved = {**EACH_STEP, "save_strategy": "steps", "save_steps": 1, "training_trace": True}
     saved["calibration_method"] = "none"
@@ -361,6 +366,7 @@ def test_a_trace_has_the_gammas_of_one_table(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     tiny_trainer(tmp_path, max_steps=2, training_trace=True, **settings).train()
@@ -374,6 +380,7 @@ def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
     assert np.isfinite(found["training"].row_confidence).all()
 
 
+@pytest.mark.slow
 def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path: Path) -> None:
     """A user's callback that evaluates another set, under whatever name, changes neither trace nor gammas."""
 
@@ -410,6 +417,7 @@ def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_another_set_is_left_out(tmp_path: Path) -> None:
     """As by the callback that many have, which evaluates the training set at the end of each epoch."""
 
