@@ -14,6 +14,7 @@ from hf_calib.losses import focal, linear_calibration_loss, make_loss, use_trito
 from hf_calib.losses.statistics import definitions, fused
 from hf_calib.losses.statistics.direct import direct_statistics
 from tests.helpers.loss_cases import (
+    INTERPRETED,
     KERNELS,
     VARIANTS,
     make_variant,
@@ -209,6 +210,26 @@ def test_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     for whole in guards:
         assert (whole[:64] == 77).all()
         assert (whole[-64:] == 77).all()
+
+
+@pytest.mark.skipif(
+    not INTERPRETED, reason="its storage is on the CPU, and a GPU's would be 4 GiB of real memory"
+)
+def test_rows_and_columns_beyond_2_31_elements() -> None:
+    """Of a storage of which nothing but the few numbers that are read is ever touched."""
+    whole = torch.empty(2**31 + 2**29, dtype=torch.bfloat16)
+    far_rows = whole.as_strided((2, 5), (2**31 + 7, 1))
+    far_columns = whole.as_strided((3, 6), (1, 2**29 - 1))
+    for logits in (far_rows, far_columns):
+        generator = torch.Generator().manual_seed(0)
+        logits.copy_(torch.randn(logits.shape, generator=generator))
+        labels = torch.arange(len(logits))
+        own = value_and_gradient(make_loss("dual_focal"), logits.contiguous(), labels)
+        leaf = logits.detach().requires_grad_()
+        value = make_loss("dual_focal")(leaf, labels)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        assert torch.equal(value.detach(), own[0])
+        assert torch.equal(gradient, own[1])
 
 
 def test_the_linear_loss_takes_them() -> None:
