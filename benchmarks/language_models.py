@@ -1,7 +1,7 @@
 """Time and memory of a loss over a language model's vocabulary, head included, against `F.cross_entropy`.
 
     python benchmarks/language_models.py --threads 1
-    python benchmarks/language_models.py --device cuda --hidden 1024
+    python benchmarks/language_models.py --device cuda --tokens 4096 --hidden 4096 --dtype bfloat16
 
 A step is the head's product, the loss and the gradients of both. Memory is the most that is held at once beside the
 hidden states and the head's weight. Each round times every step once; the table gives medians over the rounds.
@@ -70,7 +70,26 @@ def steps(names: list[str]) -> dict[str, Loss]:
     made |= {f"{name}, linear": partial(linear_loss, make_loss(name)) for name in names}
     if hasattr(F, "linear_cross_entropy"):
         made["F.linear_cross_entropy"] = F.linear_cross_entropy
-    return made
+    return made | of_others()
+
+
+def of_others() -> dict[str, Loss]:
+    """Fused linear cross entropies of other packages, where they are installed; they need a GPU."""
+    found: dict[str, Loss] = {}
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        liger = LigerFusedLinearCrossEntropyLoss()
+        found["Liger, linear"] = lambda hidden, weight, labels: liger(weight, hidden, labels)
+    except ImportError:
+        pass
+    try:
+        from cut_cross_entropy import linear_cross_entropy
+
+        found["cut cross entropy"] = linear_cross_entropy
+    except ImportError:
+        pass
+    return found
 
 
 def linear_loss(loss: CalibrationLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
