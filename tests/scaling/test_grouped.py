@@ -19,6 +19,7 @@ from hf_calib.scaling import (
     StructuredVectorScaling,
     TemperatureScaling,
     VectorScaling,
+    grouped,
 )
 
 SIZES = {"art": 2000, "biology": 400, "law": 2000, "rare": 20}
@@ -226,3 +227,14 @@ def test_contextual_and_batch_calibration_are_prior_corrections(kind: str) -> No
     wanted /= wanted.sum(axis=1, keepdims=True)
     ours = PriorCorrection(prior, np.full(3, 1 / 3)).predict_proba(logits)
     np.testing.assert_allclose(ours, wanted, atol=1e-12)
+
+
+def test_a_sample_chooses_and_all_rows_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels, groups = draw(0)
+    whole = GroupedScaling().fit(logits, labels, groups=groups)
+    monkeypatch.setattr(grouped, "_CHOSEN_ON", 1500)
+    scaler = GroupedScaling().fit(logits, labels, groups=groups)
+    assert scaler.sizes_.tolist() == whole.sizes_.tolist()
+    np.testing.assert_array_equal(scaler.weights_[0], whole.weights_[0])
+    law = 1 + scaler.groups_.index("law")
+    np.testing.assert_allclose(scaler.biases_[law], whole.biases_[law], atol=0.1)
