@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_calib._errors import few, printable
 from hf_calib._markdown import escape, markdown_table
 from hf_calib.cards.citations import citations
 from hf_calib.cards.facts import (
@@ -246,12 +247,25 @@ def _usage(facts: Facts, name: str) -> list[str]:
             f"The map is not in the weights: {MAP_NAME} holds it, and `hf_calib.pipeline` applies it. "
             "`transformers.pipeline` gives the probabilities from before the calibration."
         )
+        groups = _groups(facts.record)
+        if groups:
+            said += (
+                f" It has a map for each of {len(groups)} groups ({escape(few(groups))}), which a call names: "
+                "`classify(texts, group=...)`; others get the common map."
+            )
         given = facts.record.get(POOLER_CONFIG)
         vllm = given if isinstance(given, Mapping) else {}
         told = {key: number(vllm, key) for key in ("logit_mean", "logit_sigma")}
         if None not in told.values():
             said += f" vLLM applies it, too: `vllm serve ... --pooler-config '{json.dumps(told)}'`."
     return [*lines, "", said]
+
+
+def _groups(record: Mapping[str, Any]) -> list[str]:
+    """The names of the groups that a map is for; none of other maps."""
+    parameters = record.get("parameters")
+    found = parameters.get("groups") if isinstance(parameters, Mapping) else None
+    return [printable(name) for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _prompt(prompt: PromptTemplate) -> list[str]:

@@ -24,6 +24,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_calib
 from hf_calib import CalibrationTrainer, fold, scaling
+from hf_calib.cards import write_card
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
 from tests.helpers.hub_server import running_hub
@@ -115,6 +116,9 @@ def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
         np.testing.assert_allclose(scores(group=group), wanted, atol=2e-6)
     np.testing.assert_allclose(scores(), scaler.predict_proba(raw), atol=2e-6)
     assert np.abs(scores(group="law") - scores()).max() > 0.1
+    write_card(tmp_path)
+    said = "a map for each of 3 groups (7, art, law), which a call names"
+    assert said in (tmp_path / "README.md").read_text().replace("\\", "")
     with pytest.raises(ValueError, match=r"group to be one name, .* call the pipeline once for each group"):
         classify(TEXTS, group=["law"] * len(TEXTS))
 
