@@ -63,6 +63,25 @@ def test_they_are_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.takes(logits, (CE,))
 
 
+def test_where_they_do_not_run_the_other_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    logits, labels = random_batch(4, 5)
+    wanted = value_and_gradient(focal(), logits.float(), labels)
+    fused._works_on.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "_Found", fails)
+        with pytest.warns(
+            UserWarning, match=r"do not run on \w+.* \(RuntimeError: Failed to find C compiler"
+        ):
+            ours = value_and_gradient(focal(), logits.float(), labels)
+        value_and_gradient(focal(), logits.float(), labels)  # said once
+    fused._works_on.cache_clear()
+    for own, want in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(own, want)
+
+
 def compare(logits: Tensor, labels: Tensor, *, atol: float) -> None:
     """All statistics at once, and their gradients, with the plain operations in float64."""
     statistics = READ_TOGETHER

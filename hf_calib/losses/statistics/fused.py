@@ -7,6 +7,7 @@ the kernels, and which it gives them for the gradient, stands here; its formula 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -17,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_calib._errors import printable
 from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
     IGNORE_INDEX,
     RIVALS,
     Correct,
@@ -72,13 +75,27 @@ def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
         and os.environ.get(SWITCH) != "0"
         and all(kind in _ROWS for kind in kinds)
         and len(set(kinds)) == len(kinds)
-        and _has_triton()
+        and _works_on(logits.device)
     )
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _works_on(device: torch.device) -> bool:
+    """Whether Triton is there and runs: it compiles at the first call, for which it needs a C compiler."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        labels = torch.zeros(1, dtype=torch.int64, device=device)
+        FusedStatistics.apply(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
+    except Exception as error:
+        warnings.warn(
+            f"Triton's kernels do not run on {device} ({type(error).__name__}: {printable(str(error))[:200]}). "
+            f"The losses take PyTorch's operations, which are slower there. Set {SWITCH}=0 if that is meant.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 class FusedStatistics(torch.autograd.Function):
