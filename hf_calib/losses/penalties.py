@@ -274,7 +274,8 @@ def _means_of_rows(
 ) -> Tensor:
     """The same around some of the points (n, K), the first of which is number `first`."""
     log_kernel = (_product(points.log(), parameters.T) - log_norm).masked_fill(counts == 0, -1e30)
-    log_kernel[:, first : first + len(points)].fill_diagonal_(-torch.inf)
+    own = torch.arange(first, first + len(points), device=points.device)
+    log_kernel = log_kernel.scatter(1, own[:, None], -torch.inf)
     # Of an example without any other, all of whose entries are masked, the softmax says nothing.
     weights = torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1)
     return _product(weights, outcomes)

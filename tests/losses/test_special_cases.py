@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from hf_calib.losses import make_loss
+from hf_calib.losses import (
+    make_loss,
+    penalties,
+)
 from hf_calib.metrics import kde_calibration_error
 from hf_calib.metrics.kernel import KINDS, KernelKind
 from tests.helpers.loss_cases import PATHS, make_variant, random_batch, take_path, value_and_gradient
@@ -382,3 +385,17 @@ class TestPenaltiesOnTheBatch:
             squared += inside.sum() / 11 * (c[inside].mean() - r[inside].mean()) ** 2
         ours = self.penalty("soft_ece", logits, labels, bin_temperature=1e-7)
         assert_close(ours, squared.sqrt(), rtol=1e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["top_label", "canonical"])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_kernel_density_in_blocks_is_the_whole_one(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = random_batch(20, 5)
+    labels[3] = -100
+    loss = make_loss("kde_ece", kind=kind)
+    whole = value_and_gradient(loss, logits, labels)
+    monkeypatch.setattr(penalties, "_KERNEL_ELEMENTS", rows * 20)
+    for own, other in zip(value_and_gradient(loss, logits, labels), whole, strict=True):
+        assert_close(own, other, rtol=1e-12, atol=1e-14)
