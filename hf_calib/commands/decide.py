@@ -346,7 +346,7 @@ def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool)
 
 
 def _read_costs(path: Path) -> Any:
-    import pandas  # type: ignore[import-untyped]
+    import pandas
 
     way_out = "write a csv file: true classes in the first column, decisions in the header"
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from pyarrow import parquet  # type: ignore[import-untyped]  # it has no stubs
+from pyarrow import parquet
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 

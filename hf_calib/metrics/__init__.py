@@ -30,6 +30,7 @@ from hf_calib.metrics.selective import RiskCoverage, area_under_risk_coverage, r
 from hf_calib.metrics.smooth import smooth_calibration_error
 from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
+from hf_calib.metrics.state import CalibrationState
 from hf_calib.metrics.sweep import ece_sweep
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BrierDecomposition",
     "CalibrationReport",
+    "CalibrationState",
     "ConsistencyTest",
     "Entities",
     "Interval",

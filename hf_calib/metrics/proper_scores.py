@@ -11,7 +11,7 @@ from hf_calib.metrics._inputs import check_n_bins, check_probs_and_any_labels, r
 from hf_calib.metrics.binning import FloatArray, uniform_bins
 from hf_calib.metrics.calibration import top_label
 
-_SMALLEST_PROBABILITY = np.finfo(np.float64).tiny
+SMALLEST_PROBABILITY = np.finfo(np.float64).tiny
 
 
 class BrierDecomposition(NamedTuple):
@@ -194,7 +194,7 @@ def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
 
 
 def _safe_log(probs: NDArray[Any]) -> FloatArray:
-    return np.log(np.maximum(probs.astype(np.float64, copy=False), _SMALLEST_PROBABILITY))
+    return np.log(np.maximum(probs.astype(np.float64, copy=False), SMALLEST_PROBABILITY))
 
 
 def negative_logs(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:

@@ -28,7 +28,7 @@ from hf_calib._files import whole_file
 from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series  # type: ignore[import-untyped]
+    from pandas import DataFrame, Series
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet")
 KINDS = ("logits", "probs")
@@ -227,7 +227,7 @@ def _from_table(table: DataFrame, label_column: str, *, labelled: bool) -> Predi
     if not len(table):
         way_out = "write the predictions below the header"
         raise InputValueError(expected("the table", "have rows", "a header only", way_out))
-    kind, names = _class_columns(columns, label_column)
+    kind, names = class_columns(columns, label_column)
     scores = table[list(names.values())]
     for name, dtype in scores.dtypes.items():
         if dtype.kind not in "fiu":
@@ -244,7 +244,7 @@ def _from_table(table: DataFrame, label_column: str, *, labelled: bool) -> Predi
     return Predictions(labels, **{kind or "probs": matrix}, class_names=tuple(names))
 
 
-def _class_columns(columns: Sequence[str], label_column: str) -> tuple[str | None, dict[str, str]]:
+def class_columns(columns: Sequence[str], label_column: str) -> tuple[str | None, dict[str, str]]:
     """The kind of scores, if the names of the class columns tell it, and class name -> column."""
     others = [name for name in columns if name != label_column]
     found = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from hf_calib.metrics._inputs import (
 from hf_calib.metrics._multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
 from hf_calib.plots._common import check_class_names
-from hf_calib.report.assessment import Assessment
+from hf_calib.report.any_report import AnyReport
+from hf_calib.report.assessment import Assessment, Overall
 from hf_calib.report.decisions import DecisionSection
 from hf_calib.report.diagnosis import diagnose, warnings_about_data
 from hf_calib.report.entities import EntitySection
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from hf_calib.report.document import Document
 
 
-@dataclass(frozen=True)
-class CalibrationReport:
+@dataclass(frozen=True, kw_only=True)
+class CalibrationReport(AnyReport):
     """Metrics with intervals, tables, figures and a diagnosis in words; made by `calibration_report`.
 
     Args:
@@ -63,31 +63,18 @@ class CalibrationReport:
             numbers, see `hf_calib.cards.facts`.
     """
 
-    name: str
-    class_names: tuple[str, ...]
-    labels: NDArray[Any] = field(repr=False, compare=False)
     before: Assessment
     after: Assessment | None
-    n_bins: int
-    confidence_level: float
-    n_resamples: int
-    seed: int
-    notes: tuple[str, ...] = ()
+    labels: NDArray[Any] = field(repr=False, compare=False)
     decisions: DecisionSection | None = None
     out_of_distribution: tuple[OodSection, ...] = ()
     soft_labels: SoftLabelSection | None = None
     entities: EntitySection | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n_examples(self) -> int:
         """N."""
         return len(self.labels)
-
-    @property
-    def n_classes(self) -> int:
-        """C."""
-        return len(self.class_names)
 
     @property
     def multi_label(self) -> bool:
@@ -125,18 +112,6 @@ class CalibrationReport:
         from hf_calib.report.content import document_of
 
         return document_of(self, with_figures=with_figures)
-
-    def to_markdown(self) -> str:
-        """The report as a Markdown document, without figures."""
-        return self.document().to_markdown()
-
-    def to_html(self) -> str:
-        """The report as one HTML document that needs no other file: styles and figures are inside."""
-        return self.document(with_figures=True).to_html()
-
-    def _repr_html_(self) -> str:
-        """The page, for notebooks; in a frame, as its styles are for a page of its own."""
-        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
@@ -297,6 +272,7 @@ def _assess(
             probs, labels, n_resamples=settings.n_resamples, seed=settings.seed, n_bins=settings.n_bins
         ),
         bins=bin_rows(confidences, correct, settings.n_bins),
+        overall=Overall.of(confidences, correct, settings.confidence_level),
         classes=class_rows(probs, labels, gaps=gaps, names=names),
         probs=probs,
         confidences=confidences,

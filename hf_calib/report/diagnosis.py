@@ -6,38 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 from scipy.stats import t
 
 from hf_calib.metrics.proper_scores import negative_logs
-from hf_calib.report.coins import Coins
 from hf_calib.report.label_diagnosis import diagnose_labels, warnings_about_labels
 from hf_calib.report.tables import BinRow, ClassRow, row_of_sums
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
-    from hf_calib.report.assessment import Assessment
+    from hf_calib.report.any_report import AnyReport
+    from hf_calib.report.assessment import Assessment, Measurements, Overall
 
 _FEW_EXAMPLES = 1_000  # below, 15 bins hold too few for a steady ECE
 _FEW_IN_A_CLASS = 10
 _CLASSES_NAMED = 5
 _CLASSES_SEEN = 20  # predictions of a class before a judgement on it is passed
-
-
-class Overall(NamedTuple):
-    """Mean confidence minus accuracy, with its normal interval.
-
-    Args:
-        gap: the difference.
-        low: of the interval.
-        high: of it.
-        p_value: of such a difference, either way, if every confidence is the chance to be right.
-    """
-
-    gap: float
-    low: float
-    high: float
-    p_value: float
 
 
 class Claims(NamedTuple):
@@ -61,24 +44,7 @@ class Claims(NamedTuple):
         return "over-confident" if self.overall.gap > 0 else "under-confident"
 
 
-def overall(assessment: Assessment, confidence_level: float) -> Overall:
-    """Whether confidence exceeds accuracy overall.
-
-    The interval is of the paired difference, so that what both share cancels. The test is of the variance under
-    calibration: where all confidences are high and few errors were drawn, that of the sample is far too small.
-    """
-    confidences, correct = assessment.confidences, assessment.correct
-    difference = confidences - correct
-    gap, n_examples = float(difference.mean()), len(difference)
-    p_value = Coins.of(confidences).p_value(float(correct.sum()))
-    if n_examples == 1:
-        return Overall(gap, gap - 1, gap + 1, p_value)
-    error = float(difference.std(ddof=1)) / np.sqrt(n_examples)
-    reach = float(ndtri((1 + confidence_level) / 2)) * error
-    return Overall(gap, gap - reach, gap + reach, p_value)
-
-
-def claims(report: CalibrationReport, assessment: Assessment) -> Claims:
+def claims(report: AnyReport, measured: Measurements) -> Claims:
     """The claims of one of a report's sets of probabilities.
 
     All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
@@ -90,15 +56,16 @@ def claims(report: CalibrationReport, assessment: Assessment) -> Claims:
         depend on each other as these do, all of them on the same labels).
     """
     level = (1 - report.confidence_level) / (1 if report.after is None else 2)
-    found = overall(assessment, report.confidence_level)
-    classes = [row for row in assessment.classes if row.predicted >= _CLASSES_SEEN]
-    assert assessment.consistency is not None
+    found = measured.overall
+    assert found is not None
+    assert measured.consistency is not None
+    classes = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
     smallest = {
         "overall": found.p_value,
-        "ece": assessment.consistency.p_value,
-        "bins": _smallest(row.p_value for row in assessment.bins),
+        "ece": measured.consistency.p_value,
+        "bins": _smallest(row.p_value for row in measured.bins),
         "classes": _smallest(row.p_value for row in classes),
-        "frequencies": _smallest(row.frequency_p_value for row in assessment.classes),
+        "frequencies": _smallest(row.frequency_p_value for row in measured.classes),
     }
     ordered = sorted(smallest.values())
     rejected = any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1))
@@ -115,29 +82,40 @@ def diagnose(report: CalibrationReport) -> tuple[str, ...]:
     """The sentences of a report."""
     if report.multi_label:
         return diagnose_labels(report)
-    sentences = _of_state(report, report.before)
-    if report.after is not None:
-        sentences += _changes(report)
-        sentences += [
-            f"After calibration: {_lower_first(sentence)}" for sentence in _of_state(report, report.after)
-        ]
+    sentences = of_states(report, _rows_tell(report) if report.after is not None else ())
     sentences.append(_gain_sentence(report.final, after=report.after is not None))
     return tuple(sentences)
 
 
-def _of_state(report: CalibrationReport, assessment: Assessment) -> list[str]:
-    may = claims(report, assessment)
+def of_states(report: AnyReport, rows_tell: Sequence[str] = ()) -> list[str]:
+    """The sentences on each set of probabilities, and on what changed from one to the other."""
+    sentences = _of_state(report, report.before)
+    if report.after is not None:
+        before, after = report.before.metrics, report.after.metrics
+        sentences += [
+            "After calibration the ECE goes from "
+            f"{before['ece'].value:.4f} to {after['ece'].value:.4f}, the negative log-likelihood from "
+            f"{before['nll'].value:.4f} to {after['nll'].value:.4f}.",
+            *rows_tell,
+        ]
+        sentences += [
+            f"After calibration: {_lower_first(sentence)}" for sentence in _of_state(report, report.after)
+        ]
+    return sentences
+
+
+def _of_state(report: AnyReport, measured: Measurements) -> list[str]:
+    may = claims(report, measured)
     return [
-        _overall_sentence(assessment, may, report.confidence_level),
-        *_where(assessment, may.level),
-        _chance_sentence(assessment, may.level),
+        _overall_sentence(may, report.confidence_level),
+        *_where(measured, may.level),
+        _chance_sentence(measured, may),
     ]
 
 
-def _overall_sentence(assessment: Assessment, may: Claims, level: float) -> str:
+def _overall_sentence(may: Claims, level: float) -> str:
     found = may.overall
-    confidence, accuracy = assessment.confidences.mean(), assessment.correct.mean()
-    means = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}"
+    means = f"mean confidence {found.confidence:.3f}, accuracy {found.accuracy:.3f}"
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if may.verdict == "neither":
         if not round(found.low, 3) <= 0 <= round(found.high, 3):  # the verdict is corrected for all claims
@@ -146,20 +124,19 @@ def _overall_sentence(assessment: Assessment, may: Claims, level: float) -> str:
     return f"Overall {may.verdict}: {means} ({interval})."
 
 
-def _chance_sentence(assessment: Assessment, level: float) -> str:
-    test = assessment.consistency
+def _chance_sentence(measured: Measurements, may: Claims) -> str:
+    test = measured.consistency
     assert test is not None
-    n_examples = len(assessment.correct)
     expected = (
-        f"on {n_examples:,} examples a perfectly calibrated model with these confidences would show "
+        f"on {may.overall.n_examples:,} examples a perfectly calibrated model with these confidences would show "
         f"{test.expected:.4f} by chance alone (p = {test.p_value:.2g})"
     )
-    if test.p_value <= level:
+    if test.p_value <= may.level:
         return f"The top-label ECE is beyond chance: it is {test.value:.4f}, and {expected}."
     return f"The top-label ECE by itself is within chance: it is {test.value:.4f}, and {expected}."
 
 
-def _where(assessment: Assessment, level: float) -> list[str]:
+def _where(assessment: Measurements, level: float) -> list[str]:
     """Bins, classes and frequencies that differ beyond chance, at this level of each kind."""
     sentences = []
     runs = significant_runs(assessment.bins, level)
@@ -178,7 +155,7 @@ def _where(assessment: Assessment, level: float) -> list[str]:
     return sentences + _frequencies(assessment, level)
 
 
-def _frequencies(assessment: Assessment, alpha: float) -> list[str]:
+def _frequencies(assessment: Measurements, alpha: float) -> list[str]:
     """Which classes are more frequent than the model says: their share differs from that it was trained on."""
     rows = misjudged_frequencies(assessment.classes, alpha)
     if not rows:
@@ -247,24 +224,18 @@ def _gap(row: ClassRow) -> float:
     return row.confidence - row.precision
 
 
-def _changes(report: CalibrationReport) -> list[str]:
+def _rows_tell(report: CalibrationReport) -> list[str]:
+    """What only the rows show of a change."""
     assert report.after is not None
-    before, after = report.before.metrics, report.after.metrics
-    sentences = [
-        "After calibration the ECE goes from "
-        f"{before['ece'].value:.4f} to {after['ece'].value:.4f}, the negative log-likelihood from "
-        f"{before['nll'].value:.4f} to {after['nll'].value:.4f}."
-    ]
+    sentences = []
     if _is_worse(report):
         sentences.append(
             "The negative log-likelihood got worse beyond chance: the calibration was fitted on too few examples, or "
             "on examples unlike these."
         )
     if not np.array_equal(report.before.correct, report.after.correct):
-        sentences.append(
-            f"Predictions changed: accuracy goes from {before['accuracy'].value:.4f} "
-            f"to {after['accuracy'].value:.4f}."
-        )
+        before, after = (state.metrics["accuracy"].value for state in (report.before, report.after))
+        sentences.append(f"Predictions changed: accuracy goes from {before:.4f} to {after:.4f}.")
     return sentences
 
 
@@ -302,6 +273,15 @@ def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:
             f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
             "and smooth ones, and the intervals."
         )
+    found += warnings_about_classes(report)
+    if np.ptp(report.before.confidences) == 0:
+        found.append("All confidences are equal: they lie in one bin, so the diagrams show one point.")
+    return tuple(found)
+
+
+def warnings_about_classes(report: AnyReport) -> list[str]:
+    """Classes that are absent or rare, and two classes."""
+    found = []
     absent = [row for row in report.before.classes if row.support == 0]
     rare = [row for row in report.before.classes if 0 < row.support < _FEW_IN_A_CLASS]
     if absent:
@@ -312,9 +292,7 @@ def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:
         found.append(
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
         )
-    if np.ptp(report.before.confidences) == 0:
-        found.append("All confidences are equal: they lie in one bin, so the diagrams show one point.")
-    return tuple(found)
+    return found
 
 
 def _named(rows: Sequence[ClassRow]) -> str:

@@ -10,7 +10,6 @@ from functools import cache
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +22,8 @@ from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.out_of_distribution import OOD_SCORES
 from hf_calib.plots import roc_diagram
 from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection
-from hf_calib.report.diagnosis import claims, misjudged_frequencies, overall, significant_runs
+from hf_calib.report.assessment import Overall
+from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.tables import bin_rows, worst_bins
 from hf_calib.report.text import with_interval
@@ -206,8 +206,7 @@ def test_the_interval_of_the_difference_holds_the_truth() -> None:
         rng = np.random.default_rng(seed)
         confidences = rng.uniform(0.5, 1, 300)
         correct = (rng.random(300) < confidences - 0.1).astype(float)
-        assessment = SimpleNamespace(confidences=confidences, correct=correct)
-        found = overall(assessment, 0.9)
+        found = Overall.of(confidences, correct, 0.9)
         held.append(found.low <= 0.1 <= found.high)
     assert 0.84 < np.mean(held) < 0.96
 
