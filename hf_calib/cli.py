@@ -202,7 +202,8 @@ def running(rows: TextOptions) -> Iterator[Running]:
 
     with console.exit_codes(), console.stages() as stages:
         if rows.data is None:
-            yield Running(rows.trust_remote_code, None, stages)
+            with console.rows() as of_rows:
+                yield Running(rows.trust_remote_code, None, stages, of_rows)
             return
         with console.progress() as progress:
             yield Running(rows.trust_remote_code, progress, stages)
@@ -239,7 +240,15 @@ def main(
 @app.command(epilog=_example("evaluate"))
 @with_rows(RowOptions)
 def evaluate(
-    source: Source,
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL_OR_PREDICTIONS",
+            help="A classifier of texts, tokens or images, on the Hub or in a folder; or predictions: .npz, .csv, .tsv "
+            "or .parquet files of logits or probabilities with labels, a folder of them, a glob, or an address (s3://, "
+            "gs://, hf://).",
+        ),
+    ],
     rows: RowOptions,
     split: Annotated[str, typer.Option(help="Split of a Hub dataset or folder.")] = "test",
     n_bins: Bins = 15,
@@ -266,6 +275,24 @@ def evaluate(
             "for each row. Reports the calibration against these, too."
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns a,b,c of the predictions: measures each of their values, and says which differ."
+        ),
+    ] = None,
+    weight_column: Annotated[
+        str | None, typer.Option(help="Column of the rows' weights in the predictions.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**10,
+            help="Processes, for predictions of more rows than are held at once.",
+            show_default="as many as CPUs, 8 at most",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
@@ -284,6 +311,9 @@ def evaluate(
                 if (found := rows.rows(each, ood_split, dataset_config=False))
             ],
             soft_labels=soft_labels,
+            by=_names(by) or (),
+            weight_column=weight_column,
+            workers=workers,
             running=how,
         )
     if as_json:
@@ -730,3 +760,7 @@ def demo(
         from hf_calib.commands.demo import run_demo
 
         run_demo(output_dir, epochs=epochs, max_per_class=max_per_class, seed=seed)
+
+
+if __name__ == "__main__":  # accelerate launch -m hf_calib.cli
+    app()

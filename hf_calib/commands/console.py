@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hf_calib.commands.export import Exported
     from hf_calib.commands.push import Pushed
     from hf_calib.export.hub import Changes
-    from hf_calib.report import CalibrationReport, Document
+    from hf_calib.report import Document
+    from hf_calib.report.any_report import AnyReport
     from hf_calib.scaling import PriorEstimate
     from hf_calib.study.results import StudyResults
 
@@ -104,6 +105,39 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         bars.stop()
 
 
+@contextmanager
+def rows() -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr with rows a second, moved by calling (rows just read, all rows or None)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True))
+    tasks: list[TaskID] = []
+    start = time.monotonic()
+    done = 0
+
+    def move(more: int, total: int | None) -> None:
+        nonlocal done
+        if not tasks:
+            bars.start()
+            tasks.append(bars.add_task("measuring", total=total, rate=""))
+        done += more
+        rate = done / max(time.monotonic() - start, 1e-9)
+        of = "" if total is None else f" of {total:,}"
+        bars.update(tasks[0], completed=done, rate=f"{done:,}{of} rows, {rate:,.0f}/s")
+
+    try:
+        yield move
+    finally:
+        bars.stop()
+
+
 def print_progress(line: str) -> None:
     """One line on stderr, with the time of day: a study takes hours, and its output often goes to a file."""
     shown = "\n".join(map(printable, line.split("\n")))  # with the last lines of a script that failed
@@ -137,7 +171,7 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def print_report(report: CalibrationReport) -> None:
+def print_report(report: AnyReport) -> None:
     """The metrics with their intervals, and the diagnosis."""
     print_document(report.document())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,26 @@ from typing import Any
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
 from hf_calib._names import short_names
-from hf_calib.commands.opening import Opened, Running, check_kind, name_of, open_source, task_of_source
+from hf_calib.commands.in_shards import evaluate_shards, remove_unfinished, shards_for_one_pass
+from hf_calib.commands.opening import (
+    Opened,
+    Running,
+    check_kind,
+    is_predictions_file,
+    name_of,
+    open_source,
+    task_of_source,
+)
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.soft_labels import load_soft_labels
-from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
+from hf_calib.report import OodSection, ood_section, report_on_predictions
+from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_to
 
 
 def evaluate(
-    source: str,
+    source: str | Sequence[str],
     rows: RowSet | None = None,
     reading: Reading = Reading(),
     *,
@@ -27,12 +37,18 @@ def evaluate(
     output: Path | None = None,
     ood: Sequence[RowSet] = (),
     soft_labels: Path | None = None,
+    by: Sequence[str] = (),
+    weight_column: str | None = None,
+    workers: int | None = None,
     running: Running = Running(),
-) -> CalibrationReport:
-    """Report the calibration of a model on labelled texts, tagged sentences or images, or of a file of predictions.
+) -> AnyReport:
+    """Report the calibration of a model on labelled texts, tagged sentences or images, or of files of predictions.
+
+    Predictions with weights, by slice, or of more rows than are held at once are measured in one pass.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or a file of predictions, see `load_predictions`.
+        source: a classifier, on the Hub or in a folder; or predictions: a file, see `load_predictions`, or several, a
+            folder, a glob or an address, see `hf_calib.predictions.open_shards`.
         rows: what the model reads, labelled, that it was not trained on; None for a file.
         reading: how their columns are read.
         n_bins: M, at least 1.
@@ -40,6 +56,9 @@ def evaluate(
         ood: inputs from elsewhere, of none of the classes, whose labels are not read; or files of the same model's
             predictions for such. Where a model has a map in its head, they are separated before it, too.
         soft_labels: a file of the same rows' soft labels, see `load_soft_labels`.
+        by: columns whose values are slices of the rows; each slice is measured and compared with the others.
+        weight_column: of the rows' weights, or None.
+        workers: processes of one pass, see `run_pass`.
         running: how the model is run.
 
     Raises:
@@ -47,6 +66,18 @@ def evaluate(
         TypeError: if columns or arrays are of the wrong kind.
     """
     check_output(output)
+    sources = [source] if isinstance(source, str) else list(source)
+    if rows is None and (len(sources) > 1 or is_predictions_file(sources[0])):
+        shards = shards_for_one_pass(
+            sources, label_column=reading.label_column, weight_column=weight_column, by=by
+        )
+        if shards is not None:
+            _check_not_in_one_pass({"--ood-data": ood, "--soft-labels": soft_labels})
+            streamed = evaluate_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
+            write_to(output, streamed)
+            remove_unfinished(output)
+            return streamed
+    source = _only(sources)
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
     single_only = {"--ood-data": ood, "--soft-labels": soft_labels}
@@ -73,6 +104,20 @@ def evaluate(
         report = replace(report, out_of_distribution=tuple(_sections(opened, found, names)))
     write_to(output, report)
     return report
+
+
+def _only(sources: Sequence[str]) -> str:
+    if len(sources) > 1:
+        way_out = "name the folder of the files, or one model"
+        raise InputValueError(expected("the source", "be one", ", ".join(sources), way_out))
+    return sources[0]
+
+
+def _check_not_in_one_pass(options: Mapping[str, object]) -> None:
+    for option, value in options.items():
+        if value:
+            got = "predictions that are measured in one pass"
+            raise InputValueError(expected(option, "go with rows that are held", got, "leave it out"))
 
 
 def _about(opened: Opened) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, expected, few
+from hf_calib._errors import InputValueError, expected
+from hf_calib._names import plain_name
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.shard_formats import suffix_of
+from hf_calib.predictions.shards import MOST_ROWS_HELD, is_many, open_shards
 from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.tasks import MULTI_LABEL, TASKS, LabelKind, Task
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_calib.predictions.classifier import Classifier, Encoded, Progress
+    from hf_calib.predictions.passes import OnRows
 
 # Called with the name of a stage as it begins.
 Stages = Callable[[str], None]
@@ -40,30 +45,35 @@ class Running:
         trust_remote_code: whether code that comes with the model may run.
         progress: called with the number of rows just predicted and of all rows.
         stages: called with the name of each stage as it begins.
+        rows: called with the number of rows of predictions just read, and of all; None where that is not known.
     """
 
     trust_remote_code: bool = False
     progress: Progress | None = None
     stages: Stages = ignore_stage
+    rows: OnRows | None = None
 
 
 def is_predictions_file(source: str) -> bool:
-    """Whether a name means a file of predictions, rather than a model.
+    """Whether a name means a file of predictions, or several, rather than a model.
 
     >>> is_predictions_file("logits.csv.gz"), is_predictions_file("distilbert/distilbert-base")
     (True, False)
     """
-    return os.path.isfile(source) or Path(source.removesuffix(".gz")).suffix.lower() in FORMATS
+    suffix = Path(source.removesuffix(".gz")).suffix.lower()
+    return os.path.isfile(source) or suffix in FORMATS or is_many(source)
 
 
 def name_of(source: str) -> str:
-    """A name for titles: the file's without its suffix, or the model's.
+    """A name for titles: the file's without its suffix, the folder's, or the model's.
 
-    >>> name_of("runs/logits.csv.gz"), name_of("someone/some-bert-2.1")
-    ('logits', 'someone/some-bert-2.1')
+    >>> name_of("runs/logits.csv.gz"), name_of("s3://bucket/run/*.parquet"), name_of("someone/some-bert-2.1")
+    ('logits', 'run', 'someone/some-bert-2.1')
     """
     if is_predictions_file(source):
-        return Path(source).name.split(".")[0]
+        parts = [part for part in re.split(r"[\\/]+", source) if part and not re.search(r"[*?\[]", part)]
+        last = parts[-1] if parts else "predictions"
+        return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
 
 
@@ -79,25 +89,11 @@ def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool 
             raise InputValueError(expected("data", "be given with a model only", rows.data, way_out))
         return None
     if rows is None:
-        _check_is_no_folder_of_files(source)
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
         raise InputValueError(expected("data", "be given with a model", "none", way_out))
     from hf_calib.predictions.loading import find_task
 
     return find_task(source, trust_remote_code=trust_remote_code)
-
-
-def _check_is_no_folder_of_files(source: str) -> None:
-    """Refuse a folder of predictions, which is neither a model nor a file."""
-    if not os.path.isdir(source) or any(
-        os.path.isfile(os.path.join(source, name)) for name in ("config.json", "adapter_config.json")
-    ):
-        return
-    found = sorted(path.name for path in Path(source).iterdir() if is_predictions_file(path.name))
-    if found:
-        got = f"a folder with {few(found)}"
-        way_out = "name one of the files; several are read by a command each"
-        raise InputValueError(expected("the source", "be a model or a file of predictions", got, way_out))
 
 
 def check_kind(kind: LabelKind | None, reading: Reading, single_only: Mapping[str, object]) -> None:
@@ -252,11 +248,25 @@ def _read_files(opened: Opened) -> None:
     """Read files of predictions; those without labels have to be of the same model."""
     for name, each in opened.sets.items():
         opened.running.stages(f"reading {each.data}")
-        load = load_predictions if each.labelled else load_unlabelled
-        found = load(each.data, label_column=opened.reading.label_column)
+        found = _read_predictions(each, opened.reading.label_column)
         if not each.labelled:
             check_same_classes(_TITLES[each.argument], opened._found["data"], found)
         opened._found[name] = found
+
+
+def _read_predictions(rows: RowSet, label_column: str) -> Predictions:
+    if not rows.labelled:
+        return load_unlabelled(rows.data, label_column=label_column)
+    if not is_many(rows.data):
+        return load_predictions(rows.data, label_column=label_column)
+    shards = open_shards(rows.data, label_column=label_column)
+    if not shards.fit_into_memory():
+        got = "more" if shards.n_rows is None else f"{shards.n_rows:,}"
+        way_out = "name some of the files"
+        raise InputValueError(
+            expected(rows.argument, f"have at most {MOST_ROWS_HELD:,} rows here", got, way_out)
+        )
+    return shards.load()
 
 
 _TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}

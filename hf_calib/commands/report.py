@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.opening import Stages, ignore_stage, name_of
-from hf_calib.plots import reliability_diagram
+from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
+from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.predictions.files import load_predictions
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
@@ -99,8 +99,9 @@ class Comparison:
             way_out = "make the reports again with the same --n-bins"
             got = " and ".join(map(str, sorted(n_bins)))
             raise InputValueError(expected("the reports", "have the same number of bins", got, way_out))
-        panels = {name: _examples_of(column["bins"]) for name, column in self.columns.items()}
-        return reliability_diagram(panels, n_bins=n_bins.pop())
+        size = n_bins.pop()
+        sums = {name: _sums_of(column["bins"], size) for name, column in self.columns.items()}
+        return reliability_of_sums({"": sums})
 
     def write(self, folder: Path) -> None:
         """Write comparison.md, .html and .json, and the figure, into a folder."""
@@ -163,10 +164,14 @@ def _cell(metric: Mapping[str, Any] | None) -> str:
     return with_interval(metric["value"], metric["low"], metric["high"])
 
 
-def _examples_of(bins: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Confidences and correct (N,) that have the same sums in each bin, which is all that a diagram reads."""
-    counts = [row["count"] for row in bins]
-    right = [round(row["accuracy"] * row["count"]) for row in bins]
-    correct = [np.arange(count) < n for count, n in zip(counts, right, strict=True)]
-    confidences = np.repeat([row["confidence"] for row in bins], counts)
-    return confidences, np.concatenate(correct).astype(np.float64)
+def _sums_of(bins: Sequence[Mapping[str, Any]], n_bins: int) -> BinSums:
+    """The sums (M,) of saved bins, which are known by their mean confidence."""
+    counts, confidence, accuracy = np.array(
+        [[row["count"], row["confidence"], row["accuracy"]] for row in bins], dtype=np.float64
+    ).T
+    slots = uniform_bins(confidence, n_bins)
+
+    def total(weights: FloatArray) -> FloatArray:
+        return np.bincount(slots, weights, minlength=n_bins).astype(np.float64, copy=False)
+
+    return BinSums(total(counts), total(counts * confidence), total(counts * accuracy))

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib.metrics._inputs import check_n_resamples, check_probs_and_labels, check_seed
 from hf_calib.metrics._simulated import label_sampler
+from hf_calib.metrics.binning import BinSums
 from hf_calib.metrics.bootstrap import check_resamples, finite_value
 from hf_calib.metrics.by_name import MetricFunction, find_metric
 
@@ -95,5 +96,24 @@ def consistency_test(
             return float(found.function(rows, draw(rng), **options))
 
     errors = check_resamples(np.array([simulate(rng) for _ in range(n_resamples)]))
+    as_large = int(np.count_nonzero(errors >= value - _SAME))
+    return ConsistencyTest(value, (1 + as_large) / (1 + n_resamples), float(errors.mean()))
+
+
+def consistency_of_bins(sums: BinSums, *, n_effective: float, n_resamples: int, seed: int) -> ConsistencyTest:
+    """The same for the ECE from the sums (M,) of its bins: the rows of a bin are taken to have its mean confidence.
+
+    Args:
+        sums: of the bins, or of weights.
+        n_effective: rows; of weights, as many as would tell as much.
+        n_resamples: of the labels.
+        seed: of the draws.
+    """
+    counts, confidence, correct = (part[sums.counts > 0] for part in sums)
+    shares, stated = counts / counts.sum(), np.clip(confidence / counts, 0, 1)
+    value = float(shares @ np.abs(stated - correct / counts))
+    sizes = np.maximum(1, np.rint(shares * n_effective)).astype(np.int64)
+    hits = np.random.default_rng(seed).binomial(sizes, stated, size=(n_resamples, len(sizes)))
+    errors = np.abs(stated - hits / sizes) @ shares
     as_large = int(np.count_nonzero(errors >= value - _SAME))
     return ConsistencyTest(value, (1 + as_large) / (1 + n_resamples), float(errors.mean()))

@@ -17,13 +17,14 @@ from hf_calib.metrics._exact_sums import ExactSums, WeightedSums
 from hf_calib.metrics._inputs import as_array, check_integer, check_n_bins
 from hf_calib.metrics._row_scores import RowScores, check_rows, score_chunks
 from hf_calib.metrics._top_label_sums import TopLabelSums
-from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
+from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
 from hf_calib.metrics.calibration import binned_error, class_gaps
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _VERSION = 1
+_MOST_WAITING = 16  # chunks
 
 
 class ClassSums(NamedTuple):
@@ -137,9 +138,9 @@ class CalibrationState:
         weights = scores.weights
         self._start(weights is not None)
         self._top.add(scores)
-        self._cells += np.bincount(
-            cells_of(scores.confidences) * 2 + scores.correct, weights, minlength=2 * N_CELLS
-        )
+        self._waiting.append((cells_of(scores.confidences) * 2 + scores.correct, weights))
+        if len(self._waiting) == _MOST_WAITING:
+            self._count_cells()
         n_rows = len(scores.labels)
         bins = uniform_bins(scores.columns, self.n_bins)
         slots = bins + np.arange(0, self.n_classes * self.n_bins, self.n_bins)[:, None]
@@ -231,6 +232,7 @@ class CalibrationState:
     def grid(self) -> ConfidenceGrid:
         """Right and wrong predictions by confidence, on a fine grid."""
         self.check_has_rows()
+        self._count_cells()
         wrong, right = self._cells.reshape(N_CELLS, 2).T
         return ConfidenceGrid(right, wrong)
 
@@ -333,6 +335,7 @@ class CalibrationState:
             count = np.float64 if weighted else np.int64
             self._top = TopLabelSums(self.n_bins, weighted=weighted)
             self._cells = np.zeros(2 * N_CELLS, count)
+            self._waiting: list[tuple[IntArray, FloatArray | None]] = []
             self._bin_mass, self._bin_true = np.zeros(n_slots, count), np.zeros(n_slots, count)
             self._predicted = np.zeros(2 * n_classes, count)
             self._by_class: dict[str, Any] = {
@@ -348,6 +351,16 @@ class CalibrationState:
                 expected("the rows", requirement, got, "give weights with all rows or with none")
             )
 
+    def _count_cells(self) -> None:
+        """Add the chunks that wait: a pass over all cells, which are more than a chunk has rows."""
+        if self._waiting:
+            slots = np.concatenate([slots for slots, _ in self._waiting])
+            weights = [weights for _, weights in self._waiting if weights is not None]
+            self._cells += np.bincount(
+                slots, np.concatenate(weights) if weights else None, minlength=2 * N_CELLS
+            )
+            self._waiting.clear()
+
     def _class_values(self, name: str) -> FloatArray:
         counts = {"bin_mass": "_bin_mass", "bin_true": "_bin_true", "predicted": "_predicted"}
         if name in counts:
@@ -355,6 +368,7 @@ class CalibrationState:
         return np.asarray(self._by_class[name].values(), dtype=np.float64)
 
     def _arrays_of_counts(self) -> list[NDArray[Any]]:
+        self._count_cells()
         return [self._cells, self._bin_mass, self._bin_true, self._predicted]
 
     def _arrays(self) -> dict[str, NDArray[Any]]:

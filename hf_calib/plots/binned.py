@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_n_bins
-from hf_calib.metrics.binning import BinMeans, FloatArray, mean_bins, sum_bins, uniform_bins, uniform_edges
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins, sum_uniform_bins, uniform_edges
+from hf_calib.metrics.calibration import binned_error
 from hf_calib.plots._common import (
     BLUE,
     PEACH,
@@ -67,7 +67,7 @@ def reliability_diagram(
     >>> len(figure.axes)
     2
     """
-    return _draw_grid({"": panels}, n_bins, title)
+    return reliability_grid({"": panels}, n_bins=n_bins, title=title)
 
 
 def reliability_grid(
@@ -96,21 +96,31 @@ def reliability_grid(
     >>> len(figure.axes)
     8
     """
-    return _draw_grid(rows, n_bins, title)
-
-
-def _draw_grid(
-    rows: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]], n_bins: int, title: str | None
-) -> Figure:
-    from matplotlib.figure import Figure
-
     n_bins = check_n_bins(n_bins)
     columns = _columns(rows)
-    panels = {
-        (row, column): check_panel(f"{row} {column}".strip(), *rows[row][column])
+    sums = {
+        row: {column: _sums_of(f"{row} {column}".strip(), *rows[row][column], n_bins) for column in columns}
         for row in rows
-        for column in columns
     }
+    return reliability_of_sums(sums, title=title)
+
+
+def reliability_of_sums(
+    rows: Mapping[str, Mapping[str, BinSums]],
+    *,
+    n_rows: Mapping[str, int] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """The same from the sums (M,) of the equal-width bins.
+
+    Args:
+        rows: row name -> column name -> sums.
+        n_rows: column name -> rows, where the counts of the bins are sums of weights.
+        title: a line above the whole figure.
+    """
+    from matplotlib.figure import Figure
+
+    columns = _columns(rows)
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(0.7 + width * len(columns), 0.6 + height * len(rows)), layout="constrained")
     axes = figure.subplots(
@@ -119,7 +129,7 @@ def _draw_grid(
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             upper, lower = axes[2 * i, j], axes[2 * i + 1, j]
-            _draw_panel(upper, lower, *panels[row, column], n_bins)
+            _draw_panel(upper, lower, rows[row][column], None if n_rows is None else n_rows[column])
             _label_panel(upper, lower, first=j == 0, last_row=i == len(rows) - 1)
             if i == 0:
                 write_name(upper, column)
@@ -141,16 +151,21 @@ def _columns(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
     return columns
 
 
-def _draw_panel(upper: Axes, lower: Axes, confidences: FloatArray, correct: FloatArray, n_bins: int) -> None:
-    bins = mean_bins(sum_bins(confidences, correct, uniform_bins(confidences, n_bins), n_bins))
-    edges = uniform_edges(n_bins)
+def _sums_of(name: str, confidences: ArrayLike, correct: ArrayLike, n_bins: int) -> BinSums:
+    return sum_uniform_bins(*check_panel(name, confidences, correct), n_bins)
+
+
+def _draw_panel(upper: Axes, lower: Axes, sums: BinSums, n_rows: int | None) -> None:
+    bins, total = mean_bins(sums), float(sums.counts.sum())
+    edges = uniform_edges(len(sums.counts))
+    accuracy, confidence = sums.correct.sum() / total, sums.confidence.sum() / total
     _draw_accuracy(upper, bins, edges)
     _draw_counts(lower, bins, edges)
     top = 1 - _COUNTS_BAND
-    lower.axvline(correct.mean(), 0, top, color="black", linewidth=1.4, clip_on=False)
-    lower.axvline(confidences.mean(), 0, top, color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
-    ece = top_label_calibration_error(confidences, correct, n_bins=n_bins)
-    summary = f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N {len(correct):,}"
+    lower.axvline(accuracy, 0, top, color="black", linewidth=1.4, clip_on=False)
+    lower.axvline(confidence, 0, top, color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
+    ece = binned_error(sums, n_examples=total, norm="l1")
+    summary = f"ECE {ece:.3f}   accuracy {accuracy:.3f}   N {n_rows or round(total):,}"
     upper.set_title(summary, fontsize=7, loc="left", pad=4)
 
 

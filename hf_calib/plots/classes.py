@@ -66,6 +66,13 @@ def class_reliability_grid(
     n_classes = checked.shape[1]
     names = check_class_names(class_names, n_classes)
     sums = class_sums(checked, targets, check_n_bins(n_bins))
+    return classes_of_sums(sums, names, max_classes=max_classes, title=title)
+
+
+def classes_of_sums(
+    sums: BinSums, names: Sequence[str], *, max_classes: int = 12, title: str | None = None
+) -> Figure:
+    """The same from the sums (C, M) of the bins of each class."""
     errors = class_gaps(sums)
     shown = np.argsort(-errors, kind="stable")[:max_classes]
     figure = draw_panels(
@@ -78,7 +85,7 @@ def class_reliability_grid(
             for c in shown
         ]
     )
-    _write_title(figure, title, len(shown), n_classes)
+    _write_title(figure, title, len(shown), len(names))
     return figure
 
 

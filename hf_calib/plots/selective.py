@@ -136,19 +136,35 @@ def risk_coverage_diagram(
     >>> figure.axes[0].get_xlabel()
     'coverage: share of predictions kept'
     """
+    checked = check_panels(models)
+    curves = {}
+    for name, panel in checked.items():
+        coverage, risk = risk_coverage_curve(*panel)
+        few = _thin(len(risk))
+        curves[f"{textwrap.shorten(name, 44, placeholder='…')} (area {risk.mean():.4f})"] = (
+            coverage[few],
+            risk[few],
+        )
+    only = next(iter(checked.values()))[1] if len(checked) == 1 else None
+    return risk_coverage_of_curves(curves, bounds_of=only, title=title)
+
+
+def risk_coverage_of_curves(
+    curves: Mapping[str, tuple[FloatArray, FloatArray]],
+    *,
+    bounds_of: FloatArray | None = None,
+    title: str | None = None,
+) -> Figure:
+    """The same from points of the curves, name -> (coverage, risk), with the bounds of what is correct (N,)."""
     from matplotlib.figure import Figure
 
-    checked = check_panels(models)
-    figure = Figure(figsize=(3.5, 3.1 + 0.16 * len(checked)), layout="constrained")
+    figure = Figure(figsize=(3.5, 3.1 + 0.16 * len(curves)), layout="constrained")
     axes = figure.subplots()
-    for (name, (confidences, correct)), look in zip(checked.items(), line_looks(), strict=False):
-        coverage, risk = risk_coverage_curve(confidences, correct)
-        label = textwrap.shorten(name, 44, placeholder="…") + f" (area {risk.mean():.4f})"
-        few = _thin(len(risk))
+    for (name, (coverage, risk)), look in zip(curves.items(), line_looks(), strict=False):
         marker = "o" if len(risk) == 1 else None
-        axes.plot(coverage[few], risk[few], linewidth=1.6, label=label, marker=marker, **look)
-    if len(checked) == 1:
-        _draw_bounds(axes, correct)
+        axes.plot(coverage, risk, linewidth=1.6, label=name, marker=marker, **look)
+    if bounds_of is not None:
+        _draw_bounds(axes, bounds_of)
     _label_risk(axes)
     add_legend_of_models(figure, axes)
     if title:

@@ -2,5 +2,6 @@
 
 from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.shards import Shards, open_shards
 
-__all__ = ["Predictions", "load_predictions", "save_predictions"]
+__all__ = ["Predictions", "Shards", "load_predictions", "open_shards", "save_predictions"]

@@ -176,6 +176,13 @@ class Arrays(Format):
                 {name: _arrow(np.asarray(array[rows])) for name, array in chosen.items()}
             )
 
+    def holds_one_label_a_row(self, path: str) -> bool:
+        """Whether labels are (N,); of several a row they are (N, C). False for what cannot be read."""
+        try:
+            return self._arrays(path)["labels"].ndim == 1
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return False
+
     def _arrays(self, path: str) -> Mapping[str, NDArray[Any]]:
         with zipfile.ZipFile(path) as archive:
             members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -242,13 +249,14 @@ def _arrow(array: NDArray[Any]) -> Any:
 
 
 _CSV, _TSV = Csv(","), Csv("\t")
+ARRAYS = Arrays()
 FORMATS: dict[str, Format] = {
     ".parquet": Parquet(),
     ".csv": _CSV,
     ".csv.gz": _CSV,
     ".tsv": _TSV,
     ".tsv.gz": _TSV,
-    ".npz": Arrays(),
+    ".npz": ARRAYS,
 }
 
 

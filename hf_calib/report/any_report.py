@@ -56,6 +56,11 @@ class AnyReport(ABC):
         return len(self.class_names)
 
     @property
+    def final(self) -> Measurements:
+        """After calibration, where there is that."""
+        return self.after or self.before
+
+    @property
     @abstractmethod
     def diagnosis(self) -> tuple[str, ...]:
         """Sentences: over- or under-confident, where, and whether chance can explain it."""

@@ -57,6 +57,20 @@ class Coins(NamedTuple):
         n_rows, n_columns = chances.shape
         return cls.of(np.ravel(chances), np.tile(np.arange(n_columns), n_rows), n_columns)
 
+    @classmethod
+    def of_sums(cls, count: float, chances: float, squares: float) -> Coins:
+        """Coins that are known by their number, the sum of their chances and that of the squares of these.
+
+        They are taken as all likely or all unlikely, as those of a bin are.
+
+        >>> [round(coins.p_value(7), 6) for coins in (Coins.of_sums(10, 9.0, 8.1), Coins.of(np.full(10, 0.9)))]
+        [0.140382, 0.140382]
+        """
+        variance = max(chances - squares, 0.0)
+        if chances >= count / 2:
+            return cls(count, 0.0, 0.0, max(count - chances, 0.0), variance)
+        return cls(0.0, chances, variance, 0.0, 0.0)
+
     def group(self, number: int) -> Coins:
         """One of the sums."""
         return Coins(*(float(field[number]) for field in self))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_calib.report.diagnosis import claims
@@ -13,7 +14,8 @@ from hf_calib.report.tables import worst_bins
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
-    from hf_calib.report.assessment import Assessment
+    from hf_calib.report.any_report import AnyReport
+    from hf_calib.report.assessment import Assessment, Measurements
     from hf_calib.report.labels import LabelMeasurements
 
 
@@ -45,29 +47,36 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
 
 
 def _assessment(assessment: Assessment, report: CalibrationReport) -> dict[str, Any]:
-    titles = TITLES if report.multi_label else {key: measure.title for key, measure in MEASURES.items()}
-    record: dict[str, Any] = {
+    if assessment.gap is None:
+        return measurements_record(assessment, report)
+    return _metrics_and_bins(assessment, TITLES) | {
+        "gap": _plain(assessment.gap._asdict()),
+        "labels": [_label(label) for label in assessment.labels],
+    }
+
+
+def measurements_record(measured: Measurements, report: AnyReport) -> dict[str, Any]:
+    """One set of probabilities of one class a row."""
+    may, test = claims(report, measured), measured.consistency
+    return _metrics_and_bins(measured, {key: measure.title for key, measure in MEASURES.items()}) | {
+        "overall": {**_plain(may.overall._asdict()), "verdict": may.verdict},
+        "consistency_test": _plain({key: getattr(test, key) for key in ("value", "p_value", "expected")}),
+        "worst_bins": [_plain(vars(row)) for row in worst_bins(measured.bins)],
+        "classes": [_plain(vars(row)) for row in measured.classes],
+    }
+
+
+def _metrics_and_bins(measured: Measurements, titles: Mapping[str, str]) -> dict[str, Any]:
+    return {
         "metrics": {
             key: {
                 "title": titles[key],
                 **_plain(found._asdict()),
-                "n_resamples": assessment.n_resamples[key],
+                "n_resamples": measured.n_resamples[key],
             }
-            for key, found in assessment.metrics.items()
+            for key, found in measured.metrics.items()
         },
-        "bins": [_plain(vars(row)) for row in assessment.bins],
-    }
-    if assessment.gap is not None:
-        return record | {
-            "gap": _plain(assessment.gap._asdict()),
-            "labels": [_label(label) for label in assessment.labels],
-        }
-    may, test = claims(report, assessment), assessment.consistency
-    return record | {
-        "overall": {**_plain(may.overall._asdict()), "verdict": may.verdict},
-        "consistency_test": _plain({key: getattr(test, key) for key in ("value", "p_value", "expected")}),
-        "worst_bins": [_plain(vars(row)) for row in worst_bins(assessment.bins)],
-        "classes": [_plain(vars(row)) for row in assessment.classes],
+        "bins": [_plain(vars(row)) for row in measured.bins],
     }
 
 

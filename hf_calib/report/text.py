@@ -14,6 +14,7 @@ from hf_calib.report.tables import ClassRow, worst_bins
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
+    from hf_calib.report.any_report import AnyReport
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ def made_with() -> str:
     return f"Written on {datetime.now(timezone.utc).date().isoformat()} by hf_calib {version('hf_calib')}."
 
 
-def final_state(report: CalibrationReport) -> str:
+def final_state(report: AnyReport) -> str:
     """Which probabilities the tables of bins and classes are about, to follow their titles."""
     return "" if report.after is None else ", after calibration"
 
@@ -100,7 +101,7 @@ def _cell(found: Interval, form: str = ".4f") -> str:
     return "not defined" if math.isnan(found.value) else with_interval(*found, form)
 
 
-def bin_table(report: CalibrationReport) -> Table:
+def bin_table(report: AnyReport) -> Table:
     """The worst bins of the final probabilities."""
     rows = [
         [
@@ -117,7 +118,7 @@ def bin_table(report: CalibrationReport) -> Table:
     return ["confidence", "examples", "mean confidence", "accuracy", "gap", "part of ECE", "p"], rows
 
 
-def class_table(report: CalibrationReport) -> Table:
+def class_table(report: AnyReport) -> Table:
     """The classes of the final probabilities, those with the largest calibration error first."""
     header = [
         "class",
@@ -132,7 +133,7 @@ def class_table(report: CalibrationReport) -> Table:
     return header, [_class_cells(row) for row in shown_classes(report)]
 
 
-def shown_classes(report: CalibrationReport) -> list[ClassRow]:
+def shown_classes(report: AnyReport) -> list[ClassRow]:
     """The rows that a table has room for."""
     rows = report.final.classes
     return sorted(rows, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_calib._files import whole_folder
-from hf_calib.report._report import CalibrationReport
+from hf_calib.report.any_report import AnyReport
 from hf_calib.report.document import Document
 
 
@@ -24,12 +24,12 @@ def write_document(document: Document, record: Mapping[str, Any], folder: Path, 
         (folder / "figures" / f"{figure}.png").write_bytes(image.data)
 
 
-def write_report(report: CalibrationReport, folder: Path) -> None:
+def write_report(report: AnyReport, folder: Path) -> None:
     """Write report.md, report.html, report.json and the figures into a folder."""
     write_document(report.document(with_figures=True), report.to_dict(), folder)
 
 
-def write_to(output: Path | None, report: CalibrationReport) -> None:
+def write_to(output: Path | None, report: AnyReport) -> None:
     """The same, whole or not at all; nothing for None."""
     if output is not None:
         with whole_folder(output) as folder:

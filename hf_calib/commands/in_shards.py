@@ -1,0 +1,117 @@
+"""Commands on predictions that are not held at once: measured in one pass, in batches."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_calib.commands.opening import Running, name_of
+from hf_calib.metrics import CalibrationState
+from hf_calib.metrics._row_scores import check_rows, score_chunks
+from hf_calib.metrics.slices import SliceSums
+from hf_calib.predictions.passes import Tally, Unfinished, run_pass
+from hf_calib.predictions.shard_formats import ARRAYS, Piece
+from hf_calib.predictions.shards import Shards, is_many, open_shards
+from hf_calib.predictions.slicing import Slicing, choose_slicings
+from hf_calib.report.measures import Settings
+from hf_calib.report.one_pass import OnePassReport, report_on_states
+from hf_calib.report.slices import slice_section
+
+_UNFINISHED = "unfinished.npz"
+_SURELY_HELD = 2**25  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Sums the rows of a piece, all of them and by slice.
+
+    Args:
+        n_bins: M.
+        slicings: of the columns that name slices, in the order of a batch's.
+    """
+
+    n_bins: int
+    slicings: tuple[Slicing, ...] = ()
+
+    def __call__(self, shards: Shards, number: int, piece: Piece) -> Tally:
+        n_classes = len(shards.class_names)
+        state = CalibrationState(n_classes=n_classes, n_bins=self.n_bins)
+        weighted = shards.columns.weight is not None
+        slices = {
+            each.column: SliceSums(each.column, self.n_bins, weighted=weighted) for each in self.slicings
+        }
+        for first, batch in shards.batches(number, piece):
+            with shards.naming(number, first):
+                check_rows(batch.probs, batch.labels, batch.weights, n_classes)
+                named = [
+                    (codes, slicing.names(values))
+                    for slicing, (codes, values) in zip(self.slicings, batch.by, strict=True)
+                ]
+                for part, scores in score_chunks(batch.probs, batch.labels, batch.weights):
+                    state.add_scores(scores)
+                    for sums, (codes, names) in zip(slices.values(), named, strict=True):
+                        sums.add(scores, codes[part], names)
+        return Tally({"before": state}, slices, state.n_rows)
+
+
+def shards_for_one_pass(
+    sources: Sequence[str], *, label_column: str, weight_column: str | None = None, by: Sequence[str] = ()
+) -> Shards | None:
+    """Predictions that are measured in one pass: too many to be held, with weights, or by slice; else None.
+
+    Raises:
+        ValueError: as `open_shards`.
+    """
+    asked = weight_column is not None or bool(by) or len(sources) > 1
+    if not asked and not is_many(sources[0]) and not _may_be_large(sources[0]):
+        return None
+    shards = open_shards(sources, label_column=label_column, weight_column=weight_column, by=by)
+    return shards if weight_column is not None or by or not shards.fit_into_memory() else None
+
+
+def _may_be_large(path: str) -> bool:
+    if not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
+        return False
+    return not path.lower().endswith(".npz") or ARRAYS.holds_one_label_a_row(path)
+
+
+def evaluate_shards(
+    shards: Shards,
+    *,
+    n_bins: int,
+    output: Path | None,
+    workers: int | None,
+    running: Running,
+) -> OnePassReport:
+    """The report of one pass over predictions; killed, the same call with an output goes on where it was."""
+    if shards.by:
+        running.stages(f"looking at {', '.join(shards.by)}")
+    measuring = Measuring(n_bins, choose_slicings(shards))
+    options = json.dumps([n_bins, shards.class_names, [vars(each) for each in measuring.slicings]])
+    unfinished = None if output is None else Unfinished(output / _UNFINISHED, options)
+    running.stages(f"measuring {len(shards.files):,} files")
+    tally = run_pass(shards, measuring, unfinished=unfinished, workers=workers, on_rows=running.rows)
+    return report_of(tally, shards, n_bins=n_bins)
+
+
+def report_of(tally: Tally, shards: Shards, *, n_bins: int, notes: Sequence[str] = ()) -> OnePassReport:
+    """The report on what was summed."""
+    settings = Settings(n_bins, 0.95, 1000, 0)
+    return report_on_states(
+        tally.states["before"],
+        after=tally.states.get("after"),
+        class_names=shards.class_names,
+        name=name_of(shards.name),
+        slices=tuple(slice_section(sums, settings) for sums in tally.slices.values()),
+        n_files=len(shards.files),
+        notes=tuple(notes),
+    )
+
+
+def remove_unfinished(output: Path | None) -> None:
+    """Remove what a pass kept for going on, once its report is written."""
+    if output is not None:
+        (output / _UNFINISHED).unlink(missing_ok=True)

@@ -1,0 +1,415 @@
+"""The report of one pass over rows that are not held, or that have weights: from sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from hf_calib.metrics import CalibrationState
+from hf_calib.metrics.binning import BinSums, uniform_edges
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.calibration import binned_error, class_gaps
+from hf_calib.metrics.consistency import consistency_of_bins
+from hf_calib.metrics.error_interval import interval_of_bins
+from hf_calib.report.any_report import AnyReport
+from hf_calib.report.assessment import Measurements, Overall
+from hf_calib.report.coins import Coins
+from hf_calib.report.diagnosis import of_states, warnings_about_classes
+from hf_calib.report.document import Bullets, Document, Figures, Lead, Section, Table, draw
+from hf_calib.report.measures import MEASURES, Settings
+from hf_calib.report.record import measurements_record
+from hf_calib.report.slices import SliceSection
+from hf_calib.report.tables import BinRow, ClassRow
+from hf_calib.report.text import (
+    bin_table,
+    class_table,
+    columns,
+    final_state,
+    made_with,
+    with_interval,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ONE_PASS = "one_pass"  # the kind of a record
+_MOST_CLASSES_DRAWN = 10_000
+CAPTIONS = {
+    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
+    "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
+    "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
+}
+
+
+class FromSums(NamedTuple):
+    """The measurements of a state, and how exact they are.
+
+    Args:
+        measured: with intervals.
+        errors: key -> how far a metric may be from that of the rows, where it is from the grid of confidences.
+        median: the confidence below which half of the rows lie.
+    """
+
+    measured: Measurements
+    errors: dict[str, float]
+    median: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePassReport(AnyReport):
+    """The calibration of rows that were read once, from `CalibrationState`s; made by `report_on_states`.
+
+    Args:
+        state: of the probabilities as the model gives them.
+        state_after: of the calibrated ones, or None.
+        errors: of the metrics that come from the grid of confidences, before and after; see `FromSums`.
+        medians: the median confidences, before and after.
+        slices: of the final probabilities, a section for each column.
+        n_files: that were read; None where it was no file.
+    """
+
+    state: CalibrationState = field(repr=False, compare=False)
+    state_after: CalibrationState | None = field(default=None, repr=False, compare=False)
+    errors: tuple[dict[str, float], ...] = ()
+    medians: tuple[float, ...] = ()
+    slices: tuple[SliceSection, ...] = ()
+    n_files: int | None = None
+
+    @property
+    def n_examples(self) -> int:
+        """N."""
+        return self.state.n_rows
+
+    @property
+    def diagnosis(self) -> tuple[str, ...]:
+        """Sentences: over- or under-confident, where, whether chance can explain it, and which slices differ."""
+        return (*of_states(self), *(each.sentences()[0] for each in self.slices))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences: the caveats, what makes the numbers uncertain."""
+        return (*self.notes, *warnings_about_classes(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but figures, of JSON's own types; None where there is no number."""
+        states = (self.before, self.after)
+        measured = {
+            name: None if state is None else measurements_record(state, self)
+            for name, state in zip(("before", "after"), states, strict=True)
+        }
+        for record, errors in zip(filter(None, measured.values()), self.errors, strict=True):
+            for key, error in errors.items():
+                record["metrics"][key]["error"] = error
+        return {
+            "kind": ONE_PASS,
+            "name": self.name,
+            "n_examples": self.n_examples,
+            "n_classes": self.n_classes,
+            "n_bins": self.n_bins,
+            "n_files": self.n_files,
+            "weighted": self.state.weighted,
+            "effective_rows": float(self.state.top_label.effective_rows()[0]),
+            "median_confidence": list(self.medians),
+            "confidence_level": float(self.confidence_level),
+            "n_resamples": int(self.n_resamples),
+            "seed": int(self.seed),
+            **measured,
+            "diagnosis": list(self.diagnosis),
+            "warnings": list(self.warnings),
+            "slices": [section.to_dict() for section in self.slices],
+            "about": dict(self.about),
+        }
+
+    def document(self, *, with_figures: bool = False) -> Document:
+        """The report as blocks, for any form; figures take longer to draw than all else."""
+        title = f"Calibration of {self.name}"
+        level = f"{100 * self.confidence_level:g}%"
+        metrics = Table(f"Metrics with their {level} intervals", *self._metric_table(), title=title)
+        images = {name: draw(figure) for name, figure in self.figures().items()} if with_figures else {}
+        captions = CAPTIONS | {
+            f"slices_{each.column}": f"Confidence minus accuracy by {each.column}, with {level} intervals."
+            for each in self.slices
+        }
+        figures = Figures(images, captions, self._alt_texts() if images else {})
+        state = final_state(self)
+        bins = Table("Bins, those that add most to the ECE first", *bin_table(self))
+        classes = Table("Classes, those with the largest class gap first", *class_table(self))
+        return Document(
+            title,
+            [
+                Lead(self._summary()),
+                Section("Diagnosis", [Bullets(self.diagnosis)]),
+                *([Section("Caveats", [Bullets(self.warnings, label="Note: ")])] if self.warnings else []),
+                *([Section("Figures", [figures])] if images else []),
+                Section("Metrics", [metrics, Bullets(self._footnotes(), faint=True)]),
+                *(
+                    Section(
+                        f"By {each.column}{state}",
+                        [
+                            Table(
+                                f"Slices, with {level} intervals", *each.table(), title=f"By {each.column}"
+                            ),
+                            Bullets(each.footnotes(), faint=True),
+                        ],
+                    )
+                    for each in self.slices
+                ),
+                Section(f"Bins that add most to the calibration error{state}", [bins]),
+                Section(f"Classes{state}", [classes]),
+                Bullets([made_with()], faint=True),
+            ],
+        )
+
+    def figures(self) -> dict[str, Figure]:
+        """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
+        from hf_calib.plots.binned import reliability_of_sums
+        from hf_calib.plots.classes import classes_of_sums
+        from hf_calib.plots.selective import risk_coverage_of_curves
+
+        states = columns(self.state, self.state_after)
+        if self.state_after is None:
+            states = {self.name: self.state}
+        final = self.state_after or self.state
+        rows = {name: state.n_rows for name, state in states.items()}
+        found = {
+            "reliability": reliability_of_sums(
+                {"": {name: state.bins for name, state in states.items()}}, n_rows=rows
+            ),
+            "risk_coverage": risk_coverage_of_curves(
+                {name: state.grid.risk_coverage() for name, state in states.items()}
+            ),
+        }
+        if self.n_classes <= _MOST_CLASSES_DRAWN:
+            found["classwise"] = classes_of_sums(final.class_bins(), self.class_names)
+        return found | {f"slices_{each.column}": each.figure() for each in self.slices}
+
+    def _summary(self) -> str:
+        files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
+        weights = ""
+        if self.state.weighted:
+            effective = float(self.state.top_label.effective_rows()[0])
+            weights = f", weighted: they tell as much as {effective:,.0f} without weights"
+        return (
+            f"{self.n_examples:,} examples{files}{weights}, {self.n_classes:,} classes, {self.n_bins} bins; intervals "
+            f"of {100 * self.confidence_level:g}%, seed {self.seed}. In one pass."
+        )
+
+    def _metric_table(self) -> tuple[list[str], list[list[str]]]:
+        states = columns(self.before, self.after)
+        rows = [
+            [
+                MEASURES[key].title,
+                *(with_interval(*state.metrics[key]) for state in states.values()),
+                self._how(key),
+            ]
+            for key in self.before.metrics
+        ]
+        tests = [state.consistency.p_value for state in states.values() if state.consistency is not None]
+        rows.append(
+            ["Consistency test of the ECE (p)", *(f"{p:.2g}" for p in tests), "from the sums of the bins"]
+        )
+        return ["metric", *states, "how"], rows
+
+    def _how(self, key: str) -> str:
+        found = [errors[key] for errors in self.errors if key in errors]
+        return f"within {max(found):.1g}" if found else "exact"
+
+    def _footnotes(self) -> list[str]:
+        medians = " and ".join(f"{median:.4f}" for median in self.medians)
+        notes = [
+            "Exact: from sums over all rows. Within: from confidences that are counted on a fine grid, no farther than "
+            f"this from the value of the rows. Median confidence: {medians}.",
+            "The interval of an ECE is of the error without noise, in the same bins, by test inversion; those of "
+            "accuracy, NLL and Brier score are normal. The other errors have no interval.",
+            "Not here, as they need the rows at once: the smooth and the kernel ECE, that of bins by sweep, debiased "
+            "errors, and the post-processing gap.",
+            "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
+            "if the confidences were right.",
+        ]
+        if self.state.weighted:
+            notes.append(
+                "With weights, intervals and tests are for (sum of weights)^2 / (sum of squared weights) rows (Kish "
+                "1965). The area under the risk-coverage curve has no weighted form. Examples of a bin are rows; those "
+                "of a class are weights, scaled to the number of rows."
+            )
+        return notes
+
+    def _alt_texts(self) -> dict[str, str]:
+        worst = max(self.final.classes, key=lambda row: row.class_gap)
+        errors = ", ".join(
+            f"{state.metrics['ece'].value:.4f}" for state in (self.before, self.after) if state
+        )
+        return {
+            "reliability": f"Reliability diagram. ECE {errors}.",
+            "risk_coverage": f"Risk-coverage curve. Error rate {1 - self.final.metrics['accuracy'].value:.3f}.",
+            "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
+        } | {f"slices_{each.column}": each.alt_text() for each in self.slices}
+
+
+def report_on_states(
+    state: CalibrationState,
+    *,
+    after: CalibrationState | None = None,
+    class_names: tuple[str, ...] | None = None,
+    name: str = "model",
+    slices: tuple[SliceSection, ...] = (),
+    n_files: int | None = None,
+    notes: tuple[str, ...] = (),
+    confidence_level: float = 0.95,
+    seed: int = 0,
+) -> OnePassReport:
+    """The report on rows that were summed, also after a calibration.
+
+    Args:
+        state: with rows.
+        after: of the same rows, calibrated by a map that was fitted on others; or None.
+        class_names: C names; default "0", "1", ...
+        name: of the model, for titles.
+        slices: see `slice_section`.
+        n_files: that the rows are from.
+        notes: for the caveats.
+        confidence_level: of the intervals.
+        seed: of those by test inversion.
+
+    Raises:
+        ValueError: if a state has no rows.
+
+    >>> state = CalibrationState(n_classes=2)
+    >>> state.update(np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1)), np.tile([0, 0], 50))
+    >>> report_on_states(state).diagnosis[0]
+    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
+    """
+    names = class_names or tuple(map(str, range(state.n_classes)))
+    settings = Settings(state.n_bins, confidence_level, 1000, seed)
+    found = [measure_state(each, names, settings) for each in (state, after) if each is not None]
+    return OnePassReport(
+        name=name,
+        class_names=names,
+        before=found[0].measured,
+        after=None if after is None else found[1].measured,
+        n_bins=state.n_bins,
+        confidence_level=confidence_level,
+        n_resamples=settings.n_resamples,
+        seed=seed,
+        notes=notes,
+        state=state,
+        state_after=after,
+        errors=tuple(each.errors for each in found),
+        medians=tuple(each.median for each in found),
+        slices=slices,
+        n_files=n_files,
+    )
+
+
+def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Settings) -> FromSums:
+    """Every metric that sums tell, with its interval."""
+    top, bins = state.top_label, state.bins
+    total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
+    scale = effective / total
+    z = float(ndtri((1 + settings.confidence_level) / 2))
+    adaptive, adaptive_error = state.grid.equal_mass_bins(state.n_bins)
+
+    def normal(value: float, error: float) -> Interval:
+        return Interval(value, value - z * error, value + z * error)
+
+    def inverted(sums: BinSums) -> Interval:
+        return interval_of_bins(
+            BinSums(*(part * scale for part in sums)),
+            n_resamples=settings.n_resamples,
+            confidence_level=settings.confidence_level,
+            seed=settings.seed,
+        )
+
+    accuracy, accuracy_error = (float(part[0]) for part in top.accuracies())
+    metrics = {
+        "accuracy": normal(accuracy, accuracy_error),
+        **{
+            name: normal(float(top.mean(name)[0]), float(top.standard_error(name)[0]))
+            for name in ("nll", "brier")
+        },
+        "ece": inverted(bins),
+        "adaptive_ece": inverted(adaptive),
+        "classwise_ece": Interval(float(np.mean(class_gaps(state.class_bins())))),
+        "mce": Interval(binned_error(bins, n_examples=total, norm="max")),
+    }
+    errors = {"adaptive_ece": adaptive_error}
+    if not state.weighted:
+        area = state.area_under_risk_coverage()
+        metrics["area_under_risk_coverage"] = Interval(area.value)
+        errors["area_under_risk_coverage"] = area.error
+    gap, error = (float(part[0]) for part in top.gaps())
+    squares = top.by_bin("confidence_squared")[0].sum(axis=1)
+    right, stated = float(bins.correct.sum()), float(bins.confidence.sum())
+    coins = Coins.of_sums(effective, stated * scale, float(squares.sum()) * scale)
+    measured = Measurements(
+        metrics=metrics,
+        n_resamples=dict.fromkeys(metrics, 0) | dict.fromkeys(("ece", "adaptive_ece"), settings.n_resamples),
+        bins=_bin_rows(state, squares, scale),
+        overall=Overall(
+            *(gap, gap - z * error, gap + z * error),
+            p_value=coins.p_value(right * scale),
+            confidence=stated / total,
+            accuracy=right / total,
+            n_examples=state.n_rows,
+        ),
+        consistency=consistency_of_bins(
+            bins, n_effective=effective, n_resamples=settings.n_resamples, seed=settings.seed
+        ),
+        classes=_class_rows(state, names, scale),
+    )
+    return FromSums(measured, errors, state.confidence_quantile(0.5).value)
+
+
+def _bin_rows(state: CalibrationState, squares: Any, scale: float) -> tuple[BinRow, ...]:
+    bins, rows = state.bins, state.top_label.rows.reshape(state.n_bins, 2).sum(axis=1)
+    edges, total = uniform_edges(state.n_bins), float(bins.counts.sum())
+    found = []
+    for m in np.flatnonzero(bins.counts > 0):
+        mass, confidence, right = (float(part[m]) for part in bins)
+        coins = Coins.of_sums(mass * scale, confidence * scale, float(squares[m]) * scale)
+        found.append(
+            BinRow(
+                lower=float(edges[m]),
+                upper=float(edges[m + 1]),
+                count=int(rows[m]),
+                confidence=min(confidence / mass, 1.0),
+                accuracy=right / mass,
+                gap=(confidence - right) / mass,
+                contribution=abs(confidence - right) / total,
+                p_value=coins.p_value(right * scale),
+            )
+        )
+    return tuple(found)
+
+
+def _class_rows(state: CalibrationState, names: tuple[str, ...], scale: float) -> tuple[ClassRow, ...]:
+    sums, total = state.classes(), float(state.bins.counts.sum())
+    gaps, to_rows = class_gaps(state.class_bins()), state.n_rows / total
+    rows = []
+    for c, name in enumerate(names):
+        true, probability, squares, predicted, right, confidence, confidence_squares = (
+            float(part[c]) for part in sums
+        )
+        of_predictions = Coins.of_sums(
+            *(part * scale for part in (predicted, confidence, confidence_squares))
+        )
+        of_class = Coins.of_sums(*(part * scale for part in (total, probability, squares)))
+        rows.append(
+            ClassRow(
+                index=c,
+                name=name,
+                support=round(true * to_rows),
+                frequency=true / total,
+                mean_probability=probability / total,
+                class_gap=float(gaps[c]),
+                predicted=round(predicted * to_rows),
+                precision=right / predicted if predicted else None,
+                confidence=confidence / predicted if predicted else None,
+                p_value=of_predictions.p_value(right * scale) if predicted else 1.0,
+                frequency_p_value=of_class.p_value(true * scale),
+            )
+        )
+    return tuple(rows)
