@@ -61,6 +61,11 @@ class ExactSums:
         self.whole[into] += other.whole
         self._take(other.units, into)
 
+    def merge_all(self, other: ExactSums, n_groups: int) -> None:
+        """Add the slots of all groups of another one to those of the only one here."""
+        self.whole += other.whole.reshape(n_groups, -1).sum(axis=0)
+        self._take(other.units.reshape(n_groups, -1).sum(axis=0))
+
     def values(self) -> FloatArray:
         """The sums (slots,)."""
         return self.whole + self.units * _UNIT
@@ -92,6 +97,10 @@ class WeightedSums:
     def merge(self, other: WeightedSums, into: Any = slice(None)) -> None:
         """Add the slots of others to these."""
         self.sums[into] += other.sums
+
+    def merge_all(self, other: WeightedSums, n_groups: int) -> None:
+        """Add the slots of all groups of another one to those of the only one here."""
+        self.sums += other.sums.reshape(n_groups, -1).sum(axis=0)
 
     def values(self) -> FloatArray:
         """The sums (slots,)."""

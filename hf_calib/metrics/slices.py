@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._row_scores import RowScores
-from hf_calib.metrics._top_label_sums import TopLabelSums
+from hf_calib.metrics._top_label_sums import ConfidenceBins, GroupSums, ProperScores
 from hf_calib.metrics.binning import IntArray
 
 MOST_SLICES = 1_000
@@ -26,9 +26,10 @@ class SliceSums:
     """
 
     def __init__(self, column: str, n_bins: int, *, weighted: bool) -> None:
-        self.column = column
+        self.column, self.n_bins, self.weighted = column, n_bins, weighted
         self.names: list[str] = []
-        self.sums = TopLabelSums(n_bins, weighted=weighted, n_groups=0)
+        self._bins = ConfidenceBins(n_bins, weighted=weighted, n_groups=0)
+        self._scores = ProperScores(weighted=weighted, n_groups=0)
         self._numbers: dict[str, int] = {}
 
     def add(self, scores: RowScores, codes: IntArray, names: Sequence[str]) -> None:
@@ -37,20 +38,28 @@ class SliceSums:
         Raises:
             ValueError: if there are more than 1,000 groups.
         """
-        self.sums.add(scores, self._groups(names)[codes])
+        groups = self._groups(names)[codes]
+        self._bins.add(scores, groups)
+        self._scores.add(scores, groups)
 
     def merge(self, other: SliceSums) -> None:
         """Add the rows of others."""
-        self.sums.merge(other.sums, self._groups(other.names))
+        groups = self._groups(other.names)
+        self._bins.merge(other._bins, groups)
+        self._scores.merge(other._scores, groups)
+
+    def sums(self) -> GroupSums:
+        """The sums of each group, in the order of `names`."""
+        return GroupSums(self._bins, self._scores)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything but the names, by name."""
-        return self.sums.arrays()
+        return self._bins.arrays() | self._scores.arrays()
 
     def restore(self, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> None:
         """Take what `names` and `arrays` of another one were."""
         self._groups(names)
-        for name, array in self.sums.arrays().items():
+        for name, array in self.arrays().items():
             array[...] = arrays[name]
 
     def _groups(self, names: Sequence[str]) -> IntArray:
@@ -63,5 +72,9 @@ class SliceSums:
                 requirement = f"have at most {MOST_SLICES:,} different values"
                 got, way_out = f"more ({names[0]!r}, ...)", "group them in a column of their own"
                 raise InputValueError(expected(f"column {self.column!r}", requirement, got, way_out))
-            self.sums.grow(len(self.names))
+            bins = ConfidenceBins(self.n_bins, weighted=self.weighted, n_groups=len(self.names))
+            scores = ProperScores(weighted=self.weighted, n_groups=len(self.names))
+            bins.merge(self._bins)
+            scores.merge(self._scores)
+            self._bins, self._scores = bins, scores
         return np.array([self._numbers[name] for name in names], dtype=np.intp)

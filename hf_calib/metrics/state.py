@@ -16,7 +16,7 @@ from hf_calib.metrics._confidence_grid import N_CELLS, Bounded, ConfidenceGrid, 
 from hf_calib.metrics._exact_sums import ExactSums, WeightedSums
 from hf_calib.metrics._inputs import as_array, check_integer, check_n_bins
 from hf_calib.metrics._row_scores import RowScores, check_rows, score_chunks
-from hf_calib.metrics._top_label_sums import TopLabelSums
+from hf_calib.metrics._top_label_sums import ConfidenceBins, GroupSums, ProperScores
 from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
 from hf_calib.metrics.calibration import binned_error, class_gaps
 
@@ -137,7 +137,8 @@ class CalibrationState:
         """Add a chunk of rows that others look at, too."""
         weights = scores.weights
         self._start(weights is not None)
-        self._top.add(scores)
+        self._bins.add(scores, scores.predicted)
+        self._scores.add(scores, None)
         self._waiting.append((cells_of(scores.confidences) * 2 + scores.correct, weights))
         if len(self._waiting) == _MOST_WAITING:
             self._count_cells()
@@ -148,9 +149,6 @@ class CalibrationState:
         self._bin_true += np.bincount(of_labels, weights, minlength=len(self._bin_true))
         every_weight = None if weights is None else np.broadcast_to(weights, slots.shape).ravel()
         self._bin_mass += np.bincount(slots.ravel(), every_weight, minlength=len(self._bin_mass))
-        self._predicted += np.bincount(
-            scores.predicted * 2 + scores.correct, weights, minlength=2 * self.n_classes
-        )
         wide = scores.columns.astype(np.float64, copy=False)
         by_class = self._by_class
 
@@ -159,8 +157,6 @@ class CalibrationState:
 
         by_class["bin_probability"].add_fractions(slots.ravel(), weighed(wide).ravel())
         by_class["probability_squared"].add_rows(weighed(wide**2))
-        by_class["confidence"].add_fractions(scores.predicted, weighed(scores.confidences))
-        by_class["confidence_squared"].add_fractions(scores.predicted, weighed(scores.confidences**2))
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, which is returned, so that it goes into `functools.reduce`.
@@ -176,7 +172,8 @@ class CalibrationState:
         if other._weighted is None:
             return self
         self._start(other._weighted)
-        self._top.merge(other._top)
+        self._bins.merge(other._bins)
+        self._scores.merge(other._scores)
         for mine, theirs in zip(self._arrays_of_counts(), other._arrays_of_counts(), strict=True):
             mine += theirs
         for name, sums in self._by_class.items():
@@ -209,7 +206,7 @@ class CalibrationState:
     @property
     def n_rows(self) -> int:
         """Rows that were seen."""
-        return 0 if self._weighted is None else int(self._top.n_rows()[0])
+        return 0 if self._weighted is None else int(self._bins.counts["rows"].sum())
 
     @property
     def weighted(self) -> bool:
@@ -217,10 +214,10 @@ class CalibrationState:
         return bool(self._weighted)
 
     @property
-    def top_label(self) -> TopLabelSums:
-        """The sums by confidence bin, and of the proper scores."""
+    def top_label(self) -> GroupSums:
+        """The sums by confidence bin, and of the proper scores, of one group."""
         self.check_has_rows()
-        return self._top
+        return GroupSums.of_all(self._bins, self._scores)
 
     @property
     def bins(self) -> BinSums:
@@ -267,16 +264,15 @@ class CalibrationState:
 
     def classes(self) -> ClassSums:
         """The sums of each class."""
-        bins = self.class_bins()
-        wrong, right = self._class_values("predicted").reshape(self.n_classes, 2).T
+        bins, masses = self.class_bins(), self._bins.masses().sum(axis=1)
         return ClassSums(
             true=bins.correct.sum(axis=1),
             probability=bins.confidence.sum(axis=1),
             probability_squared=self._class_values("probability_squared"),
-            predicted=wrong + right,
-            right=right,
-            confidence=self._class_values("confidence"),
-            confidence_squared=self._class_values("confidence_squared"),
+            predicted=masses.sum(axis=1),
+            right=masses[:, 1],
+            confidence=self._bins.of("confidence").sum(axis=(1, 2)),
+            confidence_squared=self._bins.of("confidence_squared").sum(axis=(1, 2)),
         )
 
     def to_bytes(self) -> bytes:
@@ -322,7 +318,7 @@ class CalibrationState:
 
     def check_has_rows(self) -> None:
         """Raise where there is nothing to compute from."""
-        if not self.n_rows or not self._top.masses().any():
+        if not self.n_rows or not self._bins.masses().any():
             got = "none" if not self.n_rows else "only rows of weight 0"
             raise InputValueError(expected("the state", "have rows", got, "update it with predictions first"))
 
@@ -333,16 +329,15 @@ class CalibrationState:
             kind = WeightedSums if weighted else ExactSums
             n_classes, n_slots = self.n_classes, self.n_classes * self.n_bins
             count = np.float64 if weighted else np.int64
-            self._top = TopLabelSums(self.n_bins, weighted=weighted)
+            # By the predicted class, whose sums over the bins are the class's own.
+            self._bins = ConfidenceBins(self.n_bins, weighted=weighted, n_groups=n_classes)
+            self._scores = ProperScores(weighted=weighted, n_groups=1)
             self._cells = np.zeros(2 * N_CELLS, count)
             self._waiting: list[tuple[IntArray, FloatArray | None]] = []
             self._bin_mass, self._bin_true = np.zeros(n_slots, count), np.zeros(n_slots, count)
-            self._predicted = np.zeros(2 * n_classes, count)
             self._by_class: dict[str, Any] = {
                 "bin_probability": kind(n_slots),
                 "probability_squared": kind(n_classes),
-                "confidence": kind(n_classes),
-                "confidence_squared": kind(n_classes),
             }
         elif self._weighted != weighted:
             got = "weights" if weighted else "none"
@@ -362,29 +357,28 @@ class CalibrationState:
             self._waiting.clear()
 
     def _class_values(self, name: str) -> FloatArray:
-        counts = {"bin_mass": "_bin_mass", "bin_true": "_bin_true", "predicted": "_predicted"}
+        counts = {"bin_mass": "_bin_mass", "bin_true": "_bin_true"}
         if name in counts:
             return np.asarray(getattr(self, counts[name]), dtype=np.float64)
         return np.asarray(self._by_class[name].values(), dtype=np.float64)
 
     def _arrays_of_counts(self) -> list[NDArray[Any]]:
         self._count_cells()
-        return [self._cells, self._bin_mass, self._bin_true, self._predicted]
+        return [self._cells, self._bin_mass, self._bin_true]
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """Everything that rows change, by name."""
         if self._weighted is None:
             return {}
-        counts = dict(
-            zip(("cells", "bin_mass", "bin_true", "predicted"), self._arrays_of_counts(), strict=True)
-        )
+        counts = dict(zip(("cells", "bin_mass", "bin_true"), self._arrays_of_counts(), strict=True))
         by_class = {
             f"{name}.{part}": getattr(sums, part)
             for name, sums in self._by_class.items()
             for part in sums.fields
         }
-        top = {f"top_label.{name}": array for name, array in self._top.arrays().items()}
-        return counts | by_class | top
+        bins = {f"bins.{name}": array for name, array in self._bins.arrays().items()}
+        scores = {f"scores.{name}": array for name, array in self._scores.arrays().items()}
+        return counts | by_class | bins | scores
 
 
 def _arrow_column(batch: Any, name: str) -> NDArray[Any]:

@@ -63,9 +63,7 @@ class Tally:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything, for one file."""
-        made = {
-            column: [sums.sums.n_bins, sums.sums.weighted, sums.names] for column, sums in self.slices.items()
-        }
+        made = {column: [sums.n_bins, sums.weighted, sums.names] for column, sums in self.slices.items()}
         states = {f"state:{name}": _bytes(state.to_bytes()) for name, state in self.states.items()}
         slices = {
             f"slice:{column}:{name}": array

@@ -341,7 +341,7 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
         metrics["area_under_risk_coverage"] = Interval(area.value)
         errors["area_under_risk_coverage"] = area.error
     gap, error = (float(part[0]) for part in top.gaps())
-    squares = top.by_bin("confidence_squared")[0].sum(axis=1)
+    squares = top.sums.of("confidence_squared")[0].sum(axis=1)
     right, stated = float(bins.correct.sum()), float(bins.confidence.sum())
     coins = Coins.of_sums(effective, stated * scale, float(squares.sum()) * scale)
     measured = Measurements(
@@ -364,7 +364,7 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
 
 
 def _bin_rows(state: CalibrationState, squares: Any, scale: float) -> tuple[BinRow, ...]:
-    bins, rows = state.bins, state.top_label.rows.reshape(state.n_bins, 2).sum(axis=1)
+    bins, rows = state.bins, state.top_label.sums.rows()[0]
     edges, total = uniform_edges(state.n_bins), float(bins.counts.sum())
     found = []
     for m in np.flatnonzero(bins.counts > 0):

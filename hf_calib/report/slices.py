@@ -162,7 +162,7 @@ def slice_section(sums: SliceSums, settings: Settings, names: Sequence[str] | No
         settings: of the report.
         names: of the slices, in place of their values.
     """
-    found = sums.sums
+    found = sums.sums()
     bins, effective, n_rows = found.bins(), found.effective_rows(), found.n_rows()
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
