@@ -67,6 +67,16 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing 
 TestSplit = Annotated[str, typer.Option(help="Split of the test data.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
+WeightColumn = Annotated[str | None, typer.Option(help="Column of the rows' weights, of predictions.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**10,
+        help="Processes, for predictions of more rows than are held at once.",
+        show_default="as many as CPUs, 8 at most",
+    ),
+]
 LabelColumn = Annotated[
     str, typer.Option(help="Column of labels, or of lists of tags: class names, or the model's class ids.")
 ]
@@ -281,18 +291,8 @@ def evaluate(
             help="Columns a,b,c of the predictions: measures each of their values, and says which differ."
         ),
     ] = None,
-    weight_column: Annotated[
-        str | None, typer.Option(help="Column of the rows' weights in the predictions.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=2**10,
-            help="Processes, for predictions of more rows than are held at once.",
-            show_default="as many as CPUs, 8 at most",
-        ),
-    ] = None,
+    weight_column: WeightColumn = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
@@ -364,6 +364,16 @@ def calibrate(
     ] = None,
     n_bins: Bins = 15,
     seed: Seed = 0,
+    all_rows: Annotated[
+        bool,
+        typer.Option(
+            "--all-rows",
+            help="Of predictions of more rows than are held at once: fit a temperature or vector scaling on all of "
+            "them, in some more passes, rather than on a sample of 200,000.",
+        ),
+    ] = False,
+    weight_column: WeightColumn = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
@@ -381,6 +391,9 @@ def calibrate(
             criterion=criterion.value if criterion else None,
             n_bins=n_bins,
             seed=seed,
+            all_rows=all_rows,
+            weight_column=weight_column,
+            workers=workers,
             running=how,
         )
     console.print_warnings(done.report.notes)

@@ -12,11 +12,20 @@ import numpy as np
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
-from hf_calib.commands.opening import Opened, Running, check_kind, open_source, task_of_source
+from hf_calib.commands.in_shards import shards_for_one_pass
+from hf_calib.commands.opening import (
+    Opened,
+    Running,
+    check_kind,
+    is_predictions_file,
+    open_source,
+    task_of_source,
+)
 from hf_calib.predictions.files import save_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.report import CalibrationReport
+from hf_calib.predictions.shards import open_shards
+from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
@@ -54,7 +63,7 @@ class Calibration:
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
-    report: CalibrationReport
+    report: AnyReport
     notes: tuple[str, ...]
     served_difference: float | None = None
     prior: PriorEstimate | None = None
@@ -78,6 +87,9 @@ def calibrate(
     criterion: str | None = None,
     n_bins: int = 15,
     seed: int = 0,
+    all_rows: bool = False,
+    weight_column: str | None = None,
+    workers: int | None = None,
     running: Running = Running(),
 ) -> Calibration:
     """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
@@ -102,6 +114,10 @@ def calibrate(
         criterion: for a temperature "nll", which is the default, "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
+        all_rows: of more predictions than are held at once, whether a temperature or vector scaling is fitted on all
+            rows rather than on a sample.
+        weight_column: of such predictions' weights, which the report has; or None.
+        workers: processes for such predictions.
         running: how the model is run.
 
     Raises:
@@ -109,6 +125,29 @@ def calibrate(
         TypeError: if columns or arrays are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
+    if rows is None and is_predictions_file(source):
+        done = _calibrate_in_shards(
+            source,
+            output,
+            reading,
+            test=test,
+            target=target,
+            method=method,
+            criterion=criterion,
+            n_bins=n_bins,
+            all_rows=all_rows,
+            weight_column=weight_column,
+            workers=workers,
+            running=running,
+        )
+        if done is not None:
+            return done
+    if all_rows or weight_column is not None:
+        option = "--all-rows" if all_rows else "--weight-column"
+        requirement = (
+            "go with predictions of more rows than are held at once" if all_rows else "go with predictions"
+        )
+        raise InputValueError(expected(option, requirement, source, "leave it out"))
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     is_model = rows is not None
     kind = None if task is None else task.labels
@@ -155,6 +194,58 @@ def calibrate(
     running.stages(f"saving to {output}")
     difference, folded = save_calibrated(output, originals[0], opened, scaler, measured, method)
     return _calibration(method, scaler, measured, originals[0].notes, difference, folded=folded)
+
+
+def _calibrate_in_shards(
+    source: str,
+    output: Path,
+    reading: Reading,
+    *,
+    test: RowSet | None,
+    target: RowSet | None,
+    method: str | None,
+    criterion: str | None,
+    n_bins: int,
+    all_rows: bool,
+    weight_column: str | None,
+    workers: int | None,
+    running: Running,
+) -> Calibration | None:
+    """Predictions that are not held at once; None for others."""
+    columns: dict[str, Any] = {"label_column": reading.label_column, "weight_column": weight_column}
+    shards = shards_for_one_pass([source], **columns)
+    tested = None if test is None else shards_for_one_pass([test.data], **columns)
+    if shards is None and tested is None:
+        return None
+    if target is not None:
+        got, way_out = "predictions of more rows than are held at once", "leave it out, or sample the rows"
+        raise InputValueError(expected("--target-data", "go with rows that are held", got, way_out))
+    check_output(output)
+    from hf_calib.commands.calibrate_shards import calibrate_shards
+
+    if test is not None:
+        tested = tested or open_shards(test.data, **columns)
+    done = calibrate_shards(
+        shards or open_shards(source, **columns),
+        output,
+        test=tested,
+        method=method,
+        criterion=criterion,
+        all_rows=all_rows,
+        n_bins=n_bins,
+        workers=workers,
+        running=running,
+    )
+    return Calibration(
+        method or "auto",
+        getattr(done.scaler, "criterion", None),
+        getattr(done.scaler, "choice_", None),
+        fitted_numbers(done.scaler),
+        done.n_fitted,
+        done.held_out,
+        done.report,
+        done.warned,
+    )
 
 
 def _methods(kind: LabelKind | None, *, is_model: bool, has_target: bool) -> tuple[str, ...]:

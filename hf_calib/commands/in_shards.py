@@ -12,7 +12,7 @@ from hf_calib.commands.opening import Running, name_of
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics._row_scores import check_rows, score_chunks
 from hf_calib.metrics.slices import SliceSums
-from hf_calib.predictions.passes import Tally, Unfinished, run_pass
+from hf_calib.predictions.passes import Tally, Unfinished, measure_in_one_pass
 from hf_calib.predictions.shard_formats import ARRAYS, Piece
 from hf_calib.predictions.shards import Shards, is_many, open_shards
 from hf_calib.predictions.slicing import Slicing, choose_slicings
@@ -93,7 +93,9 @@ def evaluate_shards(
     options = json.dumps([n_bins, shards.class_names, [vars(each) for each in measuring.slicings]])
     unfinished = None if output is None else Unfinished(output / _UNFINISHED, options)
     running.stages(f"measuring {len(shards.files):,} files")
-    tally = run_pass(shards, measuring, unfinished=unfinished, workers=workers, on_rows=running.rows)
+    tally = measure_in_one_pass(
+        shards, measuring, unfinished=unfinished, workers=workers, on_rows=running.rows
+    )
     return report_of(tally, shards, n_bins=n_bins)
 
 

@@ -6,14 +6,14 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,18 @@ class Tally:
         return tally
 
 
+class Summed(Protocol):
+    """What a piece gives, and what that of all pieces is merged into."""
+
+    n_rows: int
+
+    def merge(self, other: Any) -> None:
+        """Add that of other rows."""
+
+
+S = TypeVar("S", bound=Summed)
 # What a pass does with a piece; it is sent to other processes.
-Work = Callable[[Shards, int, Piece], Tally]
+Work = Callable[[Shards, int, Piece], S]
 
 
 @dataclass(frozen=True)
@@ -137,50 +147,89 @@ class Unfinished:
         return {"done": done, "files": shards.identity()[: last + 1], "options": self.options}
 
 
-def run_pass(
+def measure_in_one_pass(
     shards: Shards,
-    work: Work,
+    work: Work[Tally],
     *,
     unfinished: Unfinished | None = None,
     workers: int | None = None,
     on_rows: OnRows | None = None,
 ) -> Tally:
-    """Do some work for all pieces, and merge what it sums in the order of the pieces.
+    """`run_pass` for sums that are kept while it runs, so that the same call goes on after a kill.
 
     Args:
         shards: the files.
         work: for a piece; a picklable object.
-        unfinished: where sums are kept while it runs, from which it goes on; None keeps none.
+        unfinished: where the sums are kept; None keeps none.
+        workers: see `run_pass`.
+        on_rows: called as rows are done.
+
+    Raises:
+        ValueError, OSError: as `run_pass`; the sums of the pieces before are kept.
+    """
+    if unfinished is None:
+        tally = Tally()
+        run_pass(shards, work, tally, workers=workers, on_rows=on_rows)
+        return tally
+    done, tally = unfinished.read(shards)
+    if on_rows is not None and tally.n_rows:
+        on_rows(tally.n_rows, shards.n_rows)
+    saved = time.monotonic()
+
+    def save_now_and_then() -> None:
+        nonlocal done, saved
+        done += 1
+        if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
+            unfinished.write(shards, done, tally)
+            saved = time.monotonic()
+
+    left = shards.pieces[done:]
+    try:
+        run_pass(shards, work, tally, pieces=left, workers=workers, on_rows=on_rows, after=save_now_and_then)
+    except BaseException:
+        if done:
+            unfinished.write(shards, done, tally)
+        raise
+    return tally
+
+
+def run_pass(
+    shards: Shards,
+    work: Work[S],
+    into: S,
+    *,
+    pieces: Sequence[tuple[int, Piece]] | None = None,
+    workers: int | None = None,
+    on_rows: OnRows | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Do some work for all pieces, and merge what it gives in the order of the pieces.
+
+    Args:
+        shards: the files.
+        work: for a piece; a picklable object.
+        into: what the results are merged into.
+        pieces: some of them; None takes all.
         workers: processes; None takes as many as there are CPUs, 8 at most, and one for fewer than 5 million rows.
         on_rows: called as rows are done.
+        after: called after each piece.
 
     Raises:
         ValueError: as `work`.
         OSError: if a worker was killed.
     """
-    done, tally = unfinished.read(shards) if unfinished is not None else (0, Tally())
-    if on_rows is not None and tally.n_rows:
-        on_rows(tally.n_rows, shards.n_rows)
-    pieces = shards.pieces[done:]
-    saved = time.monotonic()
-    with _results(shards, work, pieces, _n_workers(shards, len(pieces), workers)) as results:
+    chosen = shards.pieces if pieces is None else list(pieces)
+    with _results(shards, work, chosen, _n_workers(shards, len(chosen), workers)) as results:
         try:
             for more in results:
-                tally.merge(more)
-                done += 1
+                into.merge(more)
                 if on_rows is not None:
                     on_rows(more.n_rows, shards.n_rows)
-                if unfinished is not None and time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
-                    unfinished.write(shards, done, tally)
-                    saved = time.monotonic()
-        except BaseException as error:
-            if unfinished is not None and done:
-                unfinished.write(shards, done, tally)
-            if isinstance(error, BrokenProcessPool):
-                way_out = "give it more memory or --workers 1; with --output the same command goes on"
-                raise InputOSError(expected("the workers", "run", "one that was killed", way_out)) from error
-            raise
-    return tally
+                if after is not None:
+                    after()
+        except BrokenProcessPool as error:
+            way_out = "give it more memory or --workers 1; with --output the same command goes on"
+            raise InputOSError(expected("the workers", "run", "one that was killed", way_out)) from error
 
 
 def _n_workers(shards: Shards, n_pieces: int, asked: int | None) -> int:
@@ -195,8 +244,8 @@ def _n_workers(shards: Shards, n_pieces: int, asked: int | None) -> int:
 
 @contextmanager
 def _results(
-    shards: Shards, work: Work, pieces: list[tuple[int, Piece]], n_workers: int
-) -> Iterator[Iterator[Tally]]:
+    shards: Shards, work: Work[S], pieces: list[tuple[int, Piece]], n_workers: int
+) -> Iterator[Iterator[S]]:
     """What the work gives for each piece, in order."""
     if n_workers == 1:
         yield (work(shards, *piece) for piece in pieces)
@@ -211,14 +260,13 @@ def _results(
 _OF_THIS_WORKER: list[Any] = []
 
 
-def _begin(shards: Shards, work: Work) -> None:
+def _begin(shards: Shards, work: Work[Any]) -> None:
     _OF_THIS_WORKER[:] = [shards, work]
 
 
-def _do(piece: tuple[int, Piece]) -> Tally:
+def _do(piece: tuple[int, Piece]) -> Any:
     shards, work = _OF_THIS_WORKER
-    found: Tally = work(shards, *piece)
-    return found
+    return work(shards, *piece)
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

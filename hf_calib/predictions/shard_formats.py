@@ -49,6 +49,12 @@ class Contents:
     class_names: tuple[str, ...] | None = field(default=None)
 
     @property
+    def whole(self) -> Piece:
+        """All pieces as one."""
+        groups = [group for piece in self.pieces for group in piece.row_groups or ()]
+        return Piece(0, self.n_rows, tuple(groups))
+
+    @property
     def n_rows(self) -> int | None:
         """None where it is not known before all are read."""
         counts = [piece.n_rows for piece in self.pieces]
