@@ -67,7 +67,7 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed for drawing 
 TestSplit = Annotated[str, typer.Option(help="Split of the test data.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")]
-WeightColumn = Annotated[str | None, typer.Option(help="Column of the rows' weights, of predictions.")]
+WeightColumn = Annotated[str | None, typer.Option(help="Column of the rows' weights.")]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -287,12 +287,18 @@ def evaluate(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            help="Columns a,b,c of the predictions: measures each of their values, and says which differ."
-        ),
+        typer.Option(help="Columns a,b,c: measures the rows of each of their values, and says which differ."),
     ] = None,
     weight_column: WeightColumn = None,
     workers: Workers = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for a model's predictions, as parquet files that are written while it runs: a killed run goes "
+            "on from them.",
+            show_default="predictions in the output where accelerate launch starts several processes",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
@@ -314,8 +320,11 @@ def evaluate(
             by=_names(by) or (),
             weight_column=weight_column,
             workers=workers,
+            predictions=predictions,
             running=how,
         )
+    if report is None:  # another process has it
+        return
     if as_json:
         console.print_json(report.to_dict())
     else:

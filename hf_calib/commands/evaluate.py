@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hf_calib._errors import InputValueError, expected
@@ -20,12 +22,15 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
+from hf_calib.commands.predict_shards import n_processes, predict_shards
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.shards import open_shards
 from hf_calib.predictions.soft_labels import load_soft_labels
 from hf_calib.report import OodSection, ood_section, report_on_predictions
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_to
+from hf_calib.tasks import Task
 
 
 def evaluate(
@@ -40,11 +45,13 @@ def evaluate(
     by: Sequence[str] = (),
     weight_column: str | None = None,
     workers: int | None = None,
+    predictions: Path | None = None,
     running: Running = Running(),
-) -> AnyReport:
+) -> AnyReport | None:
     """Report the calibration of a model on labelled texts, tagged sentences or images, or of files of predictions.
 
-    Predictions with weights, by slice, or of more rows than are held at once are measured in one pass.
+    Predictions with weights, by slice, or of more rows than are held at once are measured in one pass. Several
+    processes, as `accelerate launch` starts them, share the rows of a model.
 
     Args:
         source: a classifier, on the Hub or in a folder; or predictions: a file, see `load_predictions`, or several, a
@@ -59,7 +66,12 @@ def evaluate(
         by: columns whose values are slices of the rows; each slice is measured and compared with the others.
         weight_column: of the rows' weights, or None.
         workers: processes of one pass, see `run_pass`.
+        predictions: a folder for a model's predictions, which are written as they come: a killed run goes on from them.
+            None writes none, or where several processes run into "predictions" in the output.
         running: how the model is run.
+
+    Returns:
+        The report; None on all processes but the first.
 
     Raises:
         ValueError: if source or data are missing, unreadable or do not fit.
@@ -82,6 +94,16 @@ def evaluate(
     kind = None if task is None else task.labels
     single_only = {"--ood-data": ood, "--soft-labels": soft_labels}
     check_kind(kind, reading, single_only)
+    if rows is not None and (predictions is not None or by or weight_column or n_processes() > 1):
+        _check_not_in_one_pass(single_only)
+        return _evaluate_sharded(
+            *(source, task, rows, reading, by, weight_column),
+            folder=_folder_of_predictions(predictions, output),
+            n_bins=n_bins,
+            output=output,
+            workers=workers,
+            running=running,
+        )
     names = short_names([each.data for each in ood])
     outside = {
         f"ood_data {name}": replace(each, argument="ood_data", labelled=False)
@@ -103,6 +125,54 @@ def evaluate(
         running.stages("predicting inputs from elsewhere")
         report = replace(report, out_of_distribution=tuple(_sections(opened, found, names)))
     write_to(output, report)
+    return report
+
+
+def _folder_of_predictions(given: Path | None, output: Path | None) -> Path | None:
+    """Where a model's predictions are written; None for a folder that goes with the run."""
+    if given is not None:
+        check_output(given)
+        return given
+    if n_processes() == 1:
+        return None
+    if output is None:
+        way_out = "the processes write their predictions there"
+        raise InputValueError(
+            expected("--output or --predictions", "be given with several processes", "neither", way_out)
+        )
+    return output / "predictions"
+
+
+def _evaluate_sharded(
+    source: str,
+    task: Task | None,
+    rows: RowSet,
+    reading: Reading,
+    by: Sequence[str],
+    weight_column: str | None,
+    *,
+    folder: Path | None,
+    n_bins: int,
+    output: Path | None,
+    workers: int | None,
+    running: Running,
+) -> AnyReport | None:
+    """A model whose predictions are written in shards, and then measured as any predictions are."""
+    columns = [*by, *filter(None, [weight_column])]
+    with ExitStack() as stack:
+        home = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hf_calib-")))
+        opened = predict_shards(source, task, rows, reading, home, columns=columns, running=running)
+        if opened is None:
+            return None
+        shards = open_shards(str(home), weight_column=weight_column, by=by)
+        report: AnyReport
+        if columns or not shards.fit_into_memory():
+            report = evaluate_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
+        else:
+            report = report_on_predictions(shards.load(), name_of(source), n_bins)
+        report = replace(report, name=name_of(source), about=_about(opened))
+        write_to(output, report)
+    remove_unfinished(output)
     return report
 
 

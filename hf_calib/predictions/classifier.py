@@ -84,7 +84,7 @@ class Classifier(ABC):
             labelled: whether labels are read.
         """
         if labelled:
-            labels = self._labels(rows, reading, name)
+            labels = self.read_labels(rows, reading, name)
             inputs = self.encode_inputs(rows, reading, name=name)
             return Encoded(inputs.inputs, labels, note=inputs.note)
         return self.encode_inputs(rows, reading, name=name)
@@ -93,7 +93,8 @@ class Classifier(ABC):
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """The same without labels."""
 
-    def _labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
+    def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
+        """The labels, checked: (N,) class ids, or (N, C) of 0 and 1."""
         if not self.task.labels.sigmoid:
             return label_ids(rows, reading.label_column, self.class_names, reading.class_names)
         from hf_calib.data.multi_label import LabelLayout, label_set_ids, multi_hot_matrix

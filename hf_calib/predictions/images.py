@@ -78,7 +78,7 @@ class ImageClassifier(Classifier):
         inputs = self.encode_inputs(rows, reading, name=name)
         if not labelled:
             return inputs
-        return Encoded(inputs.inputs, self._labels(rows, reading, name), note=inputs.note)
+        return Encoded(inputs.inputs, self.read_labels(rows, reading, name), note=inputs.note)
 
     def logits(
         self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None

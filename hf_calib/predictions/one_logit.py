@@ -25,9 +25,9 @@ class OneLogitClassifier(TextClassifier):
             model.config.problem_type = "multi_label_classification"
         return TextClassifier.load_processing(source, model, trust_remote_code=trust_remote_code)
 
-    def _labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
+    def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
         if reading.label_columns or reading.label_separator or reading.no_label:
-            return super()._labels(rows, reading, name)
+            return super().read_labels(rows, reading, name)
         values = column_values(rows, "label_column", reading.label_column)
         wrong = [value for value in values if value not in (0, 1)]
         if wrong:
