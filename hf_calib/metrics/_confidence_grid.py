@@ -55,9 +55,11 @@ class ConfidenceGrid:
     Args:
         right: (`N_CELLS`,) how many there are, or their weight.
         wrong: the same.
+        weighted: whether these are weights.
     """
 
-    def __init__(self, right: NDArray[Any], wrong: NDArray[Any]) -> None:
+    def __init__(self, right: NDArray[Any], wrong: NDArray[Any], *, weighted: bool = False) -> None:
+        self.weighted = weighted
         self.right, self.wrong = right.astype(np.float64), wrong.astype(np.float64)
         self.counts = self.right + self.wrong
         self.total = float(self.counts.sum())
@@ -77,8 +79,11 @@ class ConfidenceGrid:
         where, and by the width of the cells.
         """
         below = np.concatenate([[0.0], np.cumsum(self.counts)])
-        # Of N rows floor(k N / M) + 1 are not above the papers' k-th edge, and rows that tie with the last of these.
-        ranks = np.floor(np.arange(1, n_bins) * self.total / n_bins) + 1
+        ranks = np.arange(1, n_bins) * self.total / n_bins
+        if (
+            not self.weighted
+        ):  # so many rows are not above the papers' edge, and those that tie with the last of them
+            ranks = np.floor(ranks) + 1
         cut = np.searchsorted(below[1:], np.minimum(ranks, self.total))
         cut = np.minimum(cut, N_CELLS - 1)
         above = below[cut + 1] - ranks < ranks - below[cut]

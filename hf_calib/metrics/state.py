@@ -231,7 +231,7 @@ class CalibrationState:
         self.check_has_rows()
         self._count_cells()
         wrong, right = self._cells.reshape(N_CELLS, 2).T
-        return ConfidenceGrid(right, wrong)
+        return ConfidenceGrid(right, wrong, weighted=self.weighted)
 
     def adaptive_ece(self) -> Bounded:
         """The ECE of equal-mass bins, and how far from that of the rows it is at most."""
