@@ -227,7 +227,7 @@ def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     >>> mixed(np.arange(2, dtype=np.uint64), 0).tolist()
     [0, 6238072747940578789]
     """
-    found = numbers + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    found = numbers + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
     return found ^ (found >> np.uint64(31))

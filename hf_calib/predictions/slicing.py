@@ -69,8 +69,8 @@ def _edges_of(shards: Shards, column: str) -> tuple[float, ...] | None:
         for first, batch in shards.tables(file, piece, [column], (column,)):
             codes, values = codes_of(batch.column(0))
             found = np.array([_number(value) for value in values])
-            known = [value for value, number in zip(values, found, strict=True) if value is not None]
-            if len(known) and not np.isfinite(found[[value is not None for value in values]]).all():
+            known = np.array([value not in (None, "") for value in values], dtype=bool)
+            if not np.isfinite(found[known]).all():
                 return None  # texts
             if len(numbers) <= _MOST_NUMBERS:
                 numbers |= set(found[np.isfinite(found)].tolist())

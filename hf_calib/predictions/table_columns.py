@@ -210,8 +210,10 @@ class TableColumns:
         texts = compute.cast(column, pyarrow.string())
         found = compute.index_in(texts, value_set=pyarrow.array(self.class_names, pyarrow.string()))
         if found.null_count == len(found) and len(found) and not whole_names:
-            try:  # ids, in a file of text
-                return np.asarray(compute.cast(texts, pyarrow.int64()).to_numpy(zero_copy_only=False))
+            try:  # ids, in a file of text, perhaps as pandas writes them where some are missing
+                numbers = compute.cast(texts, pyarrow.float64()).to_numpy(zero_copy_only=False)
+                if (numbers % 1 == 0).all():
+                    return np.asarray(numbers.astype(np.int64))
             except pyarrow.ArrowInvalid:
                 pass
         if found.null_count:
@@ -253,7 +255,7 @@ def name_of_value(value: Any) -> str:
     >>> name_of_value("de"), name_of_value(None), name_of_value(3)
     ('de', '(none)', '3')
     """
-    return _NO_VALUE if value is None else str(value)
+    return _NO_VALUE if value in (None, "") else str(value)
 
 
 def _numbers(column: Any, name: str) -> NDArray[Any]:
