@@ -1,0 +1,207 @@
+"""The report from sums: the numbers of the report on held rows where both have them, and slices that differ."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hf_calib.metrics import CalibrationState
+from hf_calib.metrics._row_scores import score_chunks
+from hf_calib.metrics.slices import SliceSums
+from hf_calib.report import calibration_report
+from hf_calib.report.measures import Settings
+from hf_calib.report.one_pass import OnePassReport, report_on_states
+from hf_calib.report.saved import read_report
+from hf_calib.report.slices import SliceSection, slice_section
+
+SETTINGS = Settings(15, 0.95, 1000, 0)
+
+
+def sample(n: int, seed: int = 0, n_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(n, n_classes))
+    labels = (logits / 1.6 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return probs / probs.sum(axis=1, keepdims=True), labels
+
+
+def state_of(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> CalibrationState:
+    state = CalibrationState(n_classes=probs.shape[1])
+    state.update(probs, labels, weights)
+    return state
+
+
+def slices_of(
+    probs: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> SliceSection:
+    sums = SliceSums("country", 15, weighted=weights is not None)
+    names = [f"c{i}" for i in range(int(groups.max()) + 1)]
+    for part, scores in score_chunks(probs, labels, weights):
+        sums.add(scores, groups[part], names)
+    return slice_section(sums, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[OnePassReport, object]:
+    probs, labels = sample(20_000)
+    milder = probs**0.6 / (probs**0.6).sum(axis=1, keepdims=True)
+    report = report_on_states(state_of(probs, labels), after=state_of(milder, labels), name="mine")
+    return report, calibration_report(probs, labels, calibrated=milder, name="mine")
+
+
+def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[type-arg]
+    ours, theirs = both
+    assert ours.n_examples == theirs.n_examples
+    for state, held in ((ours.before, theirs.before), (ours.after, theirs.after)):
+        for key, found in state.metrics.items():
+            wanted, tolerance = held.metrics[key], 1e-11
+            if key in ("adaptive_ece", "area_under_risk_coverage"):
+                tolerance = max(errors[key] for errors in ours.errors)
+            assert found.value == pytest.approx(wanted.value, abs=tolerance), key
+            if wanted.low is not None and found.low is not None:  # of resamples, and of normal errors
+                for end in ("low", "high"):
+                    width = max(wanted.high - wanted.low, 1e-3)
+                    assert getattr(found, end) == pytest.approx(getattr(wanted, end), abs=0.25 * width), key
+        for mine, other in zip(state.bins, held.bins, strict=True):
+            assert vars(mine) == pytest.approx(vars(other), abs=2e-2)
+            assert (mine.count, mine.confidence) == (other.count, pytest.approx(other.confidence, abs=1e-9))
+        for mine, other in zip(state.classes, held.classes, strict=True):
+            assert mine.name == other.name
+            exact = (
+                "support",
+                "frequency",
+                "mean_probability",
+                "class_gap",
+                "predicted",
+                "precision",
+                "confidence",
+            )
+            for name in exact:
+                assert getattr(mine, name) == pytest.approx(getattr(other, name), abs=1e-9), name
+            assert (mine.p_value < 0.01) == (other.p_value < 0.01)
+        assert state.overall[:3] == pytest.approx(held.overall[:3], abs=1e-6)
+        assert (state.consistency.p_value < 0.01) == (held.consistency.p_value < 0.01)
+        assert state.consistency.expected == pytest.approx(held.consistency.expected, rel=0.1)
+    assert ours.diagnosis[0] == theirs.diagnosis[0]
+
+
+def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-def,type-arg]
+    report = both[0]
+    page = report.to_html()
+    assert page.count("<figure>") == 3
+    text = report.to_markdown()
+    assert "20,000 examples, 4 classes, 15 bins; intervals of 95%, seed 0. In one pass." in text
+    assert "| Adaptive ECE |" in text
+    assert "within " in text
+    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert record["kind"] == "one_pass"
+    assert record["before"]["metrics"]["adaptive_ece"]["error"] > 0
+    (tmp_path / "report.json").write_text(json.dumps(record))
+    assert read_report(tmp_path / "report.json")["n_examples"] == 20_000
+
+
+def test_a_calibrated_model_is_not_accused() -> None:
+    """Every claim of the diagnosis together: at most one in twenty calibrated models has any."""
+    accused = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        probs, _ = sample(1_000, seed)
+        labels = (probs.cumsum(axis=1) < rng.random((1_000, 1))).sum(axis=1).clip(0, 3)
+        report = report_on_states(state_of(probs, labels))
+        claims = ("Overall over-", "Overall under-", "Confidences from", "Predictions of", "Some classes")
+        accused += any(sentence.startswith(claims) for sentence in report.diagnosis)
+    assert accused <= 8
+
+
+def test_weights() -> None:
+    """A sample that has too many of one class, weighed back, tells of the whole."""
+    probs, labels = sample(40_000, seed=3)
+    whole = report_on_states(state_of(probs, labels))
+    rng = np.random.default_rng(0)
+    kept = rng.random(len(labels)) < np.where(labels == 0, 0.8, 0.2)
+    weights = np.where(labels[kept] == 0, 1 / 0.8, 1 / 0.2)
+    report = report_on_states(state_of(probs[kept], labels[kept], weights))
+    plain = report_on_states(state_of(probs[kept], labels[kept]))
+    for key in ("accuracy", "nll", "brier", "ece"):
+        found, wanted = report.before.metrics[key], whole.before.metrics[key]
+        assert found.low <= wanted.value <= found.high, key
+    assert abs(plain.before.classes[0].frequency - whole.before.classes[0].frequency) > 0.2
+    assert report.before.classes[0].frequency == pytest.approx(whole.before.classes[0].frequency, abs=0.01)
+    assert "area_under_risk_coverage" not in report.before.metrics
+    assert "Kish" in report.to_markdown()
+    assert (
+        f"tell as much as {weights.sum() ** 2 / (weights**2).sum():,.0f} without weights"
+        in report.to_markdown()
+    )
+
+
+class TestSlices:
+    def test_the_one_that_differs_is_found(self) -> None:
+        probs, labels = sample(30_000)
+        groups = np.random.default_rng(1).integers(0, 10, len(labels))
+        wrong = (groups == 7) & (np.random.default_rng(2).random(len(labels)) < 0.15)
+        labels = np.where(wrong, (labels + 1) % 4, labels)
+        section = slices_of(probs, labels, groups)
+        assert [each.name for each in section.slices if section.differs(each)] == ["c7"]
+        assert section.slices[0].name == "c7"
+        assert section.sentences()[0].startswith("1 of 10 values of country differ")
+        for each in section.slices:
+            rows = groups == int(each.name[1:])
+            confidences, right = probs[rows].max(axis=1), probs[rows].argmax(axis=1) == labels[rows]
+            assert each.n_rows == rows.sum()
+            assert each.accuracy == pytest.approx(right.mean())
+            assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
+            assert each.gap.low < each.gap.value < each.gap.high
+
+    @pytest.mark.parametrize("kind", ["equal", "few rows each", "one large", "weights"])
+    def test_false_alarms(self, kind: str) -> None:
+        """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
+        alarms, runs = 0, 100
+        for seed in range(runs):
+            rng = np.random.default_rng(seed)
+            probs, labels = sample(3_000, seed)
+            n_groups = 300 if kind == "few rows each" else 12
+            groups = rng.integers(0, n_groups, len(labels))
+            if kind == "one large":
+                groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
+            weights = rng.exponential(size=len(labels)) if kind == "weights" else None
+            sums = SliceSums("country", 15, weighted=weights is not None)
+            for part, scores in score_chunks(probs, labels, weights):
+                sums.add(scores, groups[part], [f"c{i}" for i in range(n_groups)])
+            from hf_calib.report.slices import _holm, _p_values
+
+            found = sums.sums()
+            used = np.flatnonzero(found.bins().counts.sum(axis=1) > 0)
+            alarms += bool((_holm(_p_values(found.bins(), found.effective_rows(), used)) < 0.05).any())
+        assert alarms <= 10
+
+    def test_in_the_report(self) -> None:
+        probs, labels = sample(5_000)
+        groups = np.arange(5_000) % 30
+        section = slices_of(probs, labels, groups)
+        report = report_on_states(state_of(probs, labels), slices=(section,))
+        page = report.to_html()
+        assert "By country" in page
+        assert "20 of 30 slices; report.json has all." in page
+        assert page.count("<figure>") == 4
+        assert len(report.to_dict()["slices"][0]["slices"]) == 30
+        json.dumps(report.to_dict(), allow_nan=False)
+
+    def test_names_from_data_are_escaped(self) -> None:
+        probs, labels = sample(400)
+        sums = SliceSums("<b>x</b>", 15, weighted=False)
+        for part, scores in score_chunks(probs, labels, None):
+            sums.add(scores, (np.arange(400) % 2)[part], ["<script>alert(1)</script>", "$x^2$ | `y`"])
+        report = report_on_states(state_of(probs, labels), slices=(slice_section(sums, SETTINGS),))
+        assert "<script>" not in report.to_html()
+        assert "<b>x" not in report.to_html()
+
+    def test_a_single_slice_has_nothing_to_differ_from(self) -> None:
+        probs, labels = sample(300)
+        section = slices_of(probs, labels, np.zeros(300, int))
+        assert section.slices[0].p_value is None
+        assert section.sentences() == [
+            "No value of country differs from the other rows beyond chance in confidence minus accuracy."
+        ]
