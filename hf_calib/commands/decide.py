@@ -173,7 +173,7 @@ def decide(
         "data": rows or RowSet(source),
         "test_data": None if test is None else replace(test, argument="test_data"),
     }
-    opened = open_source(source, task, sets, reading, running, prepare=check_rule)
+    opened = open_source(source, task, sets, reading, running, prepare=check_rule, sampled=True)
     _check_decides(opened.kind, source)
     rule = chosen[0] if chosen else make_rule(opened.class_names)
     _check_rows(rule, opened.n_rows("data"), is_split=test is None, is_calibrated=is_folded)
@@ -222,7 +222,7 @@ def _measure(
     else:
         _, measured, held_out = split_roles(found, tested, seed)
         parts = [(found, tested)]
-    notes: list[str] = []
+    notes: list[str] = list(opened.samples)
     n_shared = opened.n_shared()
     if n_shared:
         notes.append(

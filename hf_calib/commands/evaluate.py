@@ -12,7 +12,12 @@ from typing import Any
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
 from hf_calib._names import short_names
-from hf_calib.commands.in_shards import evaluate_shards, remove_unfinished, shards_for_one_pass
+from hf_calib.commands.in_shards import (
+    evaluate_shards,
+    remove_unfinished,
+    report_on_files,
+    shards_for_one_pass,
+)
 from hf_calib.commands.opening import (
     Opened,
     Running,
@@ -89,6 +94,13 @@ def evaluate(
             write_to(output, streamed)
             remove_unfinished(output)
             return streamed
+        if len(sources) > 1:
+            _check_not_in_one_pass({"--ood-data": ood, "--soft-labels": soft_labels})
+            report = report_on_files(
+                sources, label_column=reading.label_column, n_bins=n_bins, running=running
+            )
+            write_to(output, report)
+            return report
     source = _only(sources)
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
@@ -186,8 +198,10 @@ def _only(sources: Sequence[str]) -> str:
 def _check_not_in_one_pass(options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
-            got = "predictions that are measured in one pass"
-            raise InputValueError(expected(option, "go with rows that are held", got, "leave it out"))
+            got = "several files, slices, weights, or rows for one pass"
+            raise InputValueError(
+                expected(option, "go with one file of rows that are held", got, "leave it out")
+            )
 
 
 def _about(opened: Opened) -> dict[str, Any]:

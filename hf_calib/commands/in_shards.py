@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_calib.commands.opening import Running, name_of
+from hf_calib.commands.opening import Running, may_be_large, name_of
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics._row_scores import check_rows, score_chunks
 from hf_calib.metrics.slices import SliceSums
 from hf_calib.predictions.passes import Tally, Unfinished, measure_in_one_pass
-from hf_calib.predictions.shard_formats import ARRAYS, Piece
+from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards, is_many, open_shards
 from hf_calib.predictions.slicing import Slicing, choose_slicings
+from hf_calib.report import report_on_predictions
+from hf_calib.report.any_report import AnyReport
 from hf_calib.report.measures import Settings
 from hf_calib.report.one_pass import OnePassReport, report_on_states
 from hf_calib.report.slices import slice_section
 
 _UNFINISHED = "unfinished.npz"
-_SURELY_HELD = 2**25  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,16 @@ class Measuring:
         return Tally({"before": state}, slices, state.n_rows)
 
 
+def report_on_files(sources: Sequence[str], *, label_column: str, n_bins: int, running: Running) -> AnyReport:
+    """The report on predictions, whole where they are few enough to be held, else of one pass."""
+    shards = open_shards(sources, label_column=label_column)
+    if not shards.fit_into_memory():
+        return evaluate_shards(shards, n_bins=n_bins, output=None, workers=None, running=running)
+    found = shards.load()
+    running.stages(f"measuring {len(found):,} rows")
+    return report_on_predictions(found, name_of(shards.name), n_bins)
+
+
 def shards_for_one_pass(
     sources: Sequence[str], *, label_column: str, weight_column: str | None = None, by: Sequence[str] = ()
 ) -> Shards | None:
@@ -66,16 +76,10 @@ def shards_for_one_pass(
         ValueError: as `open_shards`.
     """
     asked = weight_column is not None or bool(by) or len(sources) > 1
-    if not asked and not is_many(sources[0]) and not _may_be_large(sources[0]):
+    if not asked and not is_many(sources[0]) and not may_be_large(sources[0]):
         return None
     shards = open_shards(sources, label_column=label_column, weight_column=weight_column, by=by)
     return shards if weight_column is not None or by or not shards.fit_into_memory() else None
-
-
-def _may_be_large(path: str) -> bool:
-    if not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
-        return False
-    return not path.lower().endswith(".npz") or ARRAYS.holds_one_label_a_row(path)
 
 
 def evaluate_shards(

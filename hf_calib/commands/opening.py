@@ -16,7 +16,8 @@ from hf_calib._names import plain_name
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.predictions.shard_formats import suffix_of
+from hf_calib.predictions.samples import draw_sample
+from hf_calib.predictions.shard_formats import ARRAYS, suffix_of
 from hf_calib.predictions.shards import MOST_ROWS_HELD, is_many, open_shards
 from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.tasks import MULTI_LABEL, TASKS, LabelKind, Task
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from hf_calib.predictions.classifier import Classifier, Encoded, Progress
     from hf_calib.predictions.passes import OnRows
+
+_SURELY_HELD = 2**25  # bytes of a file
 
 # Called with the name of a stage as it begins.
 Stages = Callable[[str], None]
@@ -75,6 +78,13 @@ def name_of(source: str) -> str:
         last = parts[-1] if parts else "predictions"
         return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
+
+
+def may_be_large(path: str) -> bool:
+    """Whether a file of predictions has to be looked at before it is read as a whole."""
+    if not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
+        return False
+    return not path.lower().endswith(".npz") or ARRAYS.holds_one_label_a_row(path)
 
 
 def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool = False) -> Task | None:
@@ -134,6 +144,7 @@ class Opened:
     classifier: Classifier | None = None
     rows: dict[str, Dataset] = field(default_factory=dict)
     encoded: dict[str, Encoded] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
     _found: dict[str, Predictions] = field(default_factory=dict)
 
     @property
@@ -174,7 +185,7 @@ class Opened:
 
     def notes(self) -> tuple[str, ...]:
         """On the inputs."""
-        return tuple(each.note for each in self.encoded.values() if each.note is not None)
+        return (*self.samples, *(each.note for each in self.encoded.values() if each.note is not None))
 
     def n_shared(self) -> int:
         """How many of the test rows are also among the others."""
@@ -200,6 +211,7 @@ def open_source(
     running: Running,
     *,
     prepare: Callable[[Classifier], None] | None = None,
+    sampled: bool = False,
 ) -> Opened:
     """Read every set of rows, load the model, and check that they go together; nothing is predicted yet.
 
@@ -210,6 +222,7 @@ def open_source(
         reading: how columns are read.
         running: how the model is run.
         prepare: called with the model before anything is encoded; it may raise, or undo a map in the head.
+        sampled: whether of more predictions than are held at once a sample is read.
 
     Raises:
         ValueError: if source or data are missing, unreadable or do not go together.
@@ -219,7 +232,7 @@ def open_source(
     opened = Opened(source, reading, running, given)
     stages = running.stages
     if is_predictions_file(source):
-        _read_files(opened)
+        _read_files(opened, sampled=sampled)
         return opened
     from hf_calib.predictions.classifier import load_classifier
 
@@ -244,29 +257,37 @@ def open_source(
     return opened
 
 
-def _read_files(opened: Opened) -> None:
+def _read_files(opened: Opened, *, sampled: bool) -> None:
     """Read files of predictions; those without labels have to be of the same model."""
     for name, each in opened.sets.items():
         opened.running.stages(f"reading {each.data}")
-        found = _read_predictions(each, opened.reading.label_column)
+        found, of = _read_predictions(each, opened.reading.label_column, sampled=sampled)
+        if of is not None:
+            opened.samples.append(
+                f"The rows of {each.argument} are a sample of {len(found):,} of the {of} rows, drawn by hashes of "
+                "their files' names and their numbers."
+            )
         if not each.labelled:
             check_same_classes(_TITLES[each.argument], opened._found["data"], found)
         opened._found[name] = found
 
 
-def _read_predictions(rows: RowSet, label_column: str) -> Predictions:
+def _read_predictions(rows: RowSet, label_column: str, *, sampled: bool) -> tuple[Predictions, str | None]:
+    """The rows, or a sample of them and how many there are."""
     if not rows.labelled:
-        return load_unlabelled(rows.data, label_column=label_column)
-    if not is_many(rows.data):
-        return load_predictions(rows.data, label_column=label_column)
+        return load_unlabelled(rows.data, label_column=label_column), None
+    if not is_many(rows.data) and not (sampled and may_be_large(rows.data)):
+        return load_predictions(rows.data, label_column=label_column), None
     shards = open_shards(rows.data, label_column=label_column)
-    if not shards.fit_into_memory():
-        got = "more" if shards.n_rows is None else f"{shards.n_rows:,}"
+    if shards.fit_into_memory():
+        return shards.load(), None
+    total = "more" if shards.n_rows is None else f"{shards.n_rows:,}"
+    if not sampled:
         way_out = "name some of the files"
         raise InputValueError(
-            expected(rows.argument, f"have at most {MOST_ROWS_HELD:,} rows here", got, way_out)
+            expected(rows.argument, f"have at most {MOST_ROWS_HELD:,} rows here", total, way_out)
         )
-    return shards.load()
+    return draw_sample(shards, most=MOST_ROWS_HELD), total
 
 
 _TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}

@@ -57,13 +57,15 @@ def predict_shards(
     Raises:
         ValueError: if model or rows are wrong, or the folder has predictions of others.
     """
+    import torch
     from accelerate import PartialState
 
     from hf_calib.export.fingerprint import fingerprint
     from hf_calib.predictions.classifier import load_classifier
 
     task = task or TASKS["text"]  # whose loading says what is wrong
-    state = PartialState() if n_processes() > 1 else None
+    is_cpu = not torch.accelerator.is_available()
+    state = PartialState(cpu=is_cpu) if n_processes() > 1 else None
     rank, world = (0, 1) if state is None else (state.process_index, state.num_processes)
     running.stages(f"reading {rows.data}")
     with nullcontext() if state is None else state.main_process_first():

@@ -13,10 +13,12 @@ from matplotlib.figure import Figure
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.opening import Stages, ignore_stage, name_of
+from hf_calib.commands.in_shards import report_on_files
+from hf_calib.commands.opening import Running, Stages, ignore_stage, may_be_large, name_of
 from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.predictions.files import load_predictions
+from hf_calib.predictions.shards import is_many
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
 from hf_calib.report.saved import read_report
@@ -153,6 +155,9 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     if path.suffix == ".json":
         return read_report(path)
     stages(f"reading {source}")
+    if is_many(source) or may_be_large(source):
+        running = Running(stages=stages)
+        return report_on_files([source], label_column=label_column, n_bins=n_bins, running=running).to_dict()
     found = load_predictions(source, label_column=label_column)
     stages(f"measuring {len(found):,} rows")
     return report_on_predictions(found, name_of(source), n_bins).to_dict()

@@ -92,17 +92,55 @@ class Tally:
 
 
 class Summed(Protocol):
-    """What a piece gives, and what that of all pieces is merged into."""
+    """What a piece gives."""
 
     n_rows: int
 
-    def merge(self, other: Any) -> None:
+
+S = TypeVar("S", bound=Summed)
+T = TypeVar("T", contravariant=True)
+
+
+class Merging(Protocol[T]):
+    """What the results of all pieces are merged into."""
+
+    def merge(self, other: T, /) -> None:
         """Add that of other rows."""
 
 
-S = TypeVar("S", bound=Summed)
 # What a pass does with a piece; it is sent to other processes.
 Work = Callable[[Shards, int, Piece], S]
+
+
+@dataclass
+class TallyByFile:
+    """What is summed over files, and over the file that is being read: it may turn out to be wrong, and be repaired.
+
+    Args:
+        shards: the files.
+        done: pieces that were merged.
+        whole: of the files that are done.
+        begun: of the next one.
+    """
+
+    shards: Shards
+    done: int = 0
+    whole: Tally = field(default_factory=Tally)
+    begun: Tally = field(default_factory=Tally)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that were read."""
+        return self.whole.n_rows + self.begun.n_rows
+
+    def merge(self, more: Tally) -> None:
+        """Add the next piece."""
+        pieces = self.shards.pieces
+        self.begun.merge(more)
+        self.done += 1
+        if self.done == len(pieces) or pieces[self.done][0] != pieces[self.done - 1][0]:
+            self.whole.merge(self.begun)
+            self.begun = Tally()
 
 
 @dataclass(frozen=True)
@@ -117,34 +155,54 @@ class Unfinished:
     path: Path
     options: str
 
-    def read(self, shards: Shards) -> tuple[int, Tally]:
-        """How many pieces are done, and their sums; none where the files or the options are others."""
+    def read(self, shards: Shards) -> TallyByFile:
+        """What is done; nothing where the files or the options are others."""
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(arrays.pop("header").tobytes())
-            if header == self._header(shards, header["done"]):
-                return header["done"], Tally.from_arrays(arrays)
+            names = ("whole", "begun")
+            if header["options"] == self.options:
+                whole, begun = (Tally.from_arrays(_under(name, arrays)) for name in names)
+                n_pieces = [number for number, _ in shards.pieces]
+                n_whole = len(header["files"]) - (header["done"] > header["whole"])
+                identity = shards.identity()
+                if header["files"] == identity[: len(header["files"])]:
+                    return TallyByFile(shards, header["done"], whole, begun)
+                if (
+                    header["files"][:n_whole] == identity[:n_whole]
+                    and n_pieces.index(n_whole) == header["whole"]
+                ):
+                    return TallyByFile(shards, header["whole"], whole)
         except (OSError, ValueError, KeyError, EOFError):
             pass
-        return 0, Tally()
+        return TallyByFile(shards)
 
-    def write(self, shards: Shards, done: int, tally: Tally) -> None:
-        """Keep the sums of the first pieces."""
-        arrays = tally.to_arrays() | {"header": _bytes(json.dumps(self._header(shards, done)).encode())}
+    def write(self, found: TallyByFile) -> None:
+        """Keep it."""
+        pieces = found.shards.pieces
+        begun = pieces[found.done - 1][0] if found.done else -1
+        whole = found.done
+        while whole and found.begun.n_rows and pieces[whole - 1][0] == begun:
+            whole -= 1
+        header = {
+            "done": found.done,
+            "whole": whole,
+            "files": found.shards.identity()[: begun + 1],
+            "options": self.options,
+        }
+        arrays = {"header": _bytes(json.dumps(header).encode())}
+        for name, tally in (("whole", found.whole), ("begun", found.begun)):
+            arrays |= {f"{name}/{key}": array for key, array in tally.to_arrays().items()}
         with whole_file(self.path) as path:
             stream = io.BytesIO()
             np.savez(stream, allow_pickle=False, **arrays)
             path.write_bytes(stream.getvalue())
 
-    def remove(self) -> None:
-        """The pass is over."""
-        self.path.unlink(missing_ok=True)
 
-    def _header(self, shards: Shards, done: int) -> dict[str, Any]:
-        """Of the files that are done: a later one may be written again after an error named it."""
-        last = shards.pieces[done - 1][0] if done else -1
-        return {"done": done, "files": shards.identity()[: last + 1], "options": self.options}
+def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
 
 
 def measure_in_one_pass(
@@ -167,36 +225,31 @@ def measure_in_one_pass(
     Raises:
         ValueError, OSError: as `run_pass`; the sums of the pieces before are kept.
     """
-    if unfinished is None:
-        tally = Tally()
-        run_pass(shards, work, tally, workers=workers, on_rows=on_rows)
-        return tally
-    done, tally = unfinished.read(shards)
-    if on_rows is not None and tally.n_rows:
-        on_rows(tally.n_rows, shards.n_rows)
+    found = TallyByFile(shards) if unfinished is None else unfinished.read(shards)
+    if on_rows is not None and found.n_rows:
+        on_rows(found.n_rows, shards.n_rows)
     saved = time.monotonic()
 
     def save_now_and_then() -> None:
-        nonlocal done, saved
-        done += 1
-        if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
-            unfinished.write(shards, done, tally)
+        nonlocal saved
+        if unfinished is not None and time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
+            unfinished.write(found)
             saved = time.monotonic()
 
-    left = shards.pieces[done:]
+    left = shards.pieces[found.done :]
     try:
-        run_pass(shards, work, tally, pieces=left, workers=workers, on_rows=on_rows, after=save_now_and_then)
+        run_pass(shards, work, found, pieces=left, workers=workers, on_rows=on_rows, after=save_now_and_then)
     except BaseException:
-        if done:
-            unfinished.write(shards, done, tally)
+        if unfinished is not None and found.done:
+            unfinished.write(found)
         raise
-    return tally
+    return found.whole
 
 
 def run_pass(
     shards: Shards,
     work: Work[S],
-    into: S,
+    into: Merging[S],
     *,
     pieces: Sequence[tuple[int, Piece]] | None = None,
     workers: int | None = None,
