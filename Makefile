@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trainers test-kernels test-gpu check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -52,6 +52,18 @@ KERNEL_TESTS := tests/kernels tests/losses/test_golden.py tests/losses/test_grad
     tests/losses/test_special_cases.py
 test-kernels: .venv-kernels/installed
 	TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest --override-ini addopts= -n 2 --dist load -q $(KERNEL_TESTS)
+
+# The recipes for engines, on two local workers each; Spark needs Java.
+test-engines: .venv-engines/installed
+	.venv-engines/bin/python -m pytest --override-ini addopts= --override-ini filterwarnings=default -q -rs tests/engines
+
+# Of hf_calib they need the metrics, which are numpy and scipy.
+.venv-engines/installed: pyproject.toml constraints.txt
+	python3 -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    dask distributed duckdb numpy polars pyarrow pyspark pytest "ray[data]" scipy
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
 
 # The same on a GPU, in an environment whose PyTorch has CUDA.
 test-gpu:
@@ -108,4 +120,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers .venv-kernels demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers .venv-kernels .venv-engines demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -93,7 +93,7 @@ def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool 
     Raises:
         ValueError: for rows beside a file of predictions, which holds the labels itself, and a model without rows.
     """
-    if is_predictions_file(source):
+    if is_predictions_file(source) and not (rows is not None and os.path.isdir(source)):
         if rows is not None:
             way_out = "the file of predictions holds the labels: leave data out, or name a model"
             raise InputValueError(expected("data", "be given with a model only", rows.data, way_out))
@@ -231,7 +231,7 @@ def open_source(
     given = {name: each for name, each in sets.items() if each is not None}
     opened = Opened(source, reading, running, given)
     stages = running.stages
-    if is_predictions_file(source):
+    if is_predictions_file(source) and given["data"].data == source:
         _read_files(opened, sampled=sampled)
         return opened
     from hf_calib.predictions.classifier import load_classifier

@@ -234,6 +234,12 @@ MAKE_THEIR_OWN = (
     ),
 )
 World = Callable[[Path, Hub], None]
+
+
+def nothing(folder: Path, hub: Hub) -> None:
+    """Of a page that makes what it needs."""
+
+
 # What a page finds, where that is not `texts`.
 WORLDS: dict[str, World] = {
     "guides/many_labels.md": many_labels,
@@ -241,6 +247,7 @@ WORLDS: dict[str, World] = {
     "guides/images.md": images,
     "guides/pairs.md": pairs,
     "guides/measure.md": measured,
+    "guides/large_data.md": nothing,
     "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
@@ -251,6 +258,7 @@ WORLDS: dict[str, World] = {
 # Pages without trainings and processes, which `make test` runs too.
 QUICK = {
     "guides/abstain.md",
+    "guides/large_data.md",
     "guides/prediction_sets.md",
     "losses/index.md",
     "explanation/proper_scores.md",
@@ -286,6 +294,7 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         },
         f"{FEW} {FILES}",
     ),
+    "torchrun --nproc_per_node 8 -m hf_calib.cli": ({"--nproc_per_node 8": "--nproc_per_node 2"}, ""),
     "torchrun --nproc_per_node 8 recipes": (
         {"--nproc_per_node 8": "--nproc_per_node 2"},
         f"{FEW} {FILES} --ddp_backend gloo",

@@ -1,0 +1,37 @@
+"""ECE, NLL and Brier score of predictions by SQL: python recipes/engines/duckdb_sql.py 'FOLDER/*.parquet' N_CLASSES
+
+What needs only sums by bin needs no Python: the query runs in any database with these functions. Bins are (lower,
+upper] as everywhere here; a confidence within rounding of an edge k/M may fall on its other side.
+"""
+
+import json
+import sys
+
+import duckdb
+
+
+def query(files: str, n_classes: int, n_bins: int = 15) -> str:
+    probs = [f"prob_{c}::double" for c in range(n_classes)]
+    true_class = " ".join(f"when {c} then {p}" for c, p in enumerate(probs))
+    predicted = " ".join(f"when {p} = greatest({', '.join(probs)}) then {c}" for c, p in enumerate(probs))
+    return f"""
+    with rows as (
+      select greatest({", ".join(probs)}) as confidence, (case {predicted} end = label)::int as is_right,
+        case label {true_class} end as p, {" + ".join(f"{p} * {p}" for p in probs)} as squares
+      from read_parquet('{files.replace("'", "''")}')
+    ), bins as (
+      select count(*) as n, sum(confidence) as confidence, sum(is_right) as n_right,
+        sum(-ln(greatest(p, 2.2250738585072014e-308))) as nll, sum(squares - 2 * p + 1) as brier
+      from rows group by greatest(ceil(confidence * {n_bins}), 1)
+    )
+    select sum(n_right) / sum(n) as accuracy, sum(nll) / sum(n) as nll, sum(brier) / sum(n) as brier,
+      sum(abs(confidence - n_right)) / sum(n) as ece from bins"""
+
+
+def evaluate(files: str, n_classes: int) -> dict[str, float]:
+    found = duckdb.sql(query(files, n_classes))
+    return dict(zip(found.columns, found.fetchall()[0], strict=True))
+
+
+if __name__ == "__main__":
+    print(json.dumps(evaluate(sys.argv[1], int(sys.argv[2]))))
