@@ -141,6 +141,23 @@ def check_flag(argument: str, value: Any) -> None:
         raise InputTypeError(expected(argument, "be True or False", repr(value), "write it without quotes"))
 
 
+def check_weights(sample_weight: ArrayLike | None, n_examples: int) -> NDArray[np.float64] | None:
+    """Return weights (N,) as float64, or None where there are none."""
+    if sample_weight is None:
+        return None
+    weights = as_floats("sample_weight", sample_weight)
+    if weights.shape != (n_examples,):
+        got, way_out = f"shape {weights.shape}", "pass one for each row of probs"
+        raise InputValueError(expected("sample_weight", f"have shape ({n_examples},)", got, way_out))
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        got, way_out = f"{weights[wrong[0]]} in row {wrong[0]}", "give each row a weight; 0 leaves it out"
+        raise InputValueError(expected("sample_weight", "be finite and at least 0", got, way_out))
+    if not weights.any():
+        raise InputValueError(expected("sample_weight", "hold a weight above 0", "zeros", "leave it out"))
+    return weights
+
+
 def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return probs (N, C) in their own float dtype and labels (N,) as int64.
 

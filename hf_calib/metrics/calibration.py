@@ -18,6 +18,7 @@ from hf_calib.metrics._inputs import (
     check_flag,
     check_n_bins,
     check_probs_and_any_labels,
+    check_weights,
     row_chunks,
 )
 from hf_calib.metrics.binning import (
@@ -48,6 +49,7 @@ def expected_calibration_error(
     binning: Binning = "uniform",
     norm: Norm = "l1",
     debias: bool = False,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     r"""Expected calibration error (ECE) of the top label.
 
@@ -68,14 +70,16 @@ def expected_calibration_error(
             interpolated quantiles; or "equal_mass", the sorted examples cut into M parts.
         norm: "l1"; "l2", the root of the weighted squared gaps; "max", the largest gap.
         debias: subtract what sampling noise alone adds to the value; not for "max".
+        sample_weight: (N,) of at least 0, not all 0, for binning="uniform" without debias; None counts every example
+            once.
 
     Returns:
         A fraction in [0, 1].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, an option is unknown, or debias is
-            asked for with norm="max" or soft labels.
+        ValueError: if probs are not probabilities, labels or weights do not fit, an option is unknown, debias is
+            asked for with norm="max" or soft labels, or weights are given with what has no weighted form.
 
     Notes:
         Two classes are no special case: this is the confidence of the winner, not of class 1.
@@ -105,12 +109,23 @@ def expected_calibration_error(
         way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
         raise InputValueError(expected("debias", "be False for soft labels", debias, way_out))
     confidences, correct = top_label(checked, targets)
-    return top_label_calibration_error(
-        confidences, correct, n_bins=n_bins, binning=binning, norm=norm, debias=debias
-    )
+    weights = check_weights(sample_weight, len(checked))
+    if weights is None:
+        return top_label_calibration_error(
+            confidences, correct, n_bins=n_bins, binning=binning, norm=norm, debias=debias
+        )
+    if binning != "uniform" or debias:
+        got = f"binning={binning!r}, debias={debias}"
+        way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
+        requirement = "go with binning='uniform' and debias=False"
+        raise InputValueError(expected("sample_weight", requirement, got, way_out))
+    sums = weighted_bins(confidences, correct, weights, n_bins)
+    return binned_error(sums, n_examples=float(weights.sum()), norm=norm)
 
 
-def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15) -> float:
+def maximum_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+) -> float:
     r"""Maximum calibration error (MCE): the largest gap of any equal-width bin.
 
     For a worst-case view. A bin with one example counts as much as one with thousands, so it is noisy; read
@@ -122,13 +137,14 @@ def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: in
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
         n_bins: M, at least 1.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A fraction in [0, 1].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     References:
         Naeini et al. 2015.
@@ -137,10 +153,12 @@ def maximum_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: in
     >>> round(maximum_calibration_error(probs, [0, 1, 1]), 6)
     0.8
     """
-    return expected_calibration_error(probs, labels, n_bins=n_bins, norm="max")
+    return expected_calibration_error(probs, labels, n_bins=n_bins, norm="max", sample_weight=sample_weight)
 
 
-def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15) -> float:
+def classwise_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+) -> float:
     r"""Classwise ECE: the ECE of each class's probability, averaged over all C classes.
 
     For use where every probability matters, not the winner's alone (`expected_calibration_error`). All N
@@ -155,13 +173,14 @@ def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: 
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
         n_bins: M, at least 1.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A fraction in [0, 1].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     Notes:
         The papers' code averages over max(label) + 1 classes, which differs when the last classes are absent
@@ -175,7 +194,9 @@ def classwise_calibration_error(probs: ArrayLike, labels: ArrayLike, *, n_bins: 
     0.4
     """
     n_bins = check_n_bins(n_bins)
-    return float(np.mean(class_gaps(class_sums(*check_probs_and_any_labels(probs, labels), n_bins))))
+    checked, targets = check_probs_and_any_labels(probs, labels)
+    weights = check_weights(sample_weight, len(checked))
+    return float(np.mean(class_gaps(class_sums(checked, targets, n_bins, weights))))
 
 
 def top_label_calibration_error(
@@ -197,6 +218,13 @@ def top_label_calibration_error(
     else:
         sums = sum_bins(confidences, correct, assign_bins(confidences, n_bins, binning), n_bins)
     return binned_error(sums, n_examples=n_examples, norm=norm, debias=debias)
+
+
+def weighted_bins(confidences: FloatArray, correct: FloatArray, weights: FloatArray, n_bins: int) -> BinSums:
+    """The sums (M,) of equal-width bins, of weights in place of counts."""
+    slots = uniform_bins(confidences, n_bins)
+    terms = (weights, confidences * weights, correct * weights)
+    return BinSums(*(np.bincount(slots, each, minlength=n_bins).astype(np.float64) for each in terms))
 
 
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
@@ -234,7 +262,7 @@ def _winners_of_few(probs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def binned_error(sums: BinSums, *, n_examples: float, norm: Norm, debias: bool = False) -> float:
     """The last two stages, gaps and norm, on the sums (M,) of each bin."""
-    gaps = np.abs(sums.confidence - sums.correct) / np.maximum(sums.counts, 1)
+    gaps = np.abs(sums.confidence - sums.correct) / np.where(sums.counts > 0, sums.counts, 1)
     if norm == "max":
         return float(gaps.max())
     if norm == "l2":
@@ -252,8 +280,10 @@ def class_gaps(sums: BinSums) -> FloatArray:
     return weighted_gaps / np.where(n_examples > 0, n_examples, np.nan)
 
 
-def class_sums(probs: NDArray[Any], labels: NDArray[Any], n_bins: int) -> BinSums:
-    """Bin every probability by its class and value into sums (C, M), from labels (N,) or (N, C).
+def class_sums(
+    probs: NDArray[Any], labels: NDArray[Any], n_bins: int, weights: FloatArray | None = None
+) -> BinSums:
+    """Bin every probability by its class and value into sums (C, M), from labels (N,) or (N, C), perhaps of weights.
 
     Most probabilities are in the first bin, so that bin is what the others leave of each class's total, and
     only the others are sorted into bins. Rows go chunk by chunk: no temporary is (N, C).
@@ -264,16 +294,24 @@ def class_sums(probs: NDArray[Any], labels: NDArray[Any], n_bins: int) -> BinSum
     for part in row_chunks(len(probs), n_classes):
         chunk = probs[part].astype(np.float64, copy=False)
         targets = labels[part]
-        hits = targets.sum(axis=0) if targets.ndim == 2 else np.bincount(targets, minlength=n_classes)
-        for total, more in zip(totals, (len(chunk), chunk.sum(axis=0), hits), strict=True):
+        own = None if weights is None else weights[part]
+        if own is None:
+            stated, hits = chunk.sum(axis=0), targets.sum(axis=0) if targets.ndim == 2 else None
+        else:
+            stated, hits = own @ chunk, own @ targets if targets.ndim == 2 else None
+        if hits is None:
+            hits = np.bincount(targets, own, minlength=n_classes)
+        for total, more in zip(totals, (len(chunk) if own is None else own.sum(), stated, hits), strict=True):
             total += more
-        _add_upper_bins(sums, chunk, targets)
+        _add_upper_bins(sums, chunk, targets, own)
     for by_bin, total in zip(sums, totals, strict=True):
         by_bin[:, 0] = total - by_bin[:, 1:].sum(axis=1)
     return sums
 
 
-def _add_upper_bins(sums: BinSums, probs: FloatArray, labels: NDArray[Any]) -> None:
+def _add_upper_bins(
+    sums: BinSums, probs: FloatArray, labels: NDArray[Any], weights: FloatArray | None
+) -> None:
     """Add what lies above the first bin; what else is added to the first bin is overwritten later."""
     n_classes, n_bins = sums.counts.shape
     upper = np.flatnonzero(probs > uniform_edges(n_bins)[1])
@@ -281,8 +319,13 @@ def _add_upper_bins(sums: BinSums, probs: FloatArray, labels: NDArray[Any]) -> N
     hits = labels[rows, classes] if labels.ndim == 2 else labels[rows] == classes
     values = probs.reshape(-1)[upper]
     slots = uniform_bins(values, n_bins) + classes * n_bins
-    for total, weights in zip(sums, (None, values, hits), strict=True):
-        total += np.bincount(slots, weights, minlength=total.size).reshape(total.shape)
+    terms = (
+        (None, values, hits)
+        if weights is None
+        else (weights[rows], values * weights[rows], hits * weights[rows])
+    )
+    for total, each in zip(sums, terms, strict=True):
+        total += np.bincount(slots, each, minlength=total.size).reshape(total.shape)
 
 
 def _check_options(n_bins: int, binning: str, norm: str, debias: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib.metrics._inputs import check_n_bins, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics._inputs import check_n_bins, check_probs_and_any_labels, check_weights, row_chunks
 from hf_calib.metrics.binning import FloatArray, uniform_bins
 from hf_calib.metrics.calibration import top_label
 
@@ -21,7 +21,9 @@ class BrierDecomposition(NamedTuple):
     refinement: float
 
 
-def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> float:
+def negative_log_likelihood(
+    probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> float:
     r"""Mean negative log-likelihood (NLL) of the true class.
 
     The score that training minimises and temperature scaling is fitted by. Unlike the ECE it cannot be made
@@ -35,13 +37,14 @@ def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> float:
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         Nats per example, at least 0.
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     Notes:
         A probability of exactly 0 for the true class, or for a class with a share of a soft label, counts as
@@ -51,10 +54,10 @@ def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 0]), 6)
     1.039721
     """
-    return float(negative_logs(*check_probs_and_any_labels(probs, labels)).mean())
+    return _mean(negative_logs(*check_probs_and_any_labels(probs, labels)), sample_weight)
 
 
-def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
+def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     r"""Brier score: mean squared distance between the probabilities and the one-hot label.
 
     A bounded proper score, less moved by single confident errors than `negative_log_likelihood`. Squares are
@@ -67,13 +70,14 @@ def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A number in [0, 2], smaller is better.
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     References:
         Brier 1950.
@@ -81,10 +85,10 @@ def brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> round(brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.3125
     """
-    return float(squared_distances(*check_probs_and_any_labels(probs, labels)).mean())
+    return _mean(squared_distances(*check_probs_and_any_labels(probs, labels)), sample_weight)
 
 
-def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
+def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     r"""Square root of the Brier score, an upper bound of the calibration error of all classes.
 
     In the units of a probability, unlike `brier_score`. No binning can hide miscalibration from it: the l2
@@ -96,13 +100,14 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A number in [0, sqrt(2)], smaller is better.
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     References:
         Gruber and Buettner 2022, "Better uncertainty calibration via proper scores for classification".
@@ -110,10 +115,12 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> round(root_brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.559017
     """
-    return float(np.sqrt(brier_score(probs, labels)))
+    return float(np.sqrt(brier_score(probs, labels, sample_weight=sample_weight)))
 
 
-def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15) -> BrierDecomposition:
+def brier_decomposition(
+    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+) -> BrierDecomposition:
     r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
     Tells why one model's `brier_score` is better than another's. Examples are grouped by the equal-width bin
@@ -130,13 +137,14 @@ def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
         n_bins: M, at least 1.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         calibration and refinement, both at least 0; their sum is the Brier score, whatever the bins.
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     Notes:
         Where all probabilities of a bin are equal, the refinement is the classical one, the sum of
@@ -154,21 +162,24 @@ def brier_decomposition(probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15
     """
     n_bins = check_n_bins(n_bins)
     checked, targets = check_probs_and_any_labels(probs, labels)
+    weights = check_weights(sample_weight, len(checked))
     counts, residuals = np.zeros(n_bins), np.zeros((n_bins, checked.shape[1]))
     for part in row_chunks(*checked.shape):
         ordered, difference = _in_order_of_probability(checked[part], targets[part])
         bins = uniform_bins(ordered[:, 0], n_bins)
         members = (bins == np.arange(n_bins)[:, None]).astype(np.float64)
+        if weights is not None:
+            members *= weights[part]
         counts += members.sum(axis=1)
         residuals += members @ difference
-    squares = np.einsum("mc,mc->m", residuals, residuals) / np.maximum(counts, 1)
-    calibration = float(squares.sum() / len(checked))
-    score = float(squared_distances(checked, targets).mean())
+    squares = np.einsum("mc,mc->m", residuals, residuals) / np.where(counts > 0, counts, 1)
+    calibration = float(squares.sum() / counts.sum())
+    score = _mean(squared_distances(checked, targets), sample_weight)
     # Rounding alone can make it negative: it is a variance.
     return BrierDecomposition(calibration, max(score - calibration, 0.0))
 
 
-def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
+def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     r"""Fraction of examples whose most probable class is the true one; the first of tied classes counts.
 
     To read beside every calibration number: a model can be calibrated and useless. With soft labels it is
@@ -179,18 +190,24 @@ def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C), or soft labels (N, C) float.
+        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A fraction in [0, 1].
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities or labels do not fit.
+        ValueError: if probs are not probabilities, or labels or weights do not fit.
 
     >>> accuracy([[0.5, 0.5], [0.25, 0.75]], [0, 0])
     0.5
     """
-    return float(top_label(*check_probs_and_any_labels(probs, labels))[1].mean())
+    return _mean(top_label(*check_probs_and_any_labels(probs, labels))[1], sample_weight)
+
+
+def _mean(values: FloatArray, sample_weight: ArrayLike | None) -> float:
+    """The mean over the examples."""
+    return float(np.average(values, weights=check_weights(sample_weight, len(values))))
 
 
 def _safe_log(probs: NDArray[Any]) -> FloatArray:
