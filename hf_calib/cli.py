@@ -45,6 +45,14 @@ class Format(str, Enum):
     torch = "torch"
 
 
+class OptionScore(str, Enum):
+    """How answers of several tokens are scored; see `hf_calib.predictions.load_log`."""
+
+    sum = "sum"
+    per_character = "per_character"
+    per_byte = "per_byte"
+
+
 class SetMethod(str, Enum):
     """How prediction sets are made; see `hf_calib.decisions.PredictionSets`."""
 
@@ -119,6 +127,7 @@ class TextOptions:
         from hf_calib.predictions.reading import Reading
 
         given = {each.name: getattr(self, each.name) for each in fields(Reading) if hasattr(self, each.name)}
+        given = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
         return Reading(**given | {name: _names(given[name]) for name in given.keys() & _LISTS})
 
     def rows(self, data: str | None, split: str, *, dataset_config: bool = True) -> RowSet | None:
@@ -150,6 +159,19 @@ class RowOptions(ImageOptions):
     ] = None
     no_label: Annotated[
         str | None, typer.Option(help="For such a model: what stands in rows without a label.")
+    ] = None
+    option_scores: Annotated[
+        OptionScore,
+        typer.Option(
+            help="For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
+            "(acc_norm) or bytes (acc_bytes)."
+        ),
+    ] = OptionScore.sum
+    label_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help='For a log of next-token probabilities: the tokens of each label, \'{"yes": ["Yes"], "no": ["No"]}\'.'
+        ),
     ] = None
 
 
@@ -256,7 +278,7 @@ def evaluate(
             metavar="MODEL_OR_PREDICTIONS",
             help="A classifier of texts, tokens or images, on the Hub or in a folder; or predictions: .npz, .csv, .tsv "
             "or .parquet files of logits or probabilities with labels, a folder of them, a glob, or an address (s3://, "
-            "gs://, hf://).",
+            "gs://, hf://); or a .jsonl log of another tool.",
         ),
     ],
     rows: RowOptions,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, expected
 from hf_calib._names import plain_name
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
+from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.samples import draw_sample
@@ -64,7 +65,7 @@ def is_predictions_file(source: str) -> bool:
     (True, False)
     """
     suffix = Path(source.removesuffix(".gz")).suffix.lower()
-    return os.path.isfile(source) or suffix in FORMATS or is_many(source)
+    return os.path.isfile(source) or suffix in (*FORMATS, ".jsonl") or is_many(source)
 
 
 def name_of(source: str) -> str:
@@ -76,13 +77,14 @@ def name_of(source: str) -> str:
     if is_predictions_file(source):
         parts = [part for part in re.split(r"[\\/]+", source) if part and not re.search(r"[*?\[]", part)]
         last = parts[-1] if parts else "predictions"
-        return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
+        is_file = suffix_of(last) is not None or last.endswith(".jsonl")
+        return last.split(".")[0] if is_file else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
 
 
 def may_be_large(path: str) -> bool:
     """Whether a file of predictions has to be looked at before it is read as a whole."""
-    if not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
+    if is_log(path) or not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
         return False
     return not path.lower().endswith(".npz") or ARRAYS.holds_one_label_a_row(path)
 
@@ -261,7 +263,7 @@ def _read_files(opened: Opened, *, sampled: bool) -> None:
     """Read files of predictions; those without labels have to be of the same model."""
     for name, each in opened.sets.items():
         opened.running.stages(f"reading {each.data}")
-        found, of = _read_predictions(each, opened.reading.label_column, sampled=sampled)
+        found, of = _read_predictions(each, opened.reading, sampled=sampled)
         if of is not None:
             opened.samples.append(
                 f"The rows of {each.argument} are a sample of {len(found):,} of the {of} rows, drawn by hashes of "
@@ -272,8 +274,11 @@ def _read_files(opened: Opened, *, sampled: bool) -> None:
         opened._found[name] = found
 
 
-def _read_predictions(rows: RowSet, label_column: str, *, sampled: bool) -> tuple[Predictions, str | None]:
+def _read_predictions(rows: RowSet, reading: Reading, *, sampled: bool) -> tuple[Predictions, str | None]:
     """The rows, or a sample of them and how many there are."""
+    label_column = reading.label_column
+    if is_log(rows.data):
+        return load_log(rows.data, reading.of_logs), None
     if not rows.labelled:
         return load_unlabelled(rows.data, label_column=label_column), None
     if not is_many(rows.data) and not (sampled and may_be_large(rows.data)):

@@ -18,6 +18,7 @@ from hf_calib.commands.opening import Running, Stages, ignore_stage, may_be_larg
 from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.predictions.files import load_predictions
+from hf_calib.predictions.logs import LogOptions, is_log, load_log
 from hf_calib.predictions.shards import is_many
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
@@ -158,7 +159,10 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     if is_many(source) or may_be_large(source):
         running = Running(stages=stages)
         return report_on_files([source], label_column=label_column, n_bins=n_bins, running=running).to_dict()
-    found = load_predictions(source, label_column=label_column)
+    if is_log(source):
+        found = load_log(source, LogOptions(label_column))
+    else:
+        found = load_predictions(source, label_column=label_column)
     stages(f"measuring {len(found):,} rows")
     return report_on_predictions(found, name_of(source), n_bins).to_dict()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._names import plain_name
+from hf_calib.predictions.logs import LogOptions, OptionScores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,6 +30,8 @@ class Reading:
         label_columns: of several labels a row, instead one column of 0 and 1 for each.
         no_label: of several labels a row, what stands in rows without one.
         max_length: tokens of a text, by default as many as the model reads; longer texts are truncated.
+        option_scores: of the log of another tool, see `LogOptions`.
+        label_tokens: of one, JSON of the tokens that stand for each label.
         batch_size: rows at a time.
     """
 
@@ -40,7 +44,31 @@ class Reading:
     label_columns: Sequence[str] | None = None
     no_label: str | None = None
     max_length: int | None = None
+    option_scores: OptionScores = "sum"
+    label_tokens: str | None = None
     batch_size: int = 32
+
+    @property
+    def of_logs(self) -> LogOptions:
+        """How logs of other tools are read.
+
+        Raises:
+            ValueError: if `label_tokens` are no JSON of lists of tokens.
+        """
+        if self.label_tokens is None:
+            return LogOptions(self.label_column, self.option_scores)
+        try:
+            tokens = json.loads(self.label_tokens)
+        except ValueError:
+            tokens = None
+        if not isinstance(tokens, dict) or not all(
+            isinstance(each, list) and each and all(isinstance(token, str) for token in each)
+            for each in tokens.values()
+        ):
+            way_out = 'for example \'{"yes": ["Yes", " yes"], "no": ["No", " no"]}\''
+            requirement = "be JSON of a list of tokens for each label"
+            raise InputValueError(expected("label_tokens", requirement, self.label_tokens, way_out))
+        return LogOptions(self.label_column, self.option_scores, tokens)
 
     def refuse(self, *options: str) -> None:
         """Raise if one of these, which are for models of texts, is given for another."""

@@ -248,6 +248,7 @@ WORLDS: dict[str, World] = {
     "guides/pairs.md": pairs,
     "guides/measure.md": measured,
     "guides/large_data.md": nothing,
+    "guides/logs.md": nothing,
     "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
@@ -259,6 +260,7 @@ WORLDS: dict[str, World] = {
 QUICK = {
     "guides/abstain.md",
     "guides/large_data.md",
+    "guides/logs.md",
     "guides/prediction_sets.md",
     "losses/index.md",
     "explanation/proper_scores.md",
