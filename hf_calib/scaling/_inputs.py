@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import as_array, row_chunks
+from hf_calib.metrics._inputs import as_array, check_weights, row_chunks
 
 FloatArray = NDArray[np.float64]
 
@@ -98,6 +98,19 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
             expected("labels", f"lie in 0..{c - 1}", got, "number the classes by the columns of logits")
         )
     return labels.astype(np.int64, copy=False)
+
+
+def without_zero_weights(
+    logits: NDArray[Any], labels: NDArray[np.int64], sample_weight: ArrayLike | None
+) -> tuple[NDArray[Any], NDArray[np.int64], FloatArray | None]:
+    """The rows that have a weight, and their weights with mean 1; None where there are none."""
+    weights = check_weights(sample_weight, len(labels))
+    if weights is None:
+        return logits, labels, None
+    kept = weights > 0
+    if not kept.all():
+        logits, labels, weights = logits[kept], labels[kept], weights[kept]
+    return logits, labels, weights / weights.mean()
 
 
 def as_binary_labels(

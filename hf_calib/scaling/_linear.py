@@ -27,6 +27,7 @@ _BY_CLASS = 50  # classes up to which the curvature in V is kept for each of the
 _DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 
 
+_ONE = np.ones((1, 1))  # the weight of every row, where there are none
 _SMALLEST_SPREAD = 1e-150  # below, features are as good as constant, and their squares are 0
 
 
@@ -41,9 +42,12 @@ class LinearProblem:
         logits: NDArray[Any],
         labels: NDArray[np.int64],
         features: Callable[[FloatArray], FloatArray],
+        weights: FloatArray | None = None,
     ) -> None:
-        self.logits, self.labels, self.features = logits, labels, features
+        self.logits, self.labels, self.features, self.weights = logits, labels, features, weights
         self.size, self.n_classes = logits.shape
+        # As many rows as would tell as much without weights (Kish 1965).
+        self.effective_size = self.size if weights is None else float(weights.sum() ** 2 / (weights**2).sum())
         self.has_masks = any(block.min() == -np.inf for _, block in blocks(logits))
         self.smoothing = 0.0
         self.unit = 1.0
@@ -51,14 +55,14 @@ class LinearProblem:
 
     def typical_unit(self) -> float:
         """The temperature; where there is none, the spread of the features."""
-        objective = SoftmaxObjective(self.logits, self.labels)
+        objective = SoftmaxObjective(self.logits, self.labels, self.weights)
         if objective.is_constant:
             return 1.0
         if not objective.is_no_better_than_chance:
             temperature = best_temperature(objective)
             if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
                 return temperature
-        total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, _, _ in self)
+        total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, *_ in self)
         spread = float(np.sqrt(total / self.logits.size))
         return spread if spread > _SMALLEST_SPREAD else 1.0
 
@@ -67,41 +71,54 @@ class LinearProblem:
         """The mean loss below which each row's is less than log 2: then every label is ranked first."""
         return -np.inf if self.smoothing else np.log(2) / self.size
 
-    def __iter__(self) -> Iterator[tuple[FloatArray, NDArray[np.bool_] | None, NDArray[np.int64]]]:
-        """Yield features, with 0 for masked ones, the mask if there is any, and labels."""
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[FloatArray, NDArray[np.bool_] | None, NDArray[np.int64], FloatArray]]:
+        """Yield features, with 0 for masked ones, the mask if there is any, labels, and weights (n, 1)."""
         for rows, block in blocks(self.logits):
             block = self.features(block)
             block *= 1 / self.unit
+            weights = _ONE if self.weights is None else self.weights[rows, None]
             if self.has_masks and (masked := np.isneginf(block)).any():
                 block[masked] = 0
-                yield block, masked, self.labels[rows]
+                yield block, masked, self.labels[rows], weights
             else:
-                yield block, None, self.labels[rows]
+                yield block, None, self.labels[rows], weights
 
     def probabilities(
-        self, scores: FloatArray, masked: NDArray[np.bool_] | None, labels: NDArray[np.int64]
+        self,
+        scores: FloatArray,
+        masked: NDArray[np.bool_] | None,
+        labels: NDArray[np.int64],
+        weights: FloatArray,
     ) -> float:
         """Turn scores into probabilities, and return their summed loss."""
         if masked is not None:
             scores[masked] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
-        loss = -(1 - self.smoothing) * scores[np.arange(len(labels)), labels].sum()
+        loss = -(1 - self.smoothing) * (scores[np.arange(len(labels)), labels] * weights[:, 0]).sum()
         if self.smoothing:
             spread = self._spread(scores, masked)
-            loss -= np.multiply(spread, scores, where=spread > 0, out=np.zeros_like(scores)).sum()
+            loss -= np.multiply(spread * weights, scores, where=spread > 0, out=np.zeros_like(scores)).sum()
         np.exp(scores, out=scores)
         mass = scores @ np.ones(self.n_classes)
-        loss += np.log(mass).sum()
+        loss += (np.log(mass) * weights[:, 0]).sum()
         scores *= (1 / mass)[:, None]
         return float(loss)
 
     def subtract_targets(
-        self, probs: FloatArray, masked: NDArray[np.bool_] | None, labels: NDArray[np.int64]
+        self,
+        probs: FloatArray,
+        masked: NDArray[np.bool_] | None,
+        labels: NDArray[np.int64],
+        weights: FloatArray,
     ) -> None:
         """Turn probabilities into the gradient of the loss in the scores."""
         probs[np.arange(len(labels)), labels] -= 1 - self.smoothing
         if self.smoothing:
             probs -= self._spread(probs, masked)
+        if weights is not _ONE:
+            probs *= weights
 
     def _spread(self, scores: FloatArray, masked: NDArray[np.bool_] | None) -> FloatArray:
         """The share of a label's 1 that smoothing gives to each class that is not masked."""
@@ -116,7 +133,7 @@ class LinearProblem:
         """
         own_low, other_low = np.full((2, self.n_classes), np.inf)
         own_high, other_high = np.full((2, self.n_classes), -np.inf)
-        for rows, masked, labels in self:
+        for rows, masked, labels, _ in self:
             each = np.arange(len(labels))
             np.minimum.at(own_low, labels, rows[each, labels])
             np.maximum.at(own_high, labels, rows[each, labels])
@@ -132,7 +149,7 @@ class LinearProblem:
 
     def is_separated_by(self, weight: FloatArray, bias: FloatArray) -> bool:
         """Whether a map ranks every label first: then twice that map is better still."""
-        for rows, masked, labels in self:
+        for rows, masked, labels, _ in self:
             scores = _apply(rows, weight) + bias
             if masked is not None:
                 scores[masked] = -np.inf
@@ -154,19 +171,20 @@ class _OwnCurvature:
         self.moments = np.zeros((3, n_classes))  # of p: 1, x, x^2; or of p (1 - p)
         self.products = np.zeros((2, n_classes, 2, n_classes)) if n_classes <= _DENSE else None
 
-    def add(self, rows: FloatArray, probs: FloatArray) -> None:
+    def add(self, rows: FloatArray, probs: FloatArray, weights: FloatArray) -> None:
         ones = np.ones(len(rows))
+        own = probs if weights is _ONE else probs * weights
         if self.products is None:
-            weighted = probs - probs * probs
+            weighted = own - own * probs
         else:
-            weighted = probs.copy()
-            self.products[1, :, 1] += probs.T @ probs
+            weighted = own.copy()
+            self.products[1, :, 1] += probs.T @ own
         self.moments[0] += ones @ weighted
         weighted *= rows
         self.moments[1] += ones @ weighted
         if self.products is not None:
             self.products[0, :, 1] += weighted.T @ probs
-            self.products[0, :, 0] += weighted.T @ weighted
+            self.products[0, :, 0] += weighted.T @ (weighted if weights is _ONE else probs * rows)
         weighted *= rows
         self.moments[2] += ones @ weighted
 
@@ -206,13 +224,13 @@ def fit_vector(
     def evaluate(theta: FloatArray) -> Point:
         loss, gradient = 0.0, np.zeros_like(theta)
         curvature = _OwnCurvature(problem.n_classes)
-        for rows, masked, labels in problem:
+        for rows, masked, labels, weights in problem:
             ones = np.ones(len(rows))
             probs = rows * theta[0]
             probs += theta[1]
-            loss += problem.probabilities(probs, masked, labels)
-            curvature.add(rows, probs)
-            problem.subtract_targets(probs, masked, labels)
+            loss += problem.probabilities(probs, masked, labels, weights)
+            curvature.add(rows, probs, weights)
+            problem.subtract_targets(probs, masked, labels, weights)
             gradient[1] += ones @ probs
             probs *= rows
             gradient[0] += ones @ probs
@@ -221,15 +239,17 @@ def fit_vector(
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
-            for rows, masked, labels in problem:
+            for rows, masked, labels, weights in problem:
                 ones = np.ones(len(rows))
                 probs = rows * theta[0]
                 probs += theta[1]
-                problem.probabilities(probs, masked, labels)
+                problem.probabilities(probs, masked, labels, weights)
                 change = rows * direction[0]
                 change += direction[1]
                 change -= np.einsum("nc,nc->n", change, probs)[:, None]
                 change *= probs
+                if weights is not _ONE:
+                    change *= weights
                 total[1] += ones @ change
                 change *= rows
                 total[0] += ones @ change
@@ -274,17 +294,20 @@ def fit_matrix(
         moment, mass = np.zeros((c, c)), np.zeros(c)
         weight = theta[2:] + np.diag(theta[0])
         kept = []  # what a product needs
-        for rows, masked, labels in problem:
+        for rows, masked, labels, weights in problem:
             ones = np.ones(len(rows))
             probs = rows @ weight
             probs += theta[1]
-            loss += problem.probabilities(probs, masked, labels)
-            kept.append((rows.astype(precision), probs.astype(precision)))
-            curvature.add(rows, probs)
+            loss += problem.probabilities(probs, masked, labels, weights)
+            own = _ONE if weights is _ONE else weights.astype(precision)
+            kept.append((rows.astype(precision), probs.astype(precision), own))
+            curvature.add(rows, probs, weights)
             spread = probs - probs * probs
+            if weights is not _ONE:
+                spread *= weights
             mass += ones @ spread
             moment += (rows * spread.sum(axis=1, keepdims=True)).T @ rows
-            problem.subtract_targets(probs, masked, labels)
+            problem.subtract_targets(probs, masked, labels, weights)
             gradient[2:] += rows.T @ probs
             gradient[1] += ones @ probs
         gradient[0] = gradient[2:].diagonal()
@@ -295,11 +318,13 @@ def fit_matrix(
             total = np.zeros_like(direction)
             change_of_weight = (direction[2:] + np.diag(direction[0])).astype(precision)
             change_of_bias = direction[1].astype(precision)
-            for rows, probs in kept:
+            for rows, probs, weights in kept:
                 change = rows @ change_of_weight
                 change += change_of_bias
                 change -= np.einsum("nc,nc->n", change, probs)[:, None]
                 change *= probs
+                if weights is not _ONE:
+                    change *= weights
                 total[2:] += rows.T @ change
                 total[1] += np.ones(len(rows), precision) @ change
             total[0] = total[2:].diagonal()
@@ -326,14 +351,19 @@ def fit_matrix(
 
 
 def _inverse_by_class(
-    kept: list[tuple[NDArray[Any], NDArray[Any]]], size: int, weight_penalty: float, bias_penalty: float
+    kept: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]],
+    size: int,
+    weight_penalty: float,
+    bias_penalty: float,
 ) -> Callable[[FloatArray], FloatArray]:
     """A function that divides the gradient in V and the bias by the curvature of each class: C x C^2 numbers."""
     c = kept[0][1].shape[1]
     blocks_of = np.zeros((c, c + 1, c + 1))
-    for rows, probs in kept:
+    for rows, probs, weights in kept:
         with_constant = np.hstack([rows, np.ones((len(rows), 1), rows.dtype)])
         spread = probs - probs * probs
+        if weights is not _ONE:
+            spread *= weights
         for number, block in enumerate(blocks_of):
             block += (with_constant * spread[:, number, None]).T @ with_constant
     blocks_of /= size

@@ -60,10 +60,13 @@ class _Objective:
 
 
 class SoftmaxObjective(_Objective):
-    """One label (N,) per row of logits (N, C)."""
+    """One label (N,) per row of logits (N, C), perhaps with weights (N,) above 0 whose mean is 1."""
 
-    def __init__(self, logits: NDArray[Any], labels: NDArray[np.int64]) -> None:
+    def __init__(
+        self, logits: NDArray[Any], labels: NDArray[np.int64], weights: FloatArray | None = None
+    ) -> None:
         self.logits, self.labels, self.size = logits, labels, len(labels)
+        self.weights = weights
         self.largest, self.correct = np.empty(self.size), np.empty(self.size)
         own, mean = np.empty(self.size), np.empty(self.size)
         for rows, block in blocks(logits):
@@ -77,20 +80,25 @@ class SoftmaxObjective(_Objective):
                 mean[rows] = _mean_of_allowed(block)
         _refuse_masked_labels(np.count_nonzero(np.isneginf(own)))
         own -= self.largest
-        self.drift = float(np.mean(mean - own))
-        self.shortfall = float(np.mean(-own))
+        self.drift = float(np.average(mean - own, weights=weights))
+        self.shortfall = float(np.average(-own, weights=weights))
 
     def nll(self, beta: float) -> Curve:
         log_mass = moment = variance = 0.0
-        for gaps, weights in self._weighted(beta):
+        for rows, gaps in self._gaps():
+            weights = gaps * beta
+            np.exp(weights, out=weights)
             ones = np.ones(gaps.shape[1])
             mass = weights @ ones
             weights *= gaps
             mean = (weights @ ones) / mass
             weights *= gaps
-            log_mass += np.log(mass).sum()
-            moment += mean.sum()
-            variance += ((weights @ ones) / mass - mean**2).sum()
+            terms: tuple[Any, ...] = (np.log(mass), mean, (weights @ ones) / mass - mean**2)
+            if self.weights is not None:
+                terms = tuple(term * self.weights[rows] for term in terms)
+            log_mass += terms[0].sum()
+            moment += terms[1].sum()
+            variance += terms[2].sum()
         value, slope, curvature = (float(total) / self.size for total in (log_mass, moment, variance))
         return Curve(value + beta * self.shortfall, slope + self.shortfall, curvature)
 
@@ -122,13 +130,10 @@ class SoftmaxObjective(_Objective):
         return found if len(found) == len(betas) else found[[position[beta] for beta in betas]]
 
     def every(self, step: int) -> SoftmaxObjective:
-        return SoftmaxObjective(self.logits[::step], self.labels[::step])
-
-    def _weighted(self, beta: float) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Yield z - max(z), and exp(beta (z - max(z))), which the caller may overwrite."""
-        for _, gaps in self._gaps():
-            weights = gaps * beta
-            yield gaps, np.exp(weights, out=weights)
+        weights = None if self.weights is None else self.weights[::step]
+        if weights is not None:
+            weights = weights / weights.mean()
+        return SoftmaxObjective(self.logits[::step], self.labels[::step], weights)
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
         """Yield z - max(z)."""

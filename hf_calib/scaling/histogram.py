@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics._inputs import check_choice, check_n_bins
-from hf_calib.metrics.binning import quantile_edges, sum_bins, uniform_edges
+from hf_calib.metrics.binning import quantile_edges, uniform_edges
+from hf_calib.scaling._inputs import without_zero_weights
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
 from hf_calib.scaling.scaler import Fitted, are_shares, is_rising
 
@@ -66,12 +67,16 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> HistogramBinning:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> HistogramBinning:
         """Count the labels in each bin.
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
             labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once. Bins of equal mass hold equal numbers
+                of examples all the same.
 
         Returns:
             self, with `edges_` and `frequencies_`.
@@ -83,19 +88,24 @@ class HistogramBinning(ClassProbabilityScaling):
         n_bins = check_n_bins(self.n_bins)
         check_choice("binning", self.binning, get_args(Binning))
         probs, labels = checked_probs(logits, labels)
-        columns = [self._fit_class(column, labels == number, n_bins) for number, column in enumerate(probs.T)]
+        probs, labels, weights = without_zero_weights(probs, labels, sample_weight)
+        columns = [
+            self._fit_class(column, labels == number, weights, n_bins)
+            for number, column in enumerate(probs.T)
+        ]
         self.edges_, self.frequencies_ = (np.stack(arrays) for arrays in zip(*columns, strict=True))
         self.n_classes_ = probs.shape[1]
         return self
 
     def _fit_class(
-        self, probs: FloatArray, is_label: np.ndarray, n_bins: int
+        self, probs: FloatArray, is_label: np.ndarray, weights: FloatArray | None, n_bins: int
     ) -> tuple[FloatArray, FloatArray]:
         edges = uniform_edges(n_bins) if self.binning == "uniform" else quantile_edges(probs, n_bins)
-        sums = sum_bins(probs, is_label.astype(np.float64), _bins(probs, edges), n_bins)
+        bins, own = _bins(probs, edges), np.ones(len(probs)) if weights is None else weights
+        masses, hits = (np.bincount(bins, each, minlength=n_bins) for each in (own, own * is_label))
         midpoints = (edges[:-1] + edges[1:]) / 2
-        seen = sums.counts > 0
-        return edges, np.where(seen, sums.correct / np.where(seen, sums.counts, 1), midpoints)
+        seen = masses > 0
+        return edges, np.where(seen, hits / np.where(seen, masses, 1), midpoints)
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         columns = zip(probs.T, self.edges_, self.frequencies_, strict=True)

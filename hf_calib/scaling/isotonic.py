@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.isotonic import IsotonicRegression
 
 from hf_calib.metrics._inputs import check_choice
+from hf_calib.scaling._inputs import without_zero_weights
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
 from hf_calib.scaling.scaler import Fitted, are_shares, is_rising
 
@@ -67,12 +68,15 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> IsotonicScaling:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> IsotonicScaling:
         """Fit the curves.
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
             labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once.
 
         Returns:
             self, with `knots_` and `frequencies_`.
@@ -83,11 +87,14 @@ class IsotonicScaling(ClassProbabilityScaling):
         """
         check_choice("multiclass", self.multiclass, get_args(Multiclass))
         probs, labels = checked_probs(logits, labels)
-        is_label = labels[:, None] == np.arange(probs.shape[1])
+        probs, labels, weights = without_zero_weights(probs, labels, sample_weight)
+        n_classes = probs.shape[1]
+        is_label = labels[:, None] == np.arange(n_classes)
         if self.multiclass == "joint":
-            curves = [_fit(probs.ravel(), is_label.ravel())]
+            of_each = None if weights is None else np.repeat(weights, n_classes)
+            curves = [_fit(probs.ravel(), is_label.ravel(), of_each)]
         else:
-            curves = [_fit(*column) for column in zip(probs.T, is_label.T, strict=True)]
+            curves = [_fit(*column, weights) for column in zip(probs.T, is_label.T, strict=True)]
         self.sizes_ = np.array([len(knots) for knots, _ in curves])
         self.knots_, self.frequencies_ = (np.concatenate(parts) for parts in zip(*curves, strict=True))
         self.n_classes_ = probs.shape[1]
@@ -115,6 +122,8 @@ class IsotonicScaling(ClassProbabilityScaling):
         return rising and are_shares(self.frequencies_)
 
 
-def _fit(probs: FloatArray, is_label: np.ndarray) -> tuple[FloatArray, FloatArray]:
-    curve = IsotonicRegression(out_of_bounds="clip").fit(probs, is_label.astype(np.float64))
+def _fit(
+    probs: FloatArray, is_label: np.ndarray, weights: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
+    curve = IsotonicRegression(out_of_bounds="clip").fit(probs, is_label.astype(np.float64), weights)
     return curve.X_thresholds_, curve.y_thresholds_

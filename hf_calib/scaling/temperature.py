@@ -15,7 +15,13 @@ from hf_calib.metrics._inputs import as_floats, check_choice, check_flag, check_
 from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import as_binary_labels, as_class_labels, as_logits, as_matrix
+from hf_calib.scaling._inputs import (
+    as_binary_labels,
+    as_class_labels,
+    as_logits,
+    as_matrix,
+    without_zero_weights,
+)
 from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
@@ -96,13 +102,16 @@ class TemperatureScaling(Scaler):
         self.n_bins = n_bins
         self.multi_label = multi_label
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> TemperatureScaling:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> TemperatureScaling:
         """Choose the temperature.
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
             labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
                 label is not known.
+            sample_weight: (N,) of at least 0, for "nll" and one label a row; None counts every example once.
 
         Returns:
             self, with `temperature_`.
@@ -118,7 +127,7 @@ class TemperatureScaling(Scaler):
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = self._checked_grid()
-        objective = self._objective(logits, labels)
+        objective = self._objective(logits, labels, sample_weight)
         self._n_seen = objective.logits.shape[1]
         if objective.is_constant:
             self.temperature_ = 1.0
@@ -164,12 +173,19 @@ class TemperatureScaling(Scaler):
             )
         return grid
 
-    def _objective(self, logits: ArrayLike, labels: ArrayLike) -> Objective:
+    def _objective(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None) -> Objective:
         check_flag("multi_label", self.multi_label)
+        if sample_weight is not None and (self.multi_label or self.criterion != "nll"):
+            got = "several labels a row" if self.multi_label else repr(self.criterion)
+            way_out = "leave the weights out"
+            raise InputValueError(
+                expected("sample_weight", "go with criterion 'nll' and one label a row", got, way_out)
+            )
         matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
         if self.multi_label:
             return SigmoidObjective(matrix, *as_binary_labels(labels, matrix))
-        return SoftmaxObjective(matrix, as_class_labels(labels, matrix))
+        found = without_zero_weights(matrix, as_class_labels(labels, matrix), sample_weight)
+        return SoftmaxObjective(*found)
 
     def _best_on(self, grid: NDArray[np.float64], objective: Objective) -> float:
         """The first of the best temperatures. Of a large search the finalists only are scored exactly."""

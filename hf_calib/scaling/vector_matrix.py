@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed, refuse_masks
-from hf_calib.scaling._inputs import as_class_labels, as_matrix
+from hf_calib.scaling._inputs import as_class_labels, as_matrix, without_zero_weights
 from hf_calib.scaling._linear import LEFT_TO_GAIN, FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
 from hf_calib.scaling._solver import SMOOTHED
 from hf_calib.scaling.affine import AffineMap
@@ -31,15 +31,16 @@ class LinearScaling(LogitScaling):
     bias_: FloatArray
     _left_to_gain = LEFT_TO_GAIN
 
-    def _fit(self, logits: NDArray[Any], labels: ArrayLike) -> None:
-        problem = LinearProblem(logits, as_class_labels(labels, logits), self._features)
+    def _fit(self, logits: NDArray[Any], labels: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
+        rows, targets, weights = without_zero_weights(logits, as_class_labels(labels, logits), sample_weight)
+        problem = LinearProblem(rows, targets, self._features, weights)
         problem.unit = problem.typical_unit()
         problem.left_to_gain = self._left_to_gain
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
-        problem.smoothing = 1 / (problem.size + 1) if reason else 0.0
+        problem.smoothing = 1 / (problem.effective_size + 1) if reason else 0.0
         (weight, bias), converged = self._solve(problem)
         if not reason and (reason := self._unbounded(problem, weight, bias)):
-            problem.smoothing = 1 / (problem.size + 1)
+            problem.smoothing = 1 / (problem.effective_size + 1)
             (weight, bias), converged = self._solve(problem)
         self.weight_, self.bias_ = weight / problem.unit, bias
         if reason:
@@ -89,12 +90,13 @@ class PenalisedMatrixScaling(LinearScaling):
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the matrix and the biases.
 
         Args:
             logits: (N, C), any real dtype, read in float64; finite.
             labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once.
 
         Returns:
             self, with `weight_` and `bias_`.
@@ -107,7 +109,7 @@ class PenalisedMatrixScaling(LinearScaling):
             _check_penalty(name, getattr(self, name))
         matrix = as_matrix(logits, least_columns=2)
         refuse_masks(matrix)
-        self._fit(matrix, labels)
+        self._fit(matrix, labels, sample_weight)
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
@@ -121,7 +123,7 @@ class PenalisedMatrixScaling(LinearScaling):
 
     def _solve(self, problem: LinearProblem) -> tuple[Linear, bool]:
         off_diagonal, bias = self.off_diagonal_penalty, self.bias_penalty
-        n, c = problem.size, problem.n_classes
+        n, c = problem.effective_size, problem.n_classes
         if off_diagonal is None:
             off_diagonal = 10 * c**2 * (c - 1) / n
         if bias is None:
@@ -174,12 +176,15 @@ class VectorScaling(LinearScaling):
 
     _fitted = (Fitted("weight_", "C"), Fitted("bias_", "C"))
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> VectorScaling:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> VectorScaling:
         """Find the weights and the biases.
 
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
             labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once.
 
         Returns:
             self, with `weight_` and `bias_`.
@@ -188,7 +193,7 @@ class VectorScaling(LinearScaling):
             TypeError: if a dtype is wrong.
             ValueError: if a shape or a value is wrong.
         """
-        self._fit(as_matrix(logits, least_columns=2), labels)
+        self._fit(as_matrix(logits, least_columns=2), labels, sample_weight)
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:

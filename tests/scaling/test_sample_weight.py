@@ -1,0 +1,112 @@
+"""Maps fitted with `sample_weight`: rows that are repeated and rows that have weights give the same map."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_calib import InputError
+from hf_calib.metrics import negative_log_likelihood
+from hf_calib.scaling import (
+    DirichletScaling,
+    HistogramBinning,
+    IsotonicScaling,
+    MatrixScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
+from hf_calib.scaling.methods import SCALERS
+
+RNG = np.random.default_rng(0)
+N, C = 1_500, 4
+LOGITS = 2 * RNG.normal(size=(N, C)) + np.array([0.5, 0, 0, -0.5])
+LABELS = (LOGITS / 1.7 + RNG.gumbel(size=LOGITS.shape)).argmax(axis=1)
+TIMES = RNG.integers(0, 4, N)
+ROWS = np.repeat(np.arange(N), TIMES)
+
+WEIGHTED: dict[str, Any] = {
+    "temperature": TemperatureScaling,
+    "temperature on a grid": lambda: TemperatureScaling(grid=np.arange(1, 40) / 10),
+    "vector": VectorScaling,
+    "matrix": lambda: MatrixScaling(off_diagonal_penalty=0.3, bias_penalty=0.1),
+    "matrix, no penalties": lambda: MatrixScaling(off_diagonal_penalty=0, bias_penalty=0),
+    "dirichlet": lambda: DirichletScaling(off_diagonal_penalty=0.3, bias_penalty=0.1),
+    "isotonic": IsotonicScaling,
+    "isotonic, joint": lambda: IsotonicScaling("joint"),
+    "histogram": HistogramBinning,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_repeated_rows(name: str, scale: float) -> None:
+    found = WEIGHTED[name]().fit(LOGITS, LABELS, sample_weight=scale * TIMES).predict_proba(LOGITS)
+    wanted = WEIGHTED[name]().fit(LOGITS[ROWS], LABELS[ROWS]).predict_proba(LOGITS)
+    np.testing.assert_allclose(
+        found, wanted, atol=2e-4 if name.startswith(("matrix", "dir", "vec")) else 1e-9
+    )
+    plain = WEIGHTED[name]().fit(LOGITS, LABELS).predict_proba(LOGITS)
+    assert np.abs(plain - wanted).max() > 1e-3 or name == "temperature on a grid"
+    if name not in ("isotonic", "isotonic, joint", "histogram"):
+        losses = [negative_log_likelihood(each[ROWS], LABELS[ROWS]) for each in (found, wanted)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_ones_change_nothing(name: str) -> None:
+    found = WEIGHTED[name]().fit(LOGITS, LABELS, sample_weight=np.full(N, 7.0)).predict_proba(LOGITS)
+    np.testing.assert_allclose(found, WEIGHTED[name]().fit(LOGITS, LABELS).predict_proba(LOGITS), atol=1e-7)
+
+
+def test_masks_and_many_classes() -> None:
+    """The paths that these take are others."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(3_000, 300))
+    labels = (2 * logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    times = rng.integers(1, 3, len(labels))
+    rows = np.repeat(np.arange(len(labels)), times)
+    found = VectorScaling().fit(logits, labels, sample_weight=times)
+    wanted = VectorScaling().fit(logits[rows], labels[rows])
+    probs = [each.predict_proba(logits)[rows] for each in (found, wanted)]
+    losses = [negative_log_likelihood(each, labels[rows]) for each in probs]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    masked = LOGITS.copy()
+    masked[np.arange(N), (LABELS + 1) % C] = -np.inf
+    one = VectorScaling().fit(masked, LABELS, sample_weight=TIMES).predict_proba(masked)
+    other = VectorScaling().fit(masked[ROWS], LABELS[ROWS]).predict_proba(masked)
+    np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_a_weight_of_zero_is_no_row() -> None:
+    """Not even to say that labels are separated."""
+    logits = np.array([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]] * 20)
+    labels = np.array([0, 1, 0] * 20)
+    with pytest.warns(UserWarning, match="All 40 labels are ranked first"):
+        TemperatureScaling().fit(logits, labels, sample_weight=np.array([1, 1, 0] * 20))
+
+
+def test_refused() -> None:
+    for make in WEIGHTED.values():
+        with pytest.raises(InputError, match=r"sample_weight to have shape \(1500,\)"):
+            make().fit(LOGITS, LABELS, sample_weight=np.ones(3))
+        with pytest.raises(InputError, match="sample_weight to be finite and at least 0"):
+            make().fit(LOGITS, LABELS, sample_weight=-np.ones(N))
+    with pytest.raises(
+        InputError, match="sample_weight to go with criterion 'nll' and one label a row, got 'ece'"
+    ):
+        TemperatureScaling("ece").fit(LOGITS, LABELS, sample_weight=TIMES)
+    with pytest.raises(InputError, match="one label a row, got several labels a row"):
+        TemperatureScaling(multi_label=True).fit(LOGITS, LABELS, sample_weight=TIMES)
+
+
+def test_which_maps_take_weights() -> None:
+    """The others have no parameter of that name."""
+    takes = {
+        name
+        for name, row in SCALERS.items()
+        if "sample_weight" in inspect.signature(row.load().fit).parameters
+    }
+    assert takes == {"temperature", "vector", "matrix", "dirichlet", "isotonic", "histogram"}
