@@ -237,7 +237,7 @@ def _calibrate_in_shards(
         running=running,
     )
     return Calibration(
-        method or "auto",
+        done.method,
         getattr(done.scaler, "criterion", None),
         getattr(done.scaler, "choice_", None),
         fitted_numbers(done.scaler),

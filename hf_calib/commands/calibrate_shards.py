@@ -15,7 +15,7 @@ import numpy as np
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib.commands.fit_on_all import fit_on_all
-from hf_calib.commands.fitting import fit, make_scaler
+from hf_calib.commands.fitting import fit, make_scaler, takes_weights
 from hf_calib.commands.in_shards import report_of
 from hf_calib.commands.opening import Running
 from hf_calib.metrics import CalibrationState
@@ -26,6 +26,7 @@ from hf_calib.predictions.shard_formats import Piece, suffix_of
 from hf_calib.predictions.shards import Shards
 from hf_calib.report.one_pass import OnePassReport
 from hf_calib.report.writing import write_to
+from hf_calib.scaling.methods import SCALERS
 from hf_calib.tasks import SINGLE_LABEL
 
 PREDICTIONS = "predictions"
@@ -36,6 +37,7 @@ class CalibratedShards(NamedTuple):
     """The outcome of `calibrate_shards`.
 
     Args:
+        method: of the scaler.
         scaler: fitted.
         n_fitted: rows that it was fitted on.
         held_out: which rows the report is on, in words.
@@ -43,6 +45,7 @@ class CalibratedShards(NamedTuple):
         warned: warnings of the fit.
     """
 
+    method: str
     scaler: Any
     n_fitted: int
     held_out: str
@@ -140,7 +143,7 @@ def calibrate_shards(
         shards: to fit on; without test, one half of them, by hashes of the rows.
         output: for predictions/ with a file for each, calibration.json and the report.
         test: other predictions of the same model, to calibrate and report on.
-        method: a post-hoc method; None is "auto".
+        method: a post-hoc method; None is "auto", or a temperature where rows have weights.
         criterion: of a temperature.
         all_rows: whether a temperature or vector scaling is fitted on all rows, in some more passes.
         n_bins: M.
@@ -150,19 +153,24 @@ def calibrate_shards(
     Raises:
         ValueError: if files, rows or the method are wrong.
     """
-    method = method or "auto"
+    method = method or ("auto" if shards.columns.weight is None else "temperature")
     scaler = make_scaler(method, criterion or "nll", n_bins, SINGLE_LABEL.maps)
     if all_rows and (method not in ("temperature", "vector") or (criterion or "nll") != "nll"):
         got, way_out = f"{method} by {criterion or 'nll'}", "leave it out: other maps are fitted on a sample"
         requirement = "go with temperature or vector, by nll"
         raise InputValueError(expected("--all-rows", requirement, got, way_out))
+    if shards.columns.weight is not None and not takes_weights(scaler):
+        got = f"{method}, which has no weighted form"
+        known = [name for name in SINGLE_LABEL.maps if takes_weights(SCALERS[name].load())]
+        requirement = f"go with a method of {', '.join(known)}"
+        raise InputValueError(expected("--weight-column", requirement, got, "name one of these"))
     applied = shards if test is None else test
     _check_fits(shards, applied, output)
     half = 0 if test is None else None
     running.stages(f"drawing up to {MOST_SAMPLED:,} rows to fit on")
-    sample = draw_sample(shards, half=half, workers=workers)
+    sample, weights = draw_sample(shards, half=half, workers=workers)
     running.stages(f"fitting on {len(sample):,} rows")
-    warned, n_fitted = fit(scaler, sample), len(sample)
+    warned, n_fitted = fit(scaler, sample, weights), len(sample)
     if all_rows:
         running.stages("fitting on all rows")
         n_fitted = fit_on_all(scaler, shards, half=half, workers=workers)
@@ -182,7 +190,7 @@ def calibrate_shards(
     report = report_of(tally, applied, n_bins=n_bins)
     write_to(output, report)
     _remove_tallies(output / PREDICTIONS / _TALLIES)
-    return CalibratedShards(scaler, n_fitted, held_out, report, warned)
+    return CalibratedShards(method, scaler, n_fitted, held_out, report, warned)
 
 
 def _check_fits(shards: Shards, applied: Shards, output: Path) -> None:

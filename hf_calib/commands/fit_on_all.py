@@ -73,32 +73,36 @@ class Deriving:
     def __call__(self, shards: Shards, number: int, piece: Piece) -> NewtonSums:
         found = NewtonSums.empty(len(self.weight) + (0 if self.bias is None else len(self.bias)))
         for first, batch in shards.batches(number, piece):
-            logits, labels = batch.as_logits(), batch.labels
+            logits, labels, weights = batch.as_logits(), batch.labels, batch.weights
             found.n_rows += len(labels)
             if self.half is not None:
                 used = half_of(shards.row_hashes(number, first, len(labels))) == self.half
                 logits, labels = logits[used], labels[used]
+                weights = None if weights is None else weights[used]
             for part in row_chunks(*logits.shape):
-                found.merge(self._of(logits[part].astype(np.float64), labels[part]))
+                own = np.ones(len(labels[part])) if weights is None else weights[part]
+                found.merge(self._of(logits[part].astype(np.float64), labels[part], own))
         return found
 
-    def _of(self, logits: FloatArray, labels: NDArray[np.int64]) -> NewtonSums:
+    def _of(self, logits: FloatArray, labels: NDArray[np.int64], weights: FloatArray) -> NewtonSums:
         logits = logits - logits.max(axis=1, keepdims=True) if self.bias is None else logits
         mapped = logits * self.weight + (0.0 if self.bias is None else self.bias)
         probs = np.ascontiguousarray(softmax_of(mapped))
         each = np.arange(len(labels))
-        loss = -float(np.log(np.maximum(probs[each, labels], np.finfo(np.float64).tiny)).sum())
+        loss = -float(weights @ np.log(np.maximum(probs[each, labels], np.finfo(np.float64).tiny)))
         residuals = probs.copy()
         residuals[each, labels] -= 1
+        residuals *= weights[:, None]
         if self.bias is None:
             moment = (probs * logits).sum(axis=1)
             slope = (residuals * logits).sum()
-            variance = (probs * logits**2).sum() - (moment**2).sum()
+            variance = weights @ ((probs * logits**2).sum(axis=1) - moment**2)
             return NewtonSums(loss, np.array([slope]), np.array([[variance]]), 0, len(labels))
         weighed = probs * logits
         gradient = np.concatenate([(residuals * logits).sum(axis=0), residuals.sum(axis=0)])
         factors = np.concatenate([weighed, probs], axis=1)
-        curvature = -factors.T @ factors
+        curvature = -factors.T @ (factors * weights[:, None])
+        weighed, probs = weighed * weights[:, None], probs * weights[:, None]
         n_classes = logits.shape[1]
         own = ((weighed * logits).sum(axis=0), weighed.sum(axis=0), probs.sum(axis=0))
         for row, column, values in ((0, 0, own[0]), (0, 1, own[1]), (1, 0, own[1]), (1, 1, own[2])):

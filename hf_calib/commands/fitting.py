@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.commands.opening import Opened, name_of
+from hf_calib.metrics.binning import FloatArray
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.scaling import PriorEstimate, estimate_prior
@@ -185,13 +187,18 @@ def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:
     return np.sort(chosen)
 
 
-def fit(scaler: Any, rows: Predictions) -> tuple[str, ...]:
+def takes_weights(scaler: Any) -> bool:
+    """Whether a scaler is fitted to rows with weights."""
+    return "sample_weight" in signature(scaler.fit).parameters
+
+
+def fit(scaler: Any, rows: Predictions, weights: FloatArray | None = None) -> tuple[str, ...]:
     """Fit in place; return its warnings."""
     if rows.kind.sigmoid and "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaler.fit(rows.as_logits(), rows.labels)
+        scaler.fit(rows.as_logits(), rows.labels, **({} if weights is None else {"sample_weight": weights}))
     return tuple(str(warning.message) for warning in caught)
 
 

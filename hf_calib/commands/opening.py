@@ -292,7 +292,7 @@ def _read_predictions(rows: RowSet, reading: Reading, *, sampled: bool) -> tuple
         raise InputValueError(
             expected(rows.argument, f"have at most {MOST_ROWS_HELD:,} rows here", total, way_out)
         )
-    return draw_sample(shards, most=MOST_ROWS_HELD), total
+    return draw_sample(shards, most=MOST_ROWS_HELD)[0], total
 
 
 _TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}

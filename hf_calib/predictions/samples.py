@@ -27,6 +27,7 @@ class Sample:
         most: that are kept.
         scores: (n, C), logits or probabilities.
         labels: (n,).
+        weights: (n,), 1 of rows without.
         hashes: (n,).
         n_rows: that were seen.
     """
@@ -34,6 +35,7 @@ class Sample:
     most: int
     scores: NDArray[np.float64]
     labels: NDArray[np.int64]
+    weights: NDArray[np.float64]
     hashes: NDArray[np.uint64]
     n_rows: int = 0
 
@@ -44,6 +46,7 @@ class Sample:
         kept, self.hashes = keep_smallest(rows, hashes, self.most)
         self.scores = np.concatenate([self.scores, other.scores])[kept]
         self.labels = np.concatenate([self.labels, other.labels])[kept]
+        self.weights = np.concatenate([self.weights, other.weights])[kept]
         self.n_rows += other.n_rows
 
 
@@ -69,8 +72,16 @@ class Sampling:
                 np.arange(len(hashes)) if self.half is None else np.flatnonzero(half_of(hashes) == self.half)
             )
             rows, hashes = keep_smallest(rows, hashes[rows], self.most)
+            weights = np.ones(len(batch.labels)) if batch.weights is None else batch.weights
             found.merge(
-                Sample(self.most, scores_of(batch)[rows], batch.labels[rows], hashes, len(batch.labels))
+                Sample(
+                    self.most,
+                    scores_of(batch)[rows],
+                    batch.labels[rows],
+                    weights[rows],
+                    hashes,
+                    len(batch.labels),
+                )
             )
         return found
 
@@ -82,8 +93,8 @@ def draw_sample(
     half: int | None = None,
     workers: int | None = None,
     on_rows: OnRows | None = None,
-) -> Predictions:
-    """At most so many rows, of all or of one half of them, in the order of their hashes.
+) -> tuple[Predictions, NDArray[np.float64] | None]:
+    """At most so many rows, of all or of one half of them, in the order of their hashes; and their weights.
 
     Raises:
         ValueError: if a row is wrong, or there is none.
@@ -95,17 +106,19 @@ def draw_sample(
     order = np.argsort(sample.hashes, kind="stable")
     is_logits = shards.columns.kind == "logits"
     scores = sample.scores[order]
-    return Predictions(
+    found = Predictions(
         sample.labels[order],
         logits=scores if is_logits else None,
         probs=None if is_logits else scores,
         class_names=shards.class_names,
     )
+    return found, None if shards.columns.weight is None else sample.weights[order]
 
 
 def empty_sample(most: int, n_classes: int) -> Sample:
     """A sample of no rows."""
-    return Sample(most, np.empty((0, n_classes)), np.empty(0, np.int64), np.empty(0, np.uint64))
+    none = np.empty(0)
+    return Sample(most, np.empty((0, n_classes)), np.empty(0, np.int64), none, np.empty(0, np.uint64))
 
 
 def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -261,6 +261,22 @@ class TestCalibrate:
         assert better <= negative_log_likelihood(wanted.predict_proba(logits), labels) + 1e-12
 
     @pytest.mark.usefixtures("few_are_held")
+    @pytest.mark.parametrize("words", [(), ("--method", "vector"), ("--method", "vector", "--all-rows")])
+    def test_weights(self, words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+        test = tmp_path / "test.parquet"
+        rows_of(500, 9).to_parquet(test)
+        rest = ("--weight-column", "w", "--test-data", test, "--output", tmp_path / "out")
+        found = called_for_json("calibrate", folder, *words, *rest)
+        assert found["method"] == (words[1] if words else "temperature")
+        assert found["report"]["weighted"]
+        table = all_rows()
+        logits, labels = table.iloc[:, :3].to_numpy(np.float64), label_ids(table)
+        wanted = VectorScaling() if words else TemperatureScaling()
+        wanted.fit(logits, labels, sample_weight=table["w"])
+        probs = Scaler.from_pretrained(tmp_path / "out").predict_proba(logits)
+        np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
+
+    @pytest.mark.usefixtures("few_are_held")
     def test_finished_files_are_not_done_again(self, folder: Path, tmp_path: Path) -> None:
         work = tmp_path / "work"
         work.mkdir()
@@ -291,6 +307,10 @@ class TestCalibrate:
         at = ("--output", tmp_path / "out")
         result = call("calibrate", folder, "--method", "matrix", "--all-rows", *at)
         assert_refused(result, "--all-rows to go with temperature or vector, by nll, got matrix by nll")
+        result = call("calibrate", folder, "--method", "spline", "--weight-column", "w", *at)
+        assert_refused(
+            result, "--weight-column to go with a method of temperature, .*got spline, which has no weighted"
+        )
         result = call("calibrate", folder, "--target-data", folder / "part-0.parquet", *at)
         assert_refused(result, "--target-data to go with rows that are held")
         assert not (tmp_path / "out").exists()

@@ -230,14 +230,14 @@ class TestRefused:
 class TestSamples:
     def test_one_sample_of_any_split(self, folder: Path, tmp_path: Path) -> None:
         """The hash is of the file's name and the row's number: batches, row groups and folders do not change it."""
-        found = draw_sample(open_shards(str(folder)), most=130)
+        found = draw_sample(open_shards(str(folder)), most=130)[0]
         for i in range(4):
             table_of(predictions_of(250, i)).to_parquet(tmp_path / f"part-{i}.parquet", row_group_size=17)
-        again = draw_sample(open_shards(str(tmp_path)), most=130)
+        again = draw_sample(open_shards(str(tmp_path)), most=130)[0]
         np.testing.assert_array_equal(found.as_logits(), again.as_logits())
         rows = {tuple(row) for row in all_rows().as_logits()}
         assert len({tuple(row) for row in found.as_logits()} & rows) == 130
-        assert len(draw_sample(open_shards(str(folder)))) == 1000
+        assert len(draw_sample(open_shards(str(folder)))[0]) == 1000
 
     def test_it_is_a_fair_draw(self, folder: Path) -> None:
         shards = open_shards(str(folder))
@@ -249,7 +249,7 @@ class TestSamples:
 
     def test_halves(self, folder: Path) -> None:
         shards = open_shards(str(folder))
-        halves = [{tuple(row) for row in draw_sample(shards, half=half).as_logits()} for half in (0, 1)]
+        halves = [{tuple(row) for row in draw_sample(shards, half=half)[0].as_logits()} for half in (0, 1)]
         assert not halves[0] & halves[1]
         assert len(halves[0] | halves[1]) == 1000
 
