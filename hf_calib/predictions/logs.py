@@ -46,11 +46,7 @@ class _Rows(NamedTuple):
 
 
 def is_log(source: str) -> bool:
-    """Whether a name means a log.
-
-    >>> is_log("samples_arc.jsonl"), is_log("predictions.csv")
-    (True, False)
-    """
+    """Whether a name means the file of a log."""
     return Path(source).suffix.lower() in SUFFIXES and os.path.isfile(source)
 
 

@@ -173,7 +173,9 @@ class TemperatureScaling(Scaler):
             )
         return grid
 
-    def _objective(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None) -> Objective:
+    def _objective(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Objective:
         check_flag("multi_label", self.multi_label)
         if sample_weight is not None and (self.multi_label or self.criterion != "nll"):
             got = "several labels a row" if self.multi_label else repr(self.criterion)

@@ -100,6 +100,7 @@ class TestEvaluate:
         for key, metric in metrics.items():
             assert again["before"]["metrics"][key]["value"] == pytest.approx(metric["value"], abs=1e-7)
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("few_are_held")
     def test_workers_and_order_change_nothing(self, folder: Path) -> None:
         found = called_for_json("evaluate", folder, "--by", "country", "--weight-column", "w", "--workers", 1)
@@ -261,7 +262,14 @@ class TestCalibrate:
         assert better <= negative_log_likelihood(wanted.predict_proba(logits), labels) + 1e-12
 
     @pytest.mark.usefixtures("few_are_held")
-    @pytest.mark.parametrize("words", [(), ("--method", "vector"), ("--method", "vector", "--all-rows")])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            pytest.param(("--method", "vector"), marks=pytest.mark.slow),
+            pytest.param(("--method", "vector", "--all-rows"), marks=pytest.mark.slow),
+        ],
+    )
     def test_weights(self, words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.parquet"
         rows_of(500, 9).to_parquet(test)

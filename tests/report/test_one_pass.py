@@ -15,6 +15,7 @@ from hf_calib.report.measures import Settings
 from hf_calib.report.one_pass import OnePassReport, report_on_states
 from hf_calib.report.saved import read_report
 from hf_calib.report.slices import SliceSection, slice_section
+from tests.helpers.marks import others_slow
 
 SETTINGS = Settings(15, 0.95, 1000, 0)
 
@@ -102,6 +103,7 @@ def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-de
     assert read_report(tmp_path / "report.json")["n_examples"] == 20_000
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_is_not_accused() -> None:
     """Every claim of the diagnosis together: at most one in twenty calibrated models has any."""
     accused = 0
@@ -155,7 +157,7 @@ class TestSlices:
             assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
             assert each.gap.low < each.gap.value < each.gap.high
 
-    @pytest.mark.parametrize("kind", ["equal", "few rows each", "one large", "weights"])
+    @pytest.mark.parametrize("kind", others_slow(["few rows each", "equal", "one large", "weights"], first=1))
     def test_false_alarms(self, kind: str) -> None:
         """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
         alarms, runs = 0, 100

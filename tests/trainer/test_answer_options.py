@@ -15,6 +15,7 @@ from datasets import Dataset
 from hf_calib import CalibrationTrainer
 from hf_calib.language_models import label_token_classifier
 from hf_calib.scaling import TemperatureScaling
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import TRUE_TEMPERATURE, arguments, differences, logged, tokenizer, weights
 from tests.language_models.models import language_model
 
@@ -77,11 +78,11 @@ def judge(
     )
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", others_slow(["right", "left"], first=1))
 @pytest.mark.parametrize(
     "name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT2", "Qwen2, tied"))]
 )
-@pytest.mark.parametrize("loss", ["cross_entropy", "dual_focal"])
+@pytest.mark.parametrize("loss", others_slow(["cross_entropy", "dual_focal"], first=1))
 def test_it_trains_measures_and_calibrates_as_the_classifier_of_its_options(
     loss: str, name: str, side: str, tmp_path: Path
 ) -> None:
