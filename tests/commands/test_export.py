@@ -250,6 +250,7 @@ assert "transformers" not in sys.modules
 """
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "out" / "model.pt2")], check=True)
 
+    @pytest.mark.slow
     def test_images(self, tmp_path: Path) -> None:
         image_model("ViT").save_pretrained(tmp_path / "model")
         transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(

@@ -53,6 +53,7 @@ class TestReport:
         ]
         assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
 
+    @pytest.mark.slow
     def test_columns_that_do_not_fit_follow_below(self, workplace: Path, tmp_path: Path) -> None:
         predictions = load_predictions(workplace / "test.npz")
         files = [tmp_path / f"predictions_{i}.npz" for i in range(7)]

@@ -258,7 +258,6 @@ WORLDS: dict[str, World] = {
 }
 # Pages without trainings and processes, which `make test` runs too.
 QUICK = {
-    "guides/abstain.md",
     "guides/logs.md",
     "guides/prediction_sets.md",
     "losses/index.md",

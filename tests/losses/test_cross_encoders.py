@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 
 from hf_calib.losses import cross_entropy, focal, for_cross_encoder, make_loss
+from tests.helpers.marks import others_slow
 from tests.helpers.tiny import tiny_bert, tokenizer
 
 PAIRS = {"query": ["w1 w2", "w3", "w9 w4"] * 8, "answer": ["w4 w5", "w6 w7 w8", "w1"] * 8}
@@ -37,7 +38,7 @@ def trained(model: Any, loss: Any, labels: list[int], folder: Path) -> dict[str,
     return dict(model.model.state_dict())
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", others_slow([3, 1], first=1))
 def test_cross_entropy_trains_as_theirs(num_labels: int, tmp_path: Path) -> None:
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, CrossEntropyLoss
 
@@ -50,7 +51,7 @@ def test_cross_entropy_trains_as_theirs(num_labels: int, tmp_path: Path) -> None
         torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", others_slow([3, 1], first=1))
 def test_the_loss_is_that_of_the_models_scores(num_labels: int, tmp_path: Path) -> None:
     model = cross_encoder(tmp_path, num_labels).eval()
     labels = torch.arange(24) % max(2, num_labels)
