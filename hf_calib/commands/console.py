@@ -135,7 +135,8 @@ def rows() -> Iterator[Callable[[int, int | None], None]]:
     try:
         yield move
     finally:
-        bars.stop()
+        if tasks:  # it prints a line where it was never started
+            bars.stop()
 
 
 def print_progress(line: str) -> None:
