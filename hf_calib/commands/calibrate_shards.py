@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
@@ -20,7 +17,7 @@ from hf_calib.commands.in_shards import report_of
 from hf_calib.commands.opening import Running
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics._row_scores import check_rows
-from hf_calib.predictions.passes import Tally, run_pass
+from hf_calib.predictions.passes import Tally, keep, read_kept, run_pass
 from hf_calib.predictions.samples import MOST_SAMPLED, draw_sample, half_of
 from hf_calib.predictions.shard_formats import Piece, suffix_of
 from hf_calib.predictions.shards import Shards
@@ -75,17 +72,13 @@ class Calibrating:
         shard = shards.files[number]
         target = self.output / f"{shard.name.removesuffix(suffix_of(shard.name) or '')}.parquet"
         kept = self.output / _TALLIES / f"{hashlib.sha256(shard.name.encode()).hexdigest()[:32]}.npz"
-        header = json.dumps([shard.name, shard.identity, self.options])
+        header = [shard.name, shard.identity, self.options]
         done = _read_tally(kept, header) if target.is_file() else None
         if done is not None:
             return done
         with whole_file(target) as path:
             tally = self._write(shards, number, piece, path)
-        with whole_file(kept) as path:
-            stream = io.BytesIO()
-            arrays = tally.to_arrays() | {"header": np.frombuffer(header.encode(), np.uint8)}
-            np.savez(stream, allow_pickle=False, **arrays)
-            path.write_bytes(stream.getvalue())
+        keep(kept, header, tally.to_arrays())
         return tally
 
     def _write(self, shards: Shards, number: int, piece: Piece, path: Path) -> Tally:
@@ -212,11 +205,10 @@ def _fingerprint(output: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
 
 
-def _read_tally(path: Path, header: str) -> Tally | None:
+def _read_tally(path: Path, header: list[str]) -> Tally | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        if arrays.pop("header").tobytes().decode() == header:
+        found, arrays = read_kept(path)
+        if found == header:
             return Tally.from_arrays(arrays)
     except (OSError, ValueError, KeyError, EOFError):
         pass

@@ -103,7 +103,7 @@ def evaluate_shards(
     return report_of(tally, shards, n_bins=n_bins)
 
 
-def report_of(tally: Tally, shards: Shards, *, n_bins: int, notes: Sequence[str] = ()) -> OnePassReport:
+def report_of(tally: Tally, shards: Shards, *, n_bins: int) -> OnePassReport:
     """The report on what was summed."""
     settings = Settings(n_bins, 0.95, 1000, 0)
     return report_on_states(
@@ -113,7 +113,6 @@ def report_of(tally: Tally, shards: Shards, *, n_bins: int, notes: Sequence[str]
         name=name_of(shards.name),
         slices=tuple(slice_section(sums, settings) for sums in tally.slices.values()),
         n_files=len(shards.files),
-        notes=tuple(notes),
     )
 
 

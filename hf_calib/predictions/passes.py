@@ -158,9 +158,7 @@ class Unfinished:
     def read(self, shards: Shards) -> TallyByFile:
         """What is done; nothing where the files or the options are others."""
         try:
-            with np.load(self.path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays.pop("header").tobytes())
+            header, arrays = read_kept(self.path)
             names = ("whole", "begun")
             if header["options"] == self.options:
                 whole, begun = (Tally.from_arrays(_under(name, arrays)) for name in names)
@@ -191,13 +189,29 @@ class Unfinished:
             "files": found.shards.identity()[: begun + 1],
             "options": self.options,
         }
-        arrays = {"header": _bytes(json.dumps(header).encode())}
+        arrays: dict[str, NDArray[Any]] = {}
         for name, tally in (("whole", found.whole), ("begun", found.begun)):
             arrays |= {f"{name}/{key}": array for key, array in tally.to_arrays().items()}
-        with whole_file(self.path) as path:
-            stream = io.BytesIO()
-            np.savez(stream, allow_pickle=False, **arrays)
-            path.write_bytes(stream.getvalue())
+        keep(self.path, header, arrays)
+
+
+def keep(path: Path, header: Any, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write arrays with a header of JSON's types, whole or not at all."""
+    with whole_file(path) as unfinished:
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, header=_bytes(json.dumps(header).encode()), **arrays)
+        unfinished.write_bytes(stream.getvalue())
+
+
+def read_kept(path: Path) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """What `keep` wrote.
+
+    Raises:
+        OSError, ValueError, KeyError, EOFError: if there is no such file, or it is another.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return json.loads(arrays.pop("header").tobytes()), arrays
 
 
 def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

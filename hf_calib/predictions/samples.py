@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError
 from hf_calib.metrics._row_scores import check_rows
-from hf_calib.predictions.passes import OnRows, run_pass
+from hf_calib.predictions.passes import run_pass
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards, no_rows
 from hf_calib.predictions.slicing import keep_smallest
-from hf_calib.predictions.table_columns import Batch
 
 MOST_SAMPLED = 200_000
 
@@ -76,7 +75,7 @@ class Sampling:
             found.merge(
                 Sample(
                     self.most,
-                    scores_of(batch)[rows],
+                    batch.scores[rows].astype(np.float64),
                     batch.labels[rows],
                     weights[rows],
                     hashes,
@@ -92,7 +91,6 @@ def draw_sample(
     most: int = MOST_SAMPLED,
     half: int | None = None,
     workers: int | None = None,
-    on_rows: OnRows | None = None,
 ) -> tuple[Predictions, NDArray[np.float64] | None]:
     """At most so many rows, of all or of one half of them, in the order of their hashes; and their weights.
 
@@ -100,18 +98,11 @@ def draw_sample(
         ValueError: if a row is wrong, or there is none.
     """
     sample = empty_sample(most, len(shards.class_names))
-    run_pass(shards, Sampling(most, half), sample, workers=workers, on_rows=on_rows)
+    run_pass(shards, Sampling(most, half), sample, workers=workers)
     if not len(sample.labels):
         raise InputValueError(no_rows(shards.name))
     order = np.argsort(sample.hashes, kind="stable")
-    is_logits = shards.columns.kind == "logits"
-    scores = sample.scores[order]
-    found = Predictions(
-        sample.labels[order],
-        logits=scores if is_logits else None,
-        probs=None if is_logits else scores,
-        class_names=shards.class_names,
-    )
+    found = shards.predictions(sample.labels[order], sample.scores[order])
     return found, None if shards.columns.weight is None else sample.weights[order]
 
 
@@ -124,9 +115,3 @@ def empty_sample(most: int, n_classes: int) -> Sample:
 def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The half, 0 or 1, that rows with these hashes belong to: by a bit that samples do not sort by."""
     return (hashes & np.uint64(1)).astype(np.int64)
-
-
-def scores_of(batch: Batch) -> NDArray[np.float64]:
-    """The logits, or the probabilities where there are none, in float64."""
-    scores = batch.probs if batch.logits is None else batch.logits
-    return scores.astype(np.float64, copy=False)

@@ -80,7 +80,7 @@ class Shards:
         counts = [each.n_rows for each in self.contents]
         return None if None in counts else sum(filter(None, counts))
 
-    @property
+    @cached_property
     def pieces(self) -> list[tuple[int, Piece]]:
         """The number of a file and rows of it that are read together, in order."""
         return [(i, piece) for i, each in enumerate(self.contents) for piece in each.pieces]
@@ -133,8 +133,11 @@ class Shards:
         parts = [batch for number, piece in self.pieces for _, batch in self.batches(number, piece)]
         if not parts:
             raise InputValueError(no_rows(self.name))
-        scores = np.concatenate([part.probs if part.logits is None else part.logits for part in parts])
-        labels = np.concatenate([part.labels for part in parts])
+        scores = np.concatenate([part.scores for part in parts])
+        return self.predictions(np.concatenate([part.labels for part in parts]), scores)
+
+    def predictions(self, labels: NDArray[np.int64], scores: NDArray[Any]) -> Predictions:
+        """Rows with labels (n,) and scores (n, C), which are logits or probabilities as the files hold them."""
         is_logits = self.columns.kind == "logits"
         return Predictions(
             labels,

@@ -38,6 +38,11 @@ class Batch(NamedTuple):
     weights: FloatArray | None
     by: tuple[tuple[IntArray, list[Any]], ...]
 
+    @property
+    def scores(self) -> NDArray[Any]:
+        """(n, C): the logits, or the probabilities where there are none."""
+        return self.probs if self.logits is None else self.logits
+
     def as_logits(self) -> NDArray[Any]:
         """(n, C): the logits, or the logarithm of the probabilities, where 0 counts as 1e-38."""
         if self.logits is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +153,12 @@ class SliceSection:
         ]
 
 
-def slice_section(sums: SliceSums, settings: Settings, names: Sequence[str] | None = None) -> SliceSection:
+def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
     """Measure each slice, and compare it with all other rows.
 
     Args:
         sums: of the slices.
         settings: of the report.
-        names: of the slices, in place of their values.
     """
     found = sums.sums()
     bins, effective, n_rows = found.bins(), found.effective_rows(), found.n_rows()
@@ -180,7 +178,7 @@ def slice_section(sums: SliceSums, settings: Settings, names: Sequence[str] | No
         }
         slices.append(
             Slice(
-                name=(names or sums.names)[int(group)],
+                name=sums.names[int(group)],
                 n_rows=int(n_rows[group]),
                 share=float(masses[group] / masses.sum()),
                 accuracy=float(accuracies[group]),
