@@ -190,13 +190,12 @@ class CalibrationState:
         Raises:
             ValueError: if no row was seen, or all weights are 0.
         """
-        self.check_has_rows()
-        bins = self.bins
+        top, bins = self.top_label, self.bins
         total = float(bins.counts.sum())
         return {
-            "accuracy": float(self.top_label.accuracies()[0][0]),
-            "nll": float(self.top_label.mean("nll")[0]),
-            "brier": float(self.top_label.mean("brier")[0]),
+            "accuracy": float(top.accuracies()[0][0]),
+            "nll": float(top.mean("nll")[0]),
+            "brier": float(top.mean("brier")[0]),
             "ece": binned_error(bins, n_examples=total, norm="l1"),
             "adaptive_ece": self.adaptive_ece().value,
             "classwise_ece": float(np.mean(class_gaps(self.class_bins()))),

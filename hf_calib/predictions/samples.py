@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,6 @@ from hf_calib.predictions.passes import run_pass
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards, no_rows
-from hf_calib.predictions.slicing import keep_smallest
 
 MOST_SAMPLED = 200_000
 
@@ -104,6 +104,16 @@ def draw_sample(
     order = np.argsort(sample.hashes, kind="stable")
     found = shards.predictions(sample.labels[order], sample.scores[order])
     return found, None if shards.columns.weight is None else sample.weights[order]
+
+
+def keep_smallest(
+    rows: NDArray[Any], hashes: NDArray[np.uint64], most: int
+) -> tuple[NDArray[Any], NDArray[np.uint64]]:
+    """Of rows (n, ...) those with the smallest hashes (n,): a sample without replacement, from any split of them."""
+    if len(hashes) <= most:
+        return rows, hashes
+    kept = np.argpartition(hashes, most)[:most]
+    return rows[kept], hashes[kept]
 
 
 def empty_sample(most: int, n_classes: int) -> Sample:

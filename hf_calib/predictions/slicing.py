@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hf_calib.predictions.samples import MOST_SAMPLED, keep_smallest
 from hf_calib.predictions.shards import Shards
 from hf_calib.predictions.table_columns import codes_of, name_of_value
 
 _MOST_NUMBERS = 20  # different ones, which are slices of their own
 _RANGES = 5
-_SAMPLE = 200_000
 
 
 @dataclass(frozen=True)
@@ -76,21 +75,11 @@ def _edges_of(shards: Shards, column: str) -> tuple[float, ...] | None:
                 numbers |= set(found[np.isfinite(found)].tolist())
             sample = np.concatenate([sample, found[codes]])
             hashes = np.concatenate([hashes, shards.row_hashes(file, first, len(codes))])
-            sample, hashes = keep_smallest(sample, hashes, _SAMPLE)
+            sample, hashes = keep_smallest(sample, hashes, MOST_SAMPLED)
     if len(numbers) <= _MOST_NUMBERS:
         return None
     inner = np.arange(1, _RANGES) / _RANGES
     return tuple(np.unique(np.quantile(sample[np.isfinite(sample)], inner, method="inverted_cdf")).tolist())
-
-
-def keep_smallest(
-    rows: NDArray[Any], hashes: NDArray[np.uint64], most: int
-) -> tuple[NDArray[Any], NDArray[np.uint64]]:
-    """Of rows (n, ...) those with the smallest hashes (n,): a sample without replacement, from any split of them."""
-    if len(hashes) <= most:
-        return rows, hashes
-    kept = np.argpartition(hashes, most)[:most]
-    return rows[kept], hashes[kept]
 
 
 def _number(value: Any) -> float:
