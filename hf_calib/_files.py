@@ -96,7 +96,7 @@ def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files)
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, or in it where it exists (it may be a mount): on the same file system.
-        with _scratch_folder(target if target.exists() else target.parent) as scratch:
+        with scratch_folder(target if target.exists() else target.parent) as scratch:
             made = scratch / "made"
             made.mkdir()
             yield made
@@ -115,7 +115,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     """
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _scratch_folder(target.parent) as scratch:
+        with scratch_folder(target.parent) as scratch:
             unfinished = scratch / target.name
             yield unfinished
             _replace(unfinished, target)
@@ -148,7 +148,7 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
 
 
 @contextmanager
-def _scratch_folder(home: Path) -> Iterator[Path]:
+def scratch_folder(home: Path) -> Iterator[Path]:
     """Yield an empty folder, removed afterwards, or by the next write here if this process is killed."""
     with ExitStack() as stack:
         with _locked(home):  # nobody takes the new folder for a leftover before it is locked

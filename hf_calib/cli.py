@@ -726,7 +726,11 @@ def compare(
     output: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
     jobs: Annotated[
         int,
-        typer.Option(min=1, max=2**10, help="Trainings side by side; CPU threads and GPUs are shared out."),
+        typer.Option(
+            min=0,
+            max=2**10,
+            help="Trainings side by side; CPU threads and GPUs are shared out. 0: one on each visible GPU.",
+        ),
     ] = 1,
     launcher: Annotated[
         str | None, typer.Option(help="What starts a script, such as 'torchrun --nproc_per_node 2'.")
@@ -739,6 +743,27 @@ def compare(
         str | None,
         typer.Option(
             help='Train as jobs of Slurm, by submitit: its parameters, \'{"slurm_partition": "gpu"}\'.'
+        ),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            help="Address that machines share the study at, such as s3://bucket/study or hf://datasets/me/study: "
+            "results and checkpoints are sent there, and a training goes on from that of another machine."
+        ),
+    ] = None,
+    collect: Annotated[
+        bool,
+        typer.Option(
+            "--collect", help="Fetch what other machines have finished of a shared study, and report."
+        ),
+    ] = False,
+    hf_jobs: Annotated[
+        str | None,
+        typer.Option(
+            "--hf-jobs",
+            help="Train as Jobs on the Hub's machines: a flavor such as a10g-small, or parameters of run_job, "
+            '\'{"flavor": "a10g-small", "attempts": 3}\'. Needs --share hf://datasets/...',
         ),
     ] = None,
     keep_models: Annotated[
@@ -755,14 +780,29 @@ def compare(
         from hf_calib.commands import compare as command
 
         chosen = methods.split(",") if methods is not None else None
-        if Path(source).is_dir():
+        of_trainings = (
+            arguments,
+            config,
+            losses,
+            seeds,
+            grid,
+            launcher,
+            print_commands,
+            submitit,
+            share,
+            hf_jobs,
+        )
+        if "://" in source or collect:
+            command.check_only_reports(*of_trainings)
+            study = command.collect(source, output)
+        elif Path(source).is_dir():
+            command.check_only_reports(*of_trainings, output)
             study = Path(source)
-            command.check_only_reports(
-                arguments, config, losses, seeds, grid, output, launcher, print_commands, submitit
-            )
         else:
             study = command.check_study_folder(output)
-            scheduler = command.parse_submitit(submitit)
+            scheduler, hub = command.parse_submitit(submitit), command.parse_jobs(hf_jobs)
+            if hub is not None:
+                command.check_hub_jobs(share, submitit, jobs != 1)
             launch, cells = command.plan_study(
                 source,
                 configs=config or [],
@@ -774,12 +814,15 @@ def compare(
                 output=study,
                 launcher=launcher,
                 keep_models=keep_models,
+                share=share,
             )
             if print_commands:
-                console.print_commands(command.command_lines(launch, cells))
+                console.print_commands(command.command_lines(launch, cells, hub))
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
-                command.train(launch, cells, jobs=jobs, scheduler=scheduler, say=console.print_progress)
+                command.train(
+                    launch, cells, jobs=jobs, scheduler=scheduler, hub=hub, say=console.print_progress
+                )
         results = command.report_study(study, methods=chosen, stages=stages)
         if as_json:
             console.print_json(results.to_dict())

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file
-from hf_calib.study.folder import clean_up, is_finished, mark_failed, read_plan, write_plan
+from hf_calib.study.folder import (
+    clean_up,
+    is_finished,
+    mark_failed,
+    newest_checkpoint,
+    read_plan,
+    remove_cut_short,
+    write_plan,
+)
 from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, is_secret, variants
 from hf_calib.study.measured import check_methods, measure_study
 
@@ -170,7 +178,6 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
 
 def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool) -> None:
     from hf_calib.experiments import train_and_report
-    from hf_calib.study.running import newest_checkpoint, remove_cut_short
 
     trainer.args.output_dir = str(folder)
     remove_cut_short(folder)

@@ -18,7 +18,7 @@ from hf_calib.study.grid import Cell, content_hash
 STUDY, CELLS = "study.json", "cells"
 CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
 _LAST_LINES = 12
-_MODELS = ("calibrated", "uncalibrated")
+MODELS = ("calibrated", "uncalibrated")
 
 
 def write_plan(
@@ -27,6 +27,7 @@ def write_plan(
     methods: Sequence[str],
     base: Mapping[str, Any],
     script: Path | None = None,
+    share: str | None = None,
 ) -> dict[Cell, Path]:
     """Write study.json, and cell.json of each cell; return the cells' folders.
 
@@ -38,6 +39,7 @@ def write_plan(
         methods: post-hoc maps.
         base: the resolved configuration, without what differs between the cells.
         script: that trains them, whose content is recorded; or None.
+        share: the address that machines share the study at, or None.
 
     Raises:
         ValueError: if the folder cannot be written, or is full of something else.
@@ -58,14 +60,16 @@ def write_plan(
         if not is_finished(folder):
             record = {"key": cell.key, "loss": cell.variant.label, "script": version}
             _write(folder / CELL, {**record, "arguments": dict(cell.arguments)})
-    plan = {
+    plan: dict[str, Any] = {
         "losses": list(dict.fromkeys(entry["loss"] for entry in listed.values())),
         "seeds": sorted({entry["seed"] for entry in listed.values()}),
         "methods": list(methods),
         "base": dict(base),
         "cells": listed,
     }
-    _write(study / STUDY, plan)
+    if share is not None or "share" in before:
+        plan["share"] = share or before["share"]
+    write_plan_file(study, plan)
     return folders
 
 
@@ -173,9 +177,39 @@ def clean_up(folder: Path, *, keep_model: bool) -> None:
     """Remove the checkpoints of a finished training, and unless it is kept the model."""
     for path in folder.glob("checkpoint-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in () if keep_model else _MODELS:
+    for name in () if keep_model else MODELS:
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / FAILED).unlink(missing_ok=True)
+
+
+def write_plan_file(study: Path, plan: Mapping[str, Any]) -> None:
+    """Write study.json."""
+    _write(study / STUDY, plan)
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint, or None. Only looks: another process may be writing one just now."""
+    if not any(folder.glob("checkpoint-*")):
+        return None
+    from hf_calib.trainer.checkpoint import last_complete_checkpoint
+
+    try:
+        return last_complete_checkpoint(folder, processes=1)
+    except InputValueError:
+        return None
+
+
+def remove_cut_short(folder: Path) -> None:
+    """Remove checkpoints that a killed training left, where none is complete; for who holds the folder."""
+    if newest_checkpoint(folder) is None:
+        for path in folder.glob("checkpoint-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def resume_words(folder: Path) -> list[str]:
+    """What lets a training go on from its newest complete checkpoint, if it has one."""
+    checkpoint = newest_checkpoint(folder)
+    return [] if checkpoint is None else ["--resume_from_checkpoint", checkpoint]
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:

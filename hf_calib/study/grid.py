@@ -257,11 +257,19 @@ def _content(value: Any) -> Any:
         return [_content(each) for each in value]
     if isinstance(value, Mapping):
         return {name: _content(each) for name, each in value.items()}
-    if isinstance(value, str) and os.path.isfile(value):
-        return f"sha256:{content_hash(Path(value))}"
-    if isinstance(value, str) and value and os.path.isdir(value):
-        return f"sha256:{_folder_hash(Path(value))}"
+    if isinstance(value, str) and is_of_this_machine(value):
+        return f"sha256:{path_hash(Path(value))}"
     return value
+
+
+def is_of_this_machine(value: str) -> bool:
+    """Whether a word names a file or folder that is here."""
+    return os.path.isfile(value) or os.path.isdir(value)
+
+
+def path_hash(path: Path) -> str:
+    """A hash of what is in a file or a folder."""
+    return _folder_hash(path) if path.is_dir() else content_hash(path)
 
 
 def _folder_hash(folder: Path) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_madeUpForThisTest"
 Files = dict[str, bytes]
@@ -30,6 +33,26 @@ class Fault(NamedTuple):
     text: str = ""
     headers: dict[str, str] = {}  # noqa: RUF012, never changed
     is_done: bool = False
+
+
+class Job(NamedTuple):
+    """A process in place of a machine of the Hub."""
+
+    spec: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def told(self, number: str) -> dict[str, Any]:
+        stage = {None: "RUNNING", 0: "COMPLETED"}.get(self.process.poll(), "ERROR")
+        return {
+            **{
+                name: self.spec.get(name)
+                for name in ("command", "environment", "flavor", "labels", "dockerImage")
+            },
+            "id": number,
+            "status": {"stage": stage, "message": None},
+            "owner": {"id": "1", "name": "me", "type": "user"},
+        }
 
 
 class Hub(ThreadingHTTPServer):
@@ -55,6 +78,8 @@ class Hub(ThreadingHTTPServer):
         self.refused: dict[str, Fault] = {}
         self.taken: set[str] = set()
         self.created: list[dict[str, Any]] = []
+        self.jobs: dict[str, Job] = {}
+        self.machine: Path | None = None  # where Jobs run
 
     @property
     def address(self) -> str:
@@ -122,6 +147,8 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         if path == "/api/whoami-v2":
             return self._answer({"name": "me", "type": "user", "orgs": []})
+        if parts[1:3] == ["api", "jobs"]:
+            return self._jobs(parts[4:], body)
         if path == "/api/validate-yaml":
             if b"refused: true" in body:
                 raise RefusedError(400, "", json.dumps({"errors": [{"message": "refused is not allowed"}]}))
@@ -130,7 +157,12 @@ class Handler(BaseHTTPRequestHandler):
             wanted = json.loads(body)
             repository = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
             if repository in hub.files or repository in hub.taken:
-                raise RefusedError(409, "", json.dumps({"error": "You already created this repo"}))
+                prefix = "datasets/" if wanted.get("type") == "dataset" else ""
+                there = {
+                    "error": "You already created this repo",
+                    "url": f"{hub.address}/{prefix}{repository}",
+                }
+                raise RefusedError(409, "", json.dumps(there))
             hub.created.append(wanted)
             hub.files[repository] = {"main": {".gitattributes": b""}}
             return self._answer({"url": f"{hub.address}/{repository}", "name": repository})
@@ -143,7 +175,8 @@ class Handler(BaseHTTPRequestHandler):
                 hub.objects[parts[2]] = body
             assert sha256(hub.objects[parts[2]]).hexdigest() == parts[2]
             return self._answer({})
-        parts = parts[3:] if path.startswith("/api/models/") else parts[1:]
+        parts = parts[3:] if path.startswith(("/api/models/", "/api/datasets/")) else parts[1:]
+        parts = parts[1:] if parts[0] == "datasets" else parts
         repository, action, revision, name = (
             "/".join(parts[:2]),
             *[*parts[2:4], "", ""][:2],
@@ -158,7 +191,19 @@ class Handler(BaseHTTPRequestHandler):
         if action == "resolve":
             self._file(repository, branch, name)
         elif action == "tree":
-            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in files.items()])
+            own = {n: c for n, c in files.items() if not name or n.startswith(f"{name}/")}
+            if name and not own:
+                raise RefusedError(404, "EntryNotFound")
+            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in own.items()])
+        elif action == "paths-info":
+            wanted = parse_qs(body.decode())["paths"]
+            self._answer(
+                [
+                    {"type": "file", "path": n, "size": len(c), "oid": n}
+                    for n, c in files.items()
+                    if n in wanted
+                ]
+            )
         elif action in ("", "revision"):
             names = [{"rfilename": name} for name in files]
             head = hub.head(repository, branch)
@@ -222,6 +267,8 @@ class Handler(BaseHTTPRequestHandler):
                 files[path] = base64.b64decode(entry["value"]["content"])
             elif entry["key"] == "lfsFile":
                 files[path] = hub.objects[entry["value"]["oid"]]
+            elif entry["key"] == "deletedFolder":
+                files = {n: c for n, c in files.items() if not n.startswith(path)}
             elif path in files:
                 del files[path]
             else:
@@ -234,6 +281,34 @@ class Handler(BaseHTTPRequestHandler):
         oid = hub.head(repository, branch)
         url = f"{hub.address}/{repository}/commit/{oid}"
         self._answer({"commitUrl": url, "commitOid": oid, "pullRequestUrl": pr})
+
+    def _jobs(self, parts: list[str], body: bytes) -> None:
+        """Start a Job, which runs here; list them, tell about one, or give what it has printed."""
+        jobs = self.server.jobs
+        if self.command == "POST":
+            spec = json.loads(body)
+            number = f"job{len(jobs)}"
+            assert self.server.machine is not None
+            folder = self.server.machine / number
+            folder.mkdir(parents=True)
+            with open(folder / "printed.txt", "wb") as printed:
+                process = subprocess.Popen(
+                    spec["command"],
+                    cwd=folder,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **spec["environment"], **spec["secrets"]},
+                    start_new_session=True,
+                )
+            jobs[number] = Job(spec, process, folder)
+            return self._answer(jobs[number].told(number))
+        if not parts:
+            return self._answer([job.told(number) for number, job in jobs.items()])
+        if parts[1:] == ["logs"]:
+            lines = (jobs[parts[0]].folder / "printed.txt").read_text().splitlines()
+            events = "".join(f"data: {json.dumps({'data': line, 'timestamp': ''})}\n\n" for line in lines)
+            return self._send(200, events.encode(), {"Content-Type": "text/event-stream"})
+        self._answer(jobs[parts[0]].told(parts[0]))
 
     def _file(self, repository: str, branch: str, name: str) -> None:
         content = self.server.files[repository][branch].get(name)

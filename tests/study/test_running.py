@@ -16,9 +16,11 @@ import pytest
 
 from hf_calib.commands.compare import command_lines, plan_study
 from hf_calib.commands.compare import train as run
-from hf_calib.study.folder import is_finished, problem, read_plan
+from hf_calib.study.folder import is_finished, newest_checkpoint, problem, read_plan
 from hf_calib.study.grid import Cell
-from hf_calib.study.running import Launch, _environments, _lock, newest_checkpoint, submit_cells, train_cells
+from hf_calib.study.launch import Launch, lock_of
+from hf_calib.study.running import _environments, train_cells
+from hf_calib.study.submitit_jobs import submit_cells
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
@@ -110,7 +112,7 @@ def test_a_terminal_that_closes_ends_the_trainings(tmp_path: Path) -> None:
     _, said = study.communicate(timeout=60)
     assert study.returncode == 130, said
     (cell,) = (tmp_path / "s/cells").iterdir()
-    lock = _lock(cell)  # which the training held while it lived
+    lock = lock_of(cell)  # which the training held while it lived
     assert lock is not None
     lock.close()
 
@@ -233,7 +235,7 @@ def test_a_file_system_without_locks_does_not_keep_a_study_waiting(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    lock = _lock(tmp_path)
+    lock = lock_of(tmp_path)
     assert lock is not None
     lock.close()
 
