@@ -57,11 +57,12 @@ test-kernels: .venv-kernels/installed
 test-engines: .venv-engines/installed
 	.venv-engines/bin/python -m pytest --override-ini addopts= --override-ini filterwarnings=default -q -rs tests/engines
 
-# Of hf_calib they need the metrics, which are numpy and scipy.
+# Of hf_calib they need neither torch nor transformers.
 .venv-engines/installed: pyproject.toml constraints.txt
 	python3 -m venv .venv-engines
 	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	    dask distributed duckdb numpy polars pyarrow pyspark pytest "ray[data]" scipy
+	    dask distributed duckdb "moto[server]" numpy polars pyarrow pyspark pytest "ray[data]" s3fs safetensors \
+	    scikit-learn scipy
 	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 

@@ -230,7 +230,8 @@ class SharedStudy:
             is_local = "file" in self._filesystem.protocol
             for file in files:
                 target = self._at(places[file])
-                self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
+                if is_local:  # others would make a bucket of a mistyped name
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
                 unfinished = (
                     f"{target}.unfinished" if is_local else target
                 )  # stores show a file when it is whole

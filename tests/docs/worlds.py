@@ -283,10 +283,8 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
         f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
     ),
-    "hf-calib compare recipes/text_classification.py --config": (
-        {},
-        FEW,
-    ),
+    "hf-calib compare recipes/text_classification.py --config": ({}, FEW),
+    "hf-calib compare recipes/text_classification.py --share": ({"s3://bucket/study": "shared"}, FEW),
     "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
         {
             "--config_file recipes/accelerate/8_gpus.yaml": "--cpu --num_machines 1 --num_processes 2 "

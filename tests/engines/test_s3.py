@@ -1,0 +1,83 @@
+"""Predictions and studies in an S3 store, as its own protocol and s3fs have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("s3fs", reason="make test-engines installs s3fs")
+server = pytest.importorskip("moto.server", reason="make test-engines installs moto")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a new bucket."""
+    import s3fs
+
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "made-up",
+        "AWS_SECRET_ACCESS_KEY": "made-up",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        s3fs.S3FileSystem().makedirs("bucket", exist_ok=True)
+        yield "s3://bucket"
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+        running.stop()
+
+
+def test_shards(bucket: str, tmp_path: Path) -> None:
+    import s3fs
+
+    from hf_calib.predictions import open_shards
+    from hf_calib.predictions.passes import measure_in_one_pass
+    from hf_calib.commands.in_shards import Measuring
+
+    for i in range(3):
+        probs = np.random.default_rng(i).dirichlet(np.ones(3), 500)
+        table = {f"prob_{c}": probs[:, c] for c in range(3)} | {"label": probs.argmax(axis=1)}
+        pq.write_table(pyarrow.table(table), tmp_path / f"part-{i}.parquet")
+    s3fs.S3FileSystem().put(str(tmp_path), "bucket/run", recursive=True)
+    there, here = (
+        measure_in_one_pass(open_shards(place), Measuring(15), workers=2) for place in (f"{bucket}/run", str(tmp_path))
+    )
+    assert there.states["before"].to_bytes() == here.states["before"].to_bytes()
+    with pytest.raises(ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"):
+        open_shards("s3://no-such-bucket/run")
+
+
+def test_a_shared_study(bucket: str, tmp_path: Path) -> None:
+    from hf_calib.study.shared import SharedStudy
+
+    share = SharedStudy(f"{bucket}/study")
+    folder = tmp_path / "x"
+    for step in (1, 2):
+        (folder / f"checkpoint-{step}").mkdir(parents=True)
+        (folder / f"checkpoint-{step}" / "model.bin").write_bytes(bytes(step))
+        (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        share.send_checkpoint(folder / f"checkpoint-{step}")
+    share.fetch_cell(tmp_path / "y" / "x")
+    assert [path.name for path in (tmp_path / "y" / "x").iterdir()] == ["checkpoint-2"]
+    assert (tmp_path / "y" / "x" / "checkpoint-2" / "model.bin").read_bytes() == bytes(2)
+    for name in ("results.json", "predictions.safetensors"):
+        (folder / name).write_text("{}")
+    share.send_finished([folder])
+    share.fetch_cell(tmp_path / "z" / "x")
+    assert sorted(path.name for path in (tmp_path / "z" / "x").iterdir()) == [
+        *("predictions.safetensors", "results.json")
+    ]
+    with pytest.raises(ValueError, match="expected --share to be a place to read and write: s3://no-such-bucket"):
+        SharedStudy("s3://no-such-bucket/study").send_checkpoint(folder / "checkpoint-2")
