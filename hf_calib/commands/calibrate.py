@@ -12,7 +12,7 @@ import numpy as np
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
-from hf_calib.commands.in_shards import shards_for_one_pass
+from hf_calib.commands.in_shards import need_one_pass, open_if_many
 from hf_calib.commands.opening import (
     Opened,
     Running,
@@ -213,9 +213,9 @@ def _calibrate_in_shards(
 ) -> Calibration | None:
     """Predictions that are not held at once; None for others."""
     columns: dict[str, Any] = {"label_column": reading.label_column, "weight_column": weight_column}
-    shards = shards_for_one_pass([source], **columns)
-    tested = None if test is None else shards_for_one_pass([test.data], **columns)
-    if shards is None and tested is None:
+    shards = open_if_many([source], **columns)
+    tested = None if test is None else open_if_many([test.data], **columns)
+    if not any(each is not None and need_one_pass(each) for each in (shards, tested)):
         return None
     if target is not None:
         got, way_out = "predictions of more rows than are held at once", "leave it out, or sample the rows"

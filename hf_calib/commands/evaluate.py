@@ -13,10 +13,10 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
 from hf_calib._names import short_names
 from hf_calib.commands.in_shards import (
-    evaluate_shards,
+    need_one_pass,
+    open_if_many,
     remove_unfinished,
-    report_on_files,
-    shards_for_one_pass,
+    report_on_shards,
 )
 from hf_calib.commands.opening import (
     Opened,
@@ -84,30 +84,23 @@ def evaluate(
     """
     check_output(output)
     sources = [source] if isinstance(source, str) else list(source)
+    of_held_rows = {"--ood-data": ood, "--soft-labels": soft_labels}
     if rows is None and (len(sources) > 1 or is_predictions_file(sources[0])):
-        shards = shards_for_one_pass(
-            sources, label_column=reading.label_column, weight_column=weight_column, by=by
-        )
-        if shards is not None:
-            _check_not_in_one_pass({"--ood-data": ood, "--soft-labels": soft_labels})
-            streamed = evaluate_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
-            write_to(output, streamed)
+        shards = open_if_many(sources, label_column=reading.label_column, weight_column=weight_column, by=by)
+        if shards is not None and (
+            len(sources) > 1 or need_one_pass(shards) or not any(of_held_rows.values())
+        ):
+            _check_not_in_one_pass(of_held_rows)
+            found = report_on_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
+            write_to(output, found)
             remove_unfinished(output)
-            return streamed
-        if len(sources) > 1:
-            _check_not_in_one_pass({"--ood-data": ood, "--soft-labels": soft_labels})
-            report = report_on_files(
-                sources, label_column=reading.label_column, n_bins=n_bins, running=running
-            )
-            write_to(output, report)
-            return report
+            return found
     source = _only(sources)
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
-    single_only = {"--ood-data": ood, "--soft-labels": soft_labels}
-    check_kind(kind, reading, single_only)
+    check_kind(kind, reading, of_held_rows)
     if rows is not None and (predictions is not None or by or weight_column or n_processes() > 1):
-        _check_not_in_one_pass(single_only)
+        _check_not_in_one_pass(of_held_rows)
         return _evaluate_sharded(
             *(source, task, rows, reading, by, weight_column),
             folder=_folder_of_predictions(predictions, output),
@@ -123,19 +116,19 @@ def evaluate(
     }
     opened = open_source(source, task, {"data": rows or RowSet(source), **outside}, reading, running)
     if opened.kind.sigmoid:
-        check_kind(opened.kind, reading, single_only)
+        check_kind(opened.kind, reading, of_held_rows)
     shares = None
     if soft_labels is not None:
         n_rows = opened.n_rows("data")
         shares = load_soft_labels(soft_labels, n_rows, len(opened.class_names))
-    found = opened.predictions("data")
-    assert found is not None
-    running.stages(f"measuring {len(found):,} rows")
-    report = report_on_predictions(found, name_of(source), n_bins, soft_labels=shares)
+    predicted = opened.predictions("data")
+    assert predicted is not None
+    running.stages(f"measuring {len(predicted):,} rows")
+    report = report_on_predictions(predicted, name_of(source), n_bins, soft_labels=shares)
     report = replace(report, about=_about(opened), notes=(*report.notes, *opened.notes()))
     if names:
         running.stages("predicting inputs from elsewhere")
-        report = replace(report, out_of_distribution=tuple(_sections(opened, found, names)))
+        report = replace(report, out_of_distribution=tuple(_sections(opened, predicted, names)))
     write_to(output, report)
     return report
 
@@ -177,11 +170,7 @@ def _evaluate_sharded(
         if opened is None:
             return None
         shards = open_shards(str(home), weight_column=weight_column, by=by)
-        report: AnyReport
-        if columns or not shards.fit_into_memory():
-            report = evaluate_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
-        else:
-            report = report_on_predictions(shards.load(), name_of(source), n_bins)
+        report = report_on_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
         report = replace(report, name=name_of(source), about=_about(opened))
         write_to(output, report)
     remove_unfinished(output)

@@ -57,20 +57,10 @@ class Measuring:
         return Tally({"before": state}, slices, state.n_rows)
 
 
-def report_on_files(sources: Sequence[str], *, label_column: str, n_bins: int, running: Running) -> AnyReport:
-    """The report on predictions, whole where they are few enough to be held, else of one pass."""
-    shards = open_shards(sources, label_column=label_column)
-    if not shards.fit_into_memory():
-        return evaluate_shards(shards, n_bins=n_bins, output=None, workers=None, running=running)
-    found = shards.load()
-    running.stages(f"measuring {len(found):,} rows")
-    return report_on_predictions(found, name_of(shards.name), n_bins)
-
-
-def shards_for_one_pass(
+def open_if_many(
     sources: Sequence[str], *, label_column: str, weight_column: str | None = None, by: Sequence[str] = ()
 ) -> Shards | None:
-    """Predictions that are measured in one pass: too many to be held, with weights, or by slice; else None.
+    """Predictions in several files, in one that may be large, with weights or slices; None for any other file.
 
     Raises:
         ValueError: as `open_shards`.
@@ -78,8 +68,28 @@ def shards_for_one_pass(
     asked = weight_column is not None or bool(by) or len(sources) > 1
     if not asked and not is_many(sources[0]) and not may_be_large(sources[0]):
         return None
-    shards = open_shards(sources, label_column=label_column, weight_column=weight_column, by=by)
-    return shards if weight_column is not None or by or not shards.fit_into_memory() else None
+    return open_shards(sources, label_column=label_column, weight_column=weight_column, by=by)
+
+
+def need_one_pass(shards: Shards) -> bool:
+    """Whether rows have weights or slices, or are too many to be held."""
+    return shards.columns.weight is not None or bool(shards.by) or not shards.fit_into_memory()
+
+
+def report_on_shards(
+    shards: Shards,
+    *,
+    n_bins: int,
+    running: Running,
+    output: Path | None = None,
+    workers: int | None = None,
+) -> AnyReport:
+    """The report on predictions: on all rows where they can be held, else of one pass; see `evaluate_shards`."""
+    if need_one_pass(shards):
+        return evaluate_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
+    found = shards.load()
+    running.stages(f"measuring {len(found):,} rows")
+    return report_on_predictions(found, name_of(shards.name), n_bins)
 
 
 def evaluate_shards(

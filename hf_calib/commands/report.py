@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.in_shards import report_on_files
-from hf_calib.commands.opening import Running, Stages, ignore_stage, may_be_large, name_of
+from hf_calib.commands.in_shards import open_if_many, report_on_shards
+from hf_calib.commands.opening import Running, Stages, ignore_stage, name_of
 from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.predictions.files import load_predictions
 from hf_calib.predictions.logs import LogOptions, is_log, load_log
-from hf_calib.predictions.shards import is_many
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
 from hf_calib.report.saved import read_report
@@ -156,9 +155,9 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     if path.suffix == ".json":
         return read_report(path)
     stages(f"reading {source}")
-    if is_many(source) or may_be_large(source):
-        running = Running(stages=stages)
-        return report_on_files([source], label_column=label_column, n_bins=n_bins, running=running).to_dict()
+    shards = open_if_many([source], label_column=label_column)
+    if shards is not None:
+        return report_on_shards(shards, n_bins=n_bins, running=Running(stages=stages)).to_dict()
     if is_log(source):
         found = load_log(source, LogOptions(label_column))
     else:

@@ -119,12 +119,14 @@ class TallyByFile:
     Args:
         shards: the files.
         done: pieces that were merged.
-        whole: of the files that are done.
+        done_whole: those of them that are of files of which all were.
+        whole: of these files.
         begun: of the next one.
     """
 
     shards: Shards
     done: int = 0
+    done_whole: int = 0
     whole: Tally = field(default_factory=Tally)
     begun: Tally = field(default_factory=Tally)
 
@@ -141,6 +143,7 @@ class TallyByFile:
         if self.done == len(pieces) or pieces[self.done][0] != pieces[self.done - 1][0]:
             self.whole.merge(self.begun)
             self.begun = Tally()
+            self.done_whole = self.done
 
 
 @dataclass(frozen=True)
@@ -162,31 +165,25 @@ class Unfinished:
             names = ("whole", "begun")
             if header["options"] == self.options:
                 whole, begun = (Tally.from_arrays(_under(name, arrays)) for name in names)
-                n_pieces = [number for number, _ in shards.pieces]
-                n_whole = len(header["files"]) - (header["done"] > header["whole"])
+                done, done_whole, files = header["done"], header["done_whole"], header["files"]
                 identity = shards.identity()
-                if header["files"] == identity[: len(header["files"])]:
-                    return TallyByFile(shards, header["done"], whole, begun)
-                if (
-                    header["files"][:n_whole] == identity[:n_whole]
-                    and n_pieces.index(n_whole) == header["whole"]
-                ):
-                    return TallyByFile(shards, header["whole"], whole)
+                if files == identity[: len(files)]:
+                    return TallyByFile(shards, done, done_whole, whole, begun)
+                if done > done_whole:
+                    files.pop()  # which was being read
+                if files == identity[: len(files)]:
+                    return TallyByFile(shards, done_whole, done_whole, whole)
         except (OSError, ValueError, KeyError, EOFError):
             pass
         return TallyByFile(shards)
 
     def write(self, found: TallyByFile) -> None:
         """Keep it."""
-        pieces = found.shards.pieces
-        begun = pieces[found.done - 1][0] if found.done else -1
-        whole = found.done
-        while whole and found.begun.n_rows and pieces[whole - 1][0] == begun:
-            whole -= 1
+        n_files = found.shards.pieces[found.done - 1][0] + 1 if found.done else 0
         header = {
             "done": found.done,
-            "whole": whole,
-            "files": found.shards.identity()[: begun + 1],
+            "done_whole": found.done_whole,
+            "files": found.shards.identity()[:n_files],
             "options": self.options,
         }
         arrays: dict[str, NDArray[Any]] = {}

@@ -113,10 +113,7 @@ class Predictions:
         scores = self._scores()
         if self.logits is not None:
             return scores
-        logs = np.log(np.maximum(scores, _SMALLEST_PROBABILITY))
-        if self.kind.sigmoid:
-            return logs - np.log(np.maximum(1 - scores, _SMALLEST_PROBABILITY))
-        return logs
+        return logs_of(scores) - logs_of(1 - scores) if self.kind.sigmoid else logs_of(scores)
 
     def select(self, rows: NDArray[Any]) -> Predictions:
         """The predictions of some rows."""
@@ -141,6 +138,11 @@ def check_same_classes(argument: str, found: Predictions, other: Predictions) ->
         raise InputValueError(
             expected(argument, "have the same classes", got, "use predictions of one model")
         )
+
+
+def logs_of(probs: NDArray[Any]) -> NDArray[Any]:
+    """The logarithm of probabilities, where 0 counts as 1e-38."""
+    return np.asarray(np.log(np.maximum(probs, _SMALLEST_PROBABILITY)))
 
 
 def check_differ(argument: str, names: Sequence[str]) -> None:

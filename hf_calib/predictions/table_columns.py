@@ -13,6 +13,7 @@ from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expe
 from hf_calib.metrics._row_scores import RowError
 from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.predictions.files import class_columns
+from hf_calib.predictions.predictions import logs_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -45,9 +46,7 @@ class Batch(NamedTuple):
 
     def as_logits(self) -> NDArray[Any]:
         """(n, C): the logits, or the logarithm of the probabilities, where 0 counts as 1e-38."""
-        if self.logits is not None:
-            return self.logits
-        return np.log(np.maximum(self.probs, np.finfo(np.float32).tiny))
+        return logs_of(self.probs) if self.logits is None else self.logits
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_shards(bucket: str, tmp_path: Path) -> None:
     import s3fs
 
+    from hf_calib.commands.in_shards import Measuring
     from hf_calib.predictions import open_shards
     from hf_calib.predictions.passes import measure_in_one_pass
-    from hf_calib.commands.in_shards import Measuring
 
     for i in range(3):
         probs = np.random.default_rng(i).dirichlet(np.ones(3), 500)
@@ -52,10 +52,13 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
         pq.write_table(pyarrow.table(table), tmp_path / f"part-{i}.parquet")
     s3fs.S3FileSystem().put(str(tmp_path), "bucket/run", recursive=True)
     there, here = (
-        measure_in_one_pass(open_shards(place), Measuring(15), workers=2) for place in (f"{bucket}/run", str(tmp_path))
+        measure_in_one_pass(open_shards(place), Measuring(15), workers=2)
+        for place in (f"{bucket}/run", str(tmp_path))
     )
     assert there.states["before"].to_bytes() == here.states["before"].to_bytes()
-    with pytest.raises(ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"):
+    with pytest.raises(
+        ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"
+    ):
         open_shards("s3://no-such-bucket/run")
 
 
@@ -79,5 +82,7 @@ def test_a_shared_study(bucket: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "z" / "x").iterdir()) == [
         *("predictions.safetensors", "results.json")
     ]
-    with pytest.raises(ValueError, match="expected --share to be a place to read and write: s3://no-such-bucket"):
+    with pytest.raises(
+        ValueError, match="expected --share to be a place to read and write: s3://no-such-bucket"
+    ):
         SharedStudy("s3://no-such-bucket/study").send_checkpoint(folder / "checkpoint-2")
