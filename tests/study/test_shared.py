@@ -92,6 +92,7 @@ def test_a_training_that_is_killed_goes_on_from_its_checkpoint_on_another_machin
     assert train(launch, cells) == ["1 of 1 trainings are finished already"]
 
 
+@pytest.mark.slow
 def test_each_machine_gets_what_the_others_have_finished(tmp_path: Path) -> None:
     for machine, seed in (("a", 0), ("b", 1)):
         train(*plan(tmp_path / machine, tmp_path / "share", seeds=[seed]))
@@ -116,7 +117,7 @@ def test_what_was_finished_before_it_was_shared_or_could_not_be_sent_is_sent(tmp
 
 
 def test_a_place_that_holds_another_study_is_refused_before_training(tmp_path: Path) -> None:
-    train(*plan(tmp_path / "a", tmp_path / "share"))
+    command_lines(*plan(tmp_path / "a", tmp_path / "share"))
     launch, cells = plan(tmp_path / "b", tmp_path / "share", "--rows", "9")
     with pytest.raises(
         ValueError, match=r"got that of another configuration, which differs in rows; name another place"
@@ -140,6 +141,7 @@ def test_places_that_cannot_be_used(tmp_path: Path, share: str, error: str) -> N
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_results_that_were_cut_short_on_their_way_are_no_results(tmp_path: Path) -> None:
     """Of a machine that died while it sent them, and of one that died while it fetched them."""
     train(*plan(tmp_path / "a", tmp_path / "share"))
