@@ -224,9 +224,12 @@ def _next_token(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
 def _label_studio(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
     found = []
     for row in rows:
-        truth = _choice(next(iter(row.get("annotations") or ()), {}))[0]
-        predicted, score = _choice(next(iter(row.get("predictions") or ()), {}))
-        found.append((predicted, score, truth))
+        annotations = [each for each in row["annotations"] or () if not each.get("was_cancelled")]
+        annotation = next(iter(annotations), {})
+        # Numbers only, unless an export asks for more; what the annotator saw is in the annotation.
+        predictions = [each for each in (*(row["predictions"] or ()), annotation.get("prediction")) if each]
+        predicted, score = _choice(next((each for each in predictions if isinstance(each, dict)), {}))
+        found.append((predicted, score, _choice(annotation)[0]))
     return _of_one_label(found, "a choice of an annotation, and one of a prediction with its score")
 
 

@@ -135,6 +135,20 @@ class TestNextToken:
 
 
 class TestOneLabel:
+    def test_label_studio_itself(self) -> None:
+        """Label Studio 1.23.2, export of type JSON: predictions by their numbers, and within the annotations."""
+        found = load_log(GOLDEN / "logs" / "label_studio.json")
+        np.testing.assert_allclose(found.probabilities()[:, 0], [0.91, 0.77, 0.52, 0.98, 0.6])
+        assert found.labels.tolist() == [0, 0, 1, 0, 1]
+
+    def test_an_annotation_that_was_skipped_is_none(self, tmp_path: Path) -> None:
+        (row, *_) = json.loads((GOLDEN / "logs" / "label_studio.json").read_text())
+        skipped = {**row["annotations"][0], "was_cancelled": True, "result": []}
+        found = load_log(
+            written(tmp_path / "e.json", [row | {"annotations": [skipped, row["annotations"][0]]}])
+        )
+        assert found.labels.tolist() == [0]
+
     def test_label_studio(self, tmp_path: Path) -> None:
         def choice(name: str, **more: Any) -> dict[str, Any]:
             return {"result": [{"type": "choices", "value": {"choices": [name]}, **more}]}
@@ -151,6 +165,12 @@ class TestOneLabel:
             InputError, match=r"a choice of an annotation, and one of a prediction .* in row 1"
         ):
             load_log(written(tmp_path / "b.json", [rows[0], rows[1] | {"predictions": []}]))
+
+    def test_argilla_itself(self) -> None:
+        """Records as argilla 2.8.0 writes them with `to_json`."""
+        found = load_log(GOLDEN / "logs" / "argilla.json")
+        np.testing.assert_allclose(found.probabilities()[:, 0], [0.91, 0.77, 0.52])
+        assert found.labels.tolist() == [0, 0, 1]
 
     def test_argilla(self, tmp_path: Path) -> None:
         def record(value: str, score: float, response: str) -> dict[str, Any]:
