@@ -147,7 +147,7 @@ def train(
         )
     share = None if launch.share is None else SharedStudy(launch.share)
     if share is not None:
-        share.send_plan(_study_of(cells))
+        share.send_plan(_study_of(cells), models=launch.keep_models)
     if hub is not None:
         assert share is not None  # see check_hub_jobs
         failed = train_in_jobs(launch, cells, share, hub, say=say)
@@ -200,7 +200,7 @@ def command_lines(
         assert launch.share is not None
         return job_commands(launch, cells, SharedStudy(launch.share), hub)
     if launch.share is not None:
-        SharedStudy(launch.share).send_plan(_study_of(cells))
+        SharedStudy(launch.share).send_plan(_study_of(cells), models=launch.keep_models)
     return [
         for_shell(launch.command(cell, folder), launch.arguments)
         for cell, folder in cells.items()

@@ -225,7 +225,7 @@ def _label_studio(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
     found = []
     for row in rows:
         annotations = [each for each in row["annotations"] or () if not each.get("was_cancelled")]
-        annotation = next(iter(annotations), {})
+        annotation: Mapping[str, Any] = next(iter(annotations), {})
         # Numbers only, unless an export asks for more; what the annotator saw is in the annotation.
         predictions = [each for each in (*(row["predictions"] or ()), annotation.get("prediction")) if each]
         predicted, score = _choice(next((each for each in predictions if isinstance(each, dict)), {}))

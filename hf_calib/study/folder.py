@@ -79,18 +79,37 @@ def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[
     Its file was changed. A mean over seeds is over trainings of one configuration.
     """
     now = {cell.variant.label: _without_seed(cell.arguments) for cell in cells}
+    return {
+        name: entry
+        for name, entry in listed.items()
+        if entry["loss"] not in now or _configuration(study, name) == now[entry["loss"]]
+    }
 
-    def is_current(name: str) -> bool:
-        label = listed[name]["loss"]
-        if label not in now:
-            return True
-        try:
-            cell = json.loads((study / CELLS / name / CELL).read_text(encoding="utf-8"))
-            return bool(_without_seed(cell["arguments"]) == now[label])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return False
 
-    return {name: entry for name, entry in listed.items() if is_current(name)}
+def joined_cells(study: Path, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of two plans: own ones, and those others that are no losses of these under another configuration.
+
+    Args:
+        study: the folder, which has cell.json of all of them.
+        others: name -> entry of a plan.
+        own: of another one.
+    """
+    now = {entry["loss"]: _configuration(study, name) for name, entry in own.items()}
+    kept = {
+        name: entry
+        for name, entry in others.items()
+        if entry["loss"] not in now or _configuration(study, name) == now[entry["loss"]]
+    }
+    return kept | dict(own)
+
+
+def _configuration(study: Path, name: str) -> str | None:
+    """The configuration of a cell but for its seed; None where it cannot be read."""
+    try:
+        cell = json.loads((study / CELLS / name / CELL).read_text(encoding="utf-8"))
+        return _without_seed(cell["arguments"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _without_seed(arguments: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from hf_calib.study.folder import (
     RESULTS,
     STUDY,
     is_finished,
+    joined_cells,
     newest_checkpoint,
     read_plan,
     write_plan_file,
@@ -88,8 +89,12 @@ class SharedStudy:
             self._fetch("", [STUDY], study)
         return True
 
-    def send_plan(self, study: Path) -> None:
+    def send_plan(self, study: Path, *, models: bool) -> None:
         """Send the plan, and what is finished here and not there; both get the cells that the other has.
+
+        Args:
+            study: the folder here, after `fetch_plan`.
+            models: see `send_finished`.
 
         Raises:
             ValueError: if the plan there is of another configuration, or the place cannot be written.
@@ -106,26 +111,23 @@ class SharedStudy:
                 )
                 got = f"that of another configuration, which differs in {', '.join(differing)}"
                 raise InputValueError(expected("--share", f"hold this study: {self.address}", got, way_out))
-            own["cells"] = there["cells"] | own["cells"]
+            own["cells"] = joined_cells(study, there["cells"], own["cells"])
             write_plan_file(study, own)
         files = self._below("")
         cells = [f"{CELLS}/{name}/{CELL}" for name in own["cells"]]
         new = [path for path in cells if path not in files and (study / path).is_file()]
         if new or there is None or there["cells"] != own["cells"]:
             self._send(study, [*new, STUDY])
-        self.send_finished([study / CELLS / name for name in own["cells"]], files=files)
+        self.send_finished([study / CELLS / name for name in own["cells"]], models=models)
 
-    def send_finished(
-        self, folders: Iterable[Path], *, models: bool = False, files: Iterable[str] | None = None
-    ) -> None:
+    def send_finished(self, folders: Iterable[Path], *, models: bool) -> None:
         """Send the results of cells that are finished here and not there, in place of their checkpoints.
 
         Args:
             folders: of the cells.
             models: whether their calibrated models go with them.
-            files: that are there, if it is known.
         """
-        there = self._below(CELLS, prefix=f"{CELLS}/") if files is None else set(files)
+        there = self._below(CELLS)
         for folder in folders:
             place = f"{CELLS}/{folder.name}"
             own = _of_folder(there, place)
@@ -139,7 +141,7 @@ class SharedStudy:
     def fetch_cell(self, folder: Path) -> None:
         """Fetch a cell's results, or its newest complete checkpoint if there is none as new here."""
         place = f"{CELLS}/{folder.name}"
-        own = _of_folder(self._below(place, prefix=f"{place}/"), place)
+        own = _of_folder(self._below(place), place)
         if _has_results(own):
             self._fetch(place, [file for file in _REPORTED if file in own], folder)
             return
@@ -162,7 +164,7 @@ class SharedStudy:
             OSError: if the training removes it meanwhile.
         """
         place = f"{CELLS}/{checkpoint.parent.name}"
-        own = _of_folder(self._below(place, prefix=f"{place}/"), place)
+        own = _of_folder(self._below(place), place)
         older = {file.split("/")[0] for file in own if file.startswith("checkpoint-")} - {checkpoint.name}
         with scratch_folder(checkpoint.parent) as scratch:
             # The training removes old checkpoints while this one is sent.
@@ -172,19 +174,22 @@ class SharedStudy:
 
     def send_inputs(self, paths: Mapping[str, Path]) -> None:
         """Send files and folders that trainings elsewhere read, by the names that they get there."""
-        there = self._below(INPUTS, prefix=f"{INPUTS}/")
+        there = self._below(INPUTS)
         with tempfile.TemporaryDirectory() as scratch:
             for name, path in paths.items():
                 target = Path(scratch) / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target)
+                if path.is_dir():
+                    shutil.copytree(path, target, copy_function=_link)
+                else:
+                    _link(str(path.resolve()), str(target))
             files = [file for file in _files_of(Path(scratch)) if f"{INPUTS}/{file}" not in there]
             if files:
                 self._send(Path(scratch), files, INPUTS)
 
     def fetch_inputs(self, target: Path) -> None:
         """Fetch what `send_inputs` has sent."""
-        there = self._below(INPUTS, prefix=f"{INPUTS}/")
+        there = self._below(INPUTS)
         self._fetch(INPUTS, [file.removeprefix(f"{INPUTS}/") for file in there], target / INPUTS)
 
     def _plan(self) -> dict[str, Any] | None:
@@ -195,7 +200,7 @@ class SharedStudy:
                 self._filesystem.get_file(self._at(STUDY), os.path.join(scratch, STUDY))
             return read_plan(Path(scratch))
 
-    def _below(self, place: str, prefix: str = "") -> set[str]:
+    def _below(self, place: str) -> set[str]:
         """The files below a place, by their names from the study's on."""
         with self._clear_errors():
             self._filesystem.invalidate_cache()
@@ -203,8 +208,9 @@ class SharedStudy:
                 found = self._filesystem.find(self._at(place))
             except FileNotFoundError:
                 found = []
-        names = {path[len(self._root) :].lstrip("/") for path in found}
-        return {name for name in names if name.startswith(prefix)}
+        names = (path[len(self._root) :].lstrip("/") for path in found)
+        # A store may hold any key, and a file would be fetched to outside of the study.
+        return {name for name in names if ".." not in name.split("/")}
 
     def _fetch(self, place: str, files: Sequence[str], target: Path) -> None:
         """Put files into a folder, each whole and the last one last, or none of them."""
@@ -232,9 +238,8 @@ class SharedStudy:
                 target = self._at(places[file])
                 if is_local:  # others would make a bucket of a mistyped name
                     os.makedirs(os.path.dirname(target), exist_ok=True)
-                unfinished = (
-                    f"{target}.unfinished" if is_local else target
-                )  # stores show a file when it is whole
+                # Stores show a file when all of it is there.
+                unfinished = f"{target}.unfinished" if is_local else target
                 self._filesystem.put_file(str(folder / file), unfinished)
                 if is_local:
                     os.replace(unfinished, target)
@@ -279,8 +284,8 @@ class SharedStudy:
         except Exception as error:
             words = " ".join(str(error).split())[:300] or type(error).__name__
             way_out = "check the address and the credentials, and install what it needs, such as s3fs"
-            requirement = f"be a place to read and write: {self.address}"
-            raise InputValueError(expected("--share", requirement, words, way_out)) from error
+            requirement = "be a place where a study can be read and written"
+            raise InputValueError(expected(self.address, requirement, words, way_out)) from error
 
 
 def _of_folder(files: Iterable[str], place: str) -> set[str]:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from hf_calib._errors import InputError
 from hf_calib.study.folder import is_finished, newest_checkpoint, resume_words
 from hf_calib.study.shared import SharedStudy
 
-_LOOK_AGAIN = 0.2  # seconds
+_LOOK_AGAIN = 5.0  # seconds
 # Of several processes the others write their random states at any time.
 _SETTLED = 2.0  # seconds without a change
 
@@ -50,11 +51,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _train(command: list[str], folder: Path, share: SharedStudy) -> int:
+    sent = newest_checkpoint(folder)
     process = subprocess.Popen([*command, *resume_words(folder)])
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # of a preempted machine; it may save first
-    sent = newest_checkpoint(folder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the training, too
     while process.poll() is None:
-        time.sleep(_LOOK_AGAIN)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_AGAIN)
         sent = _send_newest(folder, share, sent, settled=_SETTLED)
     if not is_finished(folder):
         _send_newest(folder, share, sent, settled=0.0)
@@ -63,10 +66,12 @@ def _train(command: list[str], folder: Path, share: SharedStudy) -> int:
 
 def _send_newest(folder: Path, share: SharedStudy, sent: str | None, *, settled: float) -> str | None:
     """Send the newest complete checkpoint if it is another one; return what has been sent."""
-    newest = newest_checkpoint(folder)
-    if newest is None or newest == sent:
-        return sent
     with suppress(FileNotFoundError, shutil.Error):  # the training removes it just now
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one is being written
+            newest = newest_checkpoint(folder)
+        if newest is None or newest == sent:
+            return sent
         if settled and time.time() - max(path.stat().st_mtime for path in Path(newest).iterdir()) < settled:
             return sent
         try:

@@ -131,11 +131,11 @@ def test_a_place_that_holds_another_study_is_refused_before_training(tmp_path: P
     [
         ("nowhere://bucket/study", "Protocol not known: nowhere"),
         ("ftp://me:hunter2@host/study", "expected --share to be an address without a password"),
-        ("/proc/study", "expected --share to be a place to read and write: /proc/study"),
+        ("/proc/study", "expected /proc/study to be a place where a study can be read and written"),
     ],
 )
 def test_places_that_cannot_be_used(tmp_path: Path, share: str, error: str) -> None:
-    with pytest.raises(ValueError, match="--share") as raised:
+    with pytest.raises(ValueError, match="expected ") as raised:
         train(*plan(tmp_path / "a", share))
     assert error in str(raised.value)
     assert "hunter2" not in str(raised.value)
@@ -171,6 +171,26 @@ def test_a_checkpoint_without_its_last_file_is_not_fetched(tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "share" / "cells" / "x").iterdir()) == ["checkpoint-3"]
 
 
+def test_names_that_lead_out_of_the_study_are_not_fetched(tmp_path: Path) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("checkpoint-1/trainer_state.json", "checkpoint-1/../../../../evil.txt"):
+        store.store[f"/odd/cells/x/{name}"] = type(store).open(store, f"/odd/{hash(name)}", "wb")
+        store.store[f"/odd/cells/x/{name}"].write(b"{}")
+    SharedStudy("memory://odd").fetch_cell(tmp_path / "1" / "2" / "x")
+    assert names_below(tmp_path) == ["1/2/x/checkpoint-1/trainer_state.json"]
+
+
+def test_seeds_of_a_loss_whose_file_has_changed_are_not_mixed(tmp_path: Path) -> None:
+    loss = tmp_path / "sharp.yaml"
+    for gamma, seed, machine in ((3, 0, "a"), (5, 1, "b")):
+        loss.write_text(f"loss: focal\nloss_kwargs: {{gamma: {gamma}}}\n")
+        command_lines(*plan(tmp_path / machine, tmp_path / "share", losses=str(loss), seeds=[seed]))
+    assert read_plan(tmp_path / "share")["seeds"] == [1]
+    assert read_plan(tmp_path / "b")["seeds"] == [1]
+
+
 def test_a_store_in_memory(tmp_path: Path) -> None:
     """Not a folder: an address of fsspec, whose files appear whole."""
     share = SharedStudy("memory://bucket/study")
@@ -182,7 +202,7 @@ def test_a_store_in_memory(tmp_path: Path) -> None:
     assert names_below(tmp_path / "y" / "x") == ["checkpoint-7/trainer_state.json"]
     for name in ("results.json", "predictions.safetensors"):
         (folder / name).write_text("{}")
-    share.send_finished([folder])
+    share.send_finished([folder], models=False)
     share.fetch_cell(tmp_path / "z" / "x")
     assert names_below(tmp_path / "z" / "x") == ["predictions.safetensors", "results.json"]
 
