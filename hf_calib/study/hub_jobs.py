@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.experiments.config_file import read_config
 from hf_calib.study.folder import CELLS, is_finished, mark_failed
 from hf_calib.study.grid import Cell, is_of_this_machine, path_hash
 from hf_calib.study.launch import Launch, for_shell, not_finished
@@ -206,6 +205,8 @@ def _inputs(launch: Launch, cells: Sequence[Cell]) -> dict[str, Path]:
     Raises:
         ValueError: if a YAML file names something of this machine, which it would not find there.
     """
+    from hf_calib.experiments.config_file import read_config
+
     configs = {*launch.configs, *(cell.variant.config for cell in cells if cell.variant.config is not None)}
     for config in configs:
         for name, value in read_config(config).items():
