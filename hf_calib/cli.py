@@ -53,6 +53,13 @@ class OptionScore(str, Enum):
     per_byte = "per_byte"
 
 
+class Variance(str, Enum):
+    """The variance over seeds that a study's differences are judged by; see `hf_calib.compare`."""
+
+    own = "own"
+    pooled = "pooled"
+
+
 class SetMethod(str, Enum):
     """How prediction sets are made; see `hf_calib.decisions.PredictionSets`."""
 
@@ -723,6 +730,13 @@ def compare(
             help="Post-hoc maps to compare; they cost no training.", show_default="temperature,auto"
         ),
     ] = None,
+    variance: Annotated[
+        Variance,
+        typer.Option(
+            help="Over seeds, of differences: of each pair of losses its own, or pooled over all losses, which finds "
+            "more with few seeds where they vary alike."
+        ),
+    ] = Variance.own,
     output: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
     jobs: Annotated[
         int,
@@ -823,7 +837,7 @@ def compare(
                 command.train(
                     launch, cells, jobs=jobs, scheduler=scheduler, hub=hub, say=console.print_progress
                 )
-        results = command.report_study(study, methods=chosen, stages=stages)
+        results = command.report_study(study, methods=chosen, variance=variance.value, stages=stages)
         if as_json:
             console.print_json(results.to_dict())
         else:

@@ -92,39 +92,56 @@ def calibration_error_interval(
     return found._replace(value=binned_error(sums, n_examples=len(confidences), norm="l1"))
 
 
+class Populations:
+    """Populations whose bins have the gaps of the data made smaller, or larger: the likeliest ones with an error.
+
+    Args:
+        sums: (M,) of the bins of the data.
+    """
+
+    def __init__(self, sums: BinSums) -> None:
+        self.occupied = sums.counts > 0
+        self.counts, confidence, correct = (part[self.occupied] for part in sums)
+        self.n_rows = self.counts.sum()
+        self.shares, self.stated = self.counts / self.n_rows, confidence / self.counts
+        self.gaps = (confidence - correct) / self.counts
+        self.value = float(self.shares @ np.abs(self.gaps))
+        self._over = self.gaps >= 0
+        self._variances = np.maximum(self.stated * (1 - self.stated), _SMALLEST_VARIANCE)
+        self.most = float((np.abs(self.gaps) / self._variances).max())  # no gap is left
+        self.least = -float((1 / self._variances).max())
+
+    def accuracies(self, shrinkage: FloatArray | float) -> FloatArray:
+        """Of the bins (..., M), by the multiple (...) of their variance that their gaps are smaller by."""
+        over = self._over
+        sizes = np.maximum(0.0, np.abs(self.gaps) - np.asarray(shrinkage)[..., None] * self._variances)
+        # A gap that is too large for its own side turns to the other, where there is more room.
+        turns = (sizes > np.where(over, self.stated, 1 - self.stated)) & (over == (self.stated < 0.5))
+        return np.clip(np.where(over != turns, self.stated - sizes, self.stated + sizes), 0.0, 1.0)
+
+    def errors(self, shrinkage: FloatArray | float) -> FloatArray:
+        """Their calibration errors (...)."""
+        return np.asarray(np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares)
+
+
 def interval_of_bins(sums: BinSums, *, n_resamples: int, confidence_level: float, seed: int) -> Interval:
     """The same from the sums (M,) of the bins."""
-    counts, confidence, correct = (part[sums.counts > 0] for part in sums)
-    n_rows, stated = counts.sum(), confidence / counts
-    shares, gaps = counts / n_rows, (confidence - correct) / counts
-    value = float(shares @ np.abs(gaps))
-    over = gaps >= 0
-    variances = np.maximum(stated * (1 - stated), _SMALLEST_VARIANCE)
+    found = Populations(sums)
     rng = np.random.default_rng(seed)
     # Rows fall into other bins in another sample.
-    drawn = rng.multinomial(int(n_rows), shares, size=n_resamples)
+    drawn = rng.multinomial(int(found.n_rows), found.shares, size=n_resamples)
     of_hits = int(rng.integers(2**63))  # the same at each error that is tried, so that they are told apart
 
-    def accuracies(shrinkage: float) -> FloatArray:
-        sizes = np.maximum(0.0, np.abs(gaps) - shrinkage * variances)
-        # A gap that is too large for its own side turns to the other, where there is more room.
-        turns = (sizes > np.where(over, stated, 1 - stated)) & (over == (stated < 0.5))
-        return np.clip(np.where(over != turns, stated - sizes, stated + sizes), 0.0, 1.0)
-
     def errors(shrinkage: float) -> FloatArray:
-        hits = np.random.default_rng(of_hits).binomial(drawn, accuracies(shrinkage))
-        return np.abs(drawn * stated - hits).sum(axis=1) / n_rows
+        hits = np.random.default_rng(of_hits).binomial(drawn, found.accuracies(shrinkage))
+        return np.abs(drawn * found.stated - hits).sum(axis=1) / found.n_rows
 
-    def error(shrinkage: float) -> float:
-        return float(shares @ np.abs(stated - accuracies(shrinkage)))
-
-    most = float((np.abs(gaps) / variances).max())  # no gap is left
-    least = -float((1 / variances).max())
     tail = (1 - confidence_level) / 2
-    near = 1e-12 + 1e-9 * value
-    low = _crossing(lambda s: (errors(s) >= value - near).mean() > tail, most, least)
-    high = _crossing(lambda s: (errors(s) <= value + near).mean() <= tail, most, least)
-    return Interval(value, error(low), max(error(low), error(high)))
+    near = 1e-12 + 1e-9 * found.value
+    low = _crossing(lambda s: (errors(s) >= found.value - near).mean() > tail, found.most, found.least)
+    high = _crossing(lambda s: (errors(s) <= found.value + near).mean() <= tail, found.most, found.least)
+    ends = found.errors(np.array([low, high]))
+    return Interval(found.value, float(ends[0]), float(ends.max()))
 
 
 def _crossing(holds: Callable[[float], bool], most: float, least: float) -> float:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from scipy.stats import t
-
 from hf_calib._errors import few
-from hf_calib.study.results import CONFIDENCE_LEVEL, LEVEL, UNSCALED, Difference, StudyResults
-from hf_calib.study.text import pair_name
+from hf_calib.study.results import LEVEL, UNSCALED, Difference, StudyResults
+from hf_calib.study.text import MAIN_METRICS, map_name, pair_name
 
 PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
 FEWEST_SEEDS_OF_A_RANK_TEST = 6
 _LARGE_ECE = 0.05
 _REPAIRED = 0.5  # of it, at most, is left after the map
 _HARMED = 0.005  # is added by it, at least
-_MOST_SEEDS = 100
 
 Pair = tuple[str, str]
 
@@ -72,26 +69,10 @@ def _not_proven(results: StudyResults, best: Pair, baseline: Pair) -> str:
     difference = results.differences.get((*best, PRIMARY))
     if difference is None or difference.low is None or difference.n_seeds < 2:
         return f"{said}. Five seeds or more could tell."
-    n_compared = len({(loss, method) for loss, method, _ in results.differences})
-    needed = seeds_to_prove(difference, n_compared)
-    if needed is None:
-        return f"{said}. A difference of this size would take more than {_MOST_SEEDS} seeds."
-    return f"{said}. If the difference stays as it is, about {needed} seeds would prove it."
-
-
-def seeds_to_prove(difference: Difference, n_compared: int) -> int | None:
-    """How many seeds would put a difference beyond chance if its size and its spread over seeds stayed.
-
-    By Student's t at the level that Holm's correction asks of the clearest of n_compared differences, with all of the
-    interval's width taken for the seeds'. None beyond 100.
-    """
-    assert difference.low is not None
-    now = difference.n_seeds
-    deviation = (difference.value - difference.low) / t.isf((1 - CONFIDENCE_LEVEL) / 2, now - 1) * now**0.5
-    for n in range(now + 1, _MOST_SEEDS + 1):
-        if t.isf(LEVEL / n_compared / 2, n - 1) * deviation / n**0.5 < abs(difference.value):
-            return n
-    return None
+    if difference.seeds_to_find is None:
+        return f"{said}. A true difference of this size takes more than 100 seeds, or more test rows."
+    needed = difference.seeds_to_find
+    return f"{said}. Of studies with {needed} seeds, 80% would find a true difference of this size."
 
 
 def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
@@ -199,15 +180,17 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
         )
     notes.append(
         "Noise makes every calibration error larger, the more so the fewer rows: an interval of one is of the error "
-        "that other tests of as many rows would show, not of the error without noise."
+        "that other tests of as many rows would show, not of the error without noise. Differences in ECE and in its "
+        "form with equal masses are of errors from which that noise is taken, so that they need not be those of the "
+        "means."
     )
-    n_compared = len({(loss, method) for loss, method, _ in results.differences})
-    if 1 < most < FEWEST_SEEDS_OF_A_RANK_TEST and n_compared:
-        least = t.isf(LEVEL / n_compared / 2, most - 1) / most**0.5
+    if "classwise_ece" in results.metrics:
         notes.append(
-            f"With {most} seeds and {n_compared} comparisons, the clearest difference of a metric has to be "
-            f"{least:.1f} times its standard deviation over seeds to be beyond chance; further seeds lower that fast."
+            f"{results.metrics['classwise_ece']} has no intervals: noise is added to the error of each class, and a "
+            "resample adds it again."
         )
+    n_compared = len({(loss, method) for loss, method, _ in results.differences})
+    notes += _on_power(results)
     if n_compared > 1:
         notes.append(
             f"P-values are corrected by Holm within each metric, for {n_compared} comparisons with the baseline; not "
@@ -219,6 +202,45 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
             "resumed are left out."
         )
     return tuple(notes)
+
+
+def _on_power(results: StudyResults) -> list[str]:
+    """What the study could have found, and what its variance over seeds rests on."""
+    notes = []
+    for metric, found in results.detectable.items():
+        half = (
+            f"half of it with {found.seeds_for_half} seeds"
+            if found.seeds_for_half is not None
+            else "half of it not with 100 seeds: the test rows, too, are a sample"
+        )
+        if _one_seed(results):
+            half = "on these models only"
+        notes.append(
+            f"A true difference in {MAIN_METRICS[metric]} of {found.value:.2g} would be found in 80% of such studies "
+            f"(the median of the comparisons), {half}."
+        )
+    if results.variance == "pooled":
+        notes.append(
+            "The variance over seeds is pooled over the losses of each map: their differences to the baseline are "
+            "judged as if all losses varied alike."
+        )
+        unequal = [
+            f"{MAIN_METRICS[metric]} with {map_name(method)} (p = {p:.2g})"
+            for (method, metric), p in results.equal_variances.items()
+            if p < LEVEL
+        ]
+        if unequal:
+            notes.append(
+                f"The losses do not vary alike over the seeds, by Bartlett's test: {few(unequal)}. With a pooled "
+                "variance more than 5% of such studies then call equal losses different, up to 16% in simulations: "
+                "take --variance own."
+            )
+        elif results.equal_variances:
+            notes.append(
+                "Bartlett's test does not find that the losses vary differently; with few seeds it misses most of what "
+                "there is."
+            )
+    return notes
 
 
 def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pair]:

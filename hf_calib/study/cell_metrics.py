@@ -16,11 +16,19 @@ from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
 from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.unbiased_error import UnbiasedError, unbiased_error
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.measures import Measure
 from hf_calib.study.cells import fault
-from hf_calib.study.kinds import DECISION_METRICS, MACRO_METRICS, STUDY_METRICS, make_scaler
+from hf_calib.study.kinds import (
+    DECISION_METRICS,
+    MACRO_METRICS,
+    STUDY_METRICS,
+    UNBIASED,
+    WITHOUT_INTERVAL,
+    make_scaler,
+)
 from hf_calib.study.results import UNSCALED, Panel
 
 N_BINS = 15
@@ -54,12 +62,14 @@ class Measured(NamedTuple):
     Args:
         values: (method, metric) -> value.
         draws: (method, metric) -> values (R,) on resampled test rows, the same for all trainings.
+        unbiased: (method, metric) -> a calibration error without what noise adds to it, for differences.
         panels: method -> predictions.
         remarks: what was left out, and warnings of the fits.
     """
 
     values: dict[tuple[str, str], float]
     draws: dict[tuple[str, str], FloatArray]
+    unbiased: dict[tuple[str, str], UnbiasedError]
     panels: dict[str, Panel]
     remarks: list[str]
 
@@ -92,7 +102,7 @@ def measure_training(
         seed: of their draw.
         criterion: of a temperature; None is the NLL.
     """
-    found = Measured({}, {}, {}, [])
+    found = Measured({}, {}, {}, {}, [])
     for method in methods:
         try:
             probs = _probabilities(predictions, method, criterion, found.remarks)
@@ -118,12 +128,22 @@ def _measure_method(
     values = {key: _value(measure, probs, labels) for key, measure in STUDY_METRICS.items()}
     values = {key: value for key, value in values.items() if np.isfinite(value)}
     for n_resamples in set(resamples) - {0}:
-        keys = [key for key in values if resamples.of(key) == n_resamples]
+        keys = [key for key in values if resamples.of(key) == n_resamples and key not in WITHOUT_INTERVAL]
         asked = [(STUDY_METRICS[key].metric, _options(STUDY_METRICS[key])) for key in keys]
         draws = resampled_metrics(asked, probs, labels, n_resamples=n_resamples, seed=seed, groups=groups)
         found.draws.update({(method, key): drawn for key, drawn in zip(keys, draws, strict=True)})
     found.values.update({(method, key): value for key, value in values.items()})
     found.panels[method] = Panel(*top_label(probs, labels))
+    if resamples.counted:
+        for key, binning in UNBIASED.items():
+            found.unbiased[method, key] = unbiased_error(
+                *found.panels[method],
+                n_bins=N_BINS,
+                binning=binning,
+                n_resamples=resamples.counted,
+                seed=seed,
+                groups=groups,
+            )
 
 
 def sentences_of(rows: Predictions) -> IntArray | None:
@@ -168,9 +188,13 @@ def _measure_decisions(
     for key, value in values.items():
         if np.isfinite(value):
             found.values[method, key] = value
-            if key in draws and np.isfinite(draws[key]).all():
+            if key in draws and key not in WITHOUT_INTERVAL and np.isfinite(draws[key]).all():
                 found.draws[method, key] = draws[key]
     found.panels[method] = Panel(*top_label(outcomes, true))
+    if n_resamples:
+        found.unbiased[method, "ece"] = unbiased_error(
+            *found.panels[method], n_bins=N_BINS, n_resamples=n_resamples, seed=seed, groups=rows
+        )
 
 
 def _probabilities(

@@ -22,7 +22,7 @@ from hf_calib.study.folder import (
     write_plan,
 )
 from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, is_secret, variants
-from hf_calib.study.measured import check_methods, measure_study
+from hf_calib.study.measured import Variance, check_methods, measure_study
 
 if TYPE_CHECKING:
     from hf_calib.study.results import StudyResults
@@ -50,6 +50,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     methods: Sequence[str] = METHODS,
     keep_models: bool = True,
+    variance: Variance = "own",
 ) -> StudyResults:
     """Train losses over seeds, one after the other, and compare them with intervals.
 
@@ -69,6 +70,8 @@ def compare(
         methods: post-hoc maps that are fitted to each training's calibration rows, names in
             `hf_calib.study.kinds.MAPS`.
         keep_models: False removes each model once its predictions are written.
+        variance: over seeds, of the differences: of each pair of losses its "own", or "pooled" over all of them, which
+            finds more with few seeds and needs losses that vary alike; the report tests that.
 
     Returns:
         The results, which are also written to `output`.
@@ -106,17 +109,22 @@ def compare(
             _train(trainer, test_dataset, folder, keep_model=keep_models)
         del trainer
         gc.collect()  # a model and its optimizer: the next one needs the room
-    return report_study(study)
+    return report_study(study, variance=variance)
 
 
 def report_study(
-    study: Path, *, methods: Sequence[str] | None = None, stages: Callable[[str], None] = lambda stage: None
+    study: Path,
+    *,
+    methods: Sequence[str] | None = None,
+    variance: Variance = "own",
+    stages: Callable[[str], None] = lambda stage: None,
 ) -> StudyResults:
     """Measure what the trainings of a study have left, and write its report; trains nothing.
 
     Args:
         study: the folder.
         methods: post-hoc maps; by default those of the study.
+        variance: see `compare`.
         stages: called with the name of each stage as it begins.
 
     Raises:
@@ -125,7 +133,7 @@ def report_study(
     from hf_calib.study.report import write_study_report
 
     plan = read_plan(study)
-    results = measure_study(study, methods=methods or plan["methods"], stages=stages)
+    results = measure_study(study, methods=methods or plan["methods"], variance=variance, stages=stages)
     stages("writing the report")
     write_study_report(results, study)
     return results

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.metrics.binning import Binning
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MEASURES, Measure
@@ -31,6 +32,11 @@ MACRO_METRICS = {
     "macro_average_precision": "average_precision",
 }
 
+
+# Errors that differences are of without what noise adds to each -> their bins.
+UNBIASED: dict[str, Binning] = {"ece": "uniform", "adaptive_ece": "quantile"}
+# Noise is added to each class's error, and a resample adds it again: an interval held the error in 0 to 80% of cases.
+WITHOUT_INTERVAL = frozenset({"classwise_ece"})
 
 _TITLES = {key: measure.title for key, measure in STUDY_METRICS.items()}
 # By kind of task: key -> title.

@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy.stats import rankdata, t
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
-from hf_calib.metrics._inputs import check_n_resamples, check_seed
+from hf_calib.metrics._inputs import check_choice, check_n_resamples, check_seed
 from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.unbiased_error import UnbiasedError
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import advise, notes_on_statistics
@@ -23,8 +24,20 @@ from hf_calib.study.cell_metrics import Resamples, affordable_resamples, measure
 from hf_calib.study.cells import Key, find_cells
 from hf_calib.study.folder import RESULTS, read_plan
 from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS
+from hf_calib.study.matched import at_matched_accuracy, slope_of
 from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
-from hf_calib.study.results import CONFIDENCE_LEVEL, UNSCALED, Difference, Estimate, Panel, StudyResults
+from hf_calib.study.pooled import Pooled, pooled_variance
+from hf_calib.study.power import detectable, seeds_to_find
+from hf_calib.study.results import (
+    CONFIDENCE_LEVEL,
+    LEVEL,
+    UNSCALED,
+    Detectable,
+    Difference,
+    Estimate,
+    Panel,
+    StudyResults,
+)
 from hf_calib.tasks import SINGLE_LABEL, LabelKind
 
 BASELINE_LOSS = "cross_entropy"
@@ -33,6 +46,9 @@ _HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest i
 _FEWEST_RESAMPLES = 50
 _FEW_CALIBRATION_ROWS = 200
 
+Variance = Literal["own", "pooled"]
+
+Pair = tuple[str, str]  # loss and method
 Column = dict[int, tuple[float, FloatArray | None]]  # seed -> value, and the value on resampled rows
 
 
@@ -44,6 +60,7 @@ class Numbers(NamedTuple):
     methods: tuple[str, ...]
     values: dict[tuple[str, int, str, str], float]
     draws: dict[tuple[str, int, str, str], FloatArray]
+    unbiased: dict[tuple[str, int, str, str], UnbiasedError]
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -57,11 +74,20 @@ class Numbers(NamedTuple):
         return list(dict.fromkeys(metric for _, _, _, metric in self.values))
 
     def column(self, pair: tuple[str, str], metric: str) -> Column:
-        loss, method = pair
-        keys = {seed: (loss, seed, method, metric) for seed in self.seeds}
+        """The values themselves."""
+        return {seed: (self.values[key], self.draws.get(key)) for seed, key in self._keys(pair, metric)}
+
+    def column_of_differences(self, pair: tuple[str, str], metric: str) -> Column:
+        """What differences are taken of: the values, or the errors without what noise adds to each."""
         return {
-            seed: (self.values[key], self.draws.get(key)) for seed, key in keys.items() if key in self.values
+            seed: self.unbiased.get(key, (self.values[key], self.draws.get(key)))
+            for seed, key in self._keys(pair, metric)
         }
+
+    def _keys(self, pair: tuple[str, str], metric: str) -> list[tuple[int, tuple[str, int, str, str]]]:
+        loss, method = pair
+        keys = ((seed, (loss, seed, method, metric)) for seed in self.seeds)
+        return [(seed, key) for seed, key in keys if key in self.values]
 
 
 def measure_study(
@@ -70,6 +96,7 @@ def measure_study(
     methods: Sequence[str] = ("temperature", "auto"),
     n_resamples: int = 1000,
     seed: int = 0,
+    variance: Variance = "own",
     stages: Callable[[str], None] = lambda stage: None,
 ) -> StudyResults:
     """Measure the finished trainings of a study, before and after post-hoc maps, and compare them.
@@ -83,6 +110,8 @@ def measure_study(
             with a note. The network as trained is measured in any case.
         n_resamples: of the bootstrap over test rows, at least 50; a slow metric and a large study take fewer.
         seed: of the bootstrap.
+        variance: over seeds, of differences to the baseline: of each pair of losses its "own", or "pooled" over all
+            losses, see `hf_calib.study.pooled.pooled_variance`.
         stages: called with the name of each stage.
 
     Returns:
@@ -94,6 +123,7 @@ def measure_study(
     plan = read_plan(folder)
     all_methods = check_methods(methods)
     check_seed(seed)
+    check_choice("variance", variance, get_args(Variance))
     if check_n_resamples(n_resamples) < _FEWEST_RESAMPLES:
         way_out = "leave it out, for 1000"
         raise InputValueError(
@@ -101,7 +131,7 @@ def measure_study(
         )
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
-    numbers = Numbers(tuple(plan["losses"]), tuple(plan["seeds"]), all_methods, {}, {})
+    numbers = Numbers(tuple(plan["losses"]), tuple(plan["seeds"]), all_methods, {}, {}, {})
     named = (plan["base"] or {}).get("temperature_criterion")
     criterion = named if named in get_args(Criterion) else None
     panels: dict[tuple[str, str], list[Panel]] = {}
@@ -121,12 +151,14 @@ def measure_study(
         found = measure_training(predictions, all_methods, resamples, seed, criterion)
         numbers.values.update({(loss, training_seed, *key): value for key, value in found.values.items()})
         numbers.draws.update({(loss, training_seed, *key): drawn for key, drawn in found.draws.items()})
+        numbers.unbiased.update({(loss, training_seed, *key): error for key, error in found.unbiased.items()})
         for method, panel in found.panels.items():
             panels.setdefault((loss, method), []).append(panel)
         for remark in found.remarks:
             remarks.setdefault(remark, []).append(f"{loss} seed {training_seed}")
     stages("comparing")
     baseline = _baseline(numbers)
+    differences = {} if baseline is None else differences_to(numbers, baseline, variance)
     results = StudyResults(
         losses=numbers.losses,
         seeds=numbers.seeds,
@@ -135,7 +167,11 @@ def measure_study(
         values=numbers.values,
         means=_means(numbers),
         baseline=baseline,
-        differences={} if baseline is None else differences_to(numbers, baseline),
+        differences=differences,
+        matched=differences_at_matched_accuracy(numbers, differences),
+        detectable={} if baseline is None else detectable_differences(numbers, baseline, variance),
+        variance=variance,
+        equal_variances={} if baseline is None or variance == "own" else equal_variances(numbers, baseline),
         ranks=_ranks(numbers),
         training_time={} if baseline is None else _training_time(folders, numbers, baseline[0]),
         missing=missing,
@@ -194,27 +230,114 @@ def _estimate(column: Column, lowest: float, highest: float) -> Estimate:
     return Estimate(_mean(column), low, high, len(column))
 
 
-def differences_to(numbers: Numbers, baseline: tuple[str, str]) -> dict[tuple[str, str, str], Difference]:
+def differences_to(
+    numbers: Numbers, baseline: Pair, variance: Variance = "own"
+) -> dict[tuple[str, str, str], Difference]:
     """Paired differences to a (loss, method) by seed; p-values are corrected within each metric."""
     found = {}
     for metric in numbers.metrics:
-        its = numbers.column(baseline, metric)
-        columns: dict[tuple[str, str], Column] = {}
-        for pair in numbers.pairs:
-            own = numbers.column(pair, metric)
-            shared = [seed for seed in own if seed in its]
-            if shared and pair != baseline:
-                columns[pair] = {seed: _minus(own[seed], its[seed]) for seed in shared}
-        spreads = {
-            pair: spread for pair, column in columns.items() if (spread := _spread(column)) is not None
-        }
+        columns = _differences(numbers, baseline, metric)
+        spreads = spreads_of(numbers, baseline, metric, variance)
+        level = LEVEL / max(1, len(spreads))
         p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
         for pair, column in columns.items():
-            low, high = spreads[pair].interval() if pair in spreads else (None, None)
+            value, low, high, needed = _mean(column), None, None, None
+            if pair in spreads:
+                low, high = spreads[pair].interval()
+                needed = seeds_to_find(spreads[pair], abs(value), level)
             p, p_corrected = p_values.get(pair), corrected.get(pair)
-            found[(*pair, metric)] = Difference(_mean(column), low, high, p, p_corrected, len(column))
+            found[(*pair, metric)] = Difference(value, low, high, p, p_corrected, len(column), needed)
     return found
+
+
+def _differences(numbers: Numbers, baseline: Pair, metric: str) -> dict[Pair, Column]:
+    """By seed, of all pairs that share one with the baseline."""
+    its = numbers.column_of_differences(baseline, metric)
+    columns = {
+        pair: numbers.column_of_differences(pair, metric) for pair in numbers.pairs if pair != baseline
+    }
+    return {
+        pair: {seed: _minus(own[seed], its[seed]) for seed in own if seed in its}
+        for pair, own in columns.items()
+        if own.keys() & its.keys()
+    }
+
+
+def spreads_of(
+    numbers: Numbers, baseline: Pair, metric: str, variance: Variance = "own"
+) -> dict[Pair, TwoLevel]:
+    """The paired differences that have resamples."""
+    pooled = {} if variance == "own" else pooled_by_method(numbers, baseline, metric)
+    return {
+        (loss, method): spread
+        for (loss, method), column in _differences(numbers, baseline, metric).items()
+        # Another map of the baseline's own trainings does not vary as two trainings do.
+        if (spread := _spread(column, None if loss == baseline[0] else pooled.get(method))) is not None
+    }
+
+
+def detectable_differences(numbers: Numbers, baseline: Pair, variance: Variance) -> dict[str, Detectable]:
+    """What the study could have found: metric -> the median over its comparisons."""
+    found = {}
+    for metric in RANKED_METRICS:
+        spreads = list(spreads_of(numbers, baseline, metric, variance).values())
+        if not spreads:
+            continue
+        level = LEVEL / len(spreads)
+        sizes = [detectable(spread, level) for spread in spreads]
+        middle = int(np.argsort(sizes)[len(sizes) // 2])
+        half = seeds_to_find(spreads[middle], sizes[middle] / 2, level) if sizes[middle] else None
+        found[metric] = Detectable(sizes[middle], half)
+    return found
+
+
+def differences_at_matched_accuracy(
+    numbers: Numbers, differences: Mapping[tuple[str, str, str], Difference]
+) -> dict[tuple[str, str, str], Estimate]:
+    """Of the pairs whose accuracy differs from the baseline's beyond chance."""
+    found = {}
+    for (loss, method, metric), difference in differences.items():
+        of_accuracy = differences.get((loss, method, "accuracy"))
+        if metric not in RANKED_METRICS or difference.low is None or of_accuracy is None:
+            continue
+        if of_accuracy.p_corrected is None or of_accuracy.p_corrected >= LEVEL:
+            continue
+        cells: dict[str, dict[int, tuple[float, float]]] = {}
+        for other in numbers.losses:
+            accuracy = numbers.column((other, method), "accuracy")
+            own = numbers.column_of_differences((other, method), metric)
+            cells[other] = {seed: (accuracy[seed][0], own[seed][0]) for seed in own if seed in accuracy}
+        slope = slope_of(cells)
+        if slope is not None:
+            estimate = Estimate(difference.value, difference.low, difference.high, difference.n_seeds)
+            found[loss, method, metric] = at_matched_accuracy(estimate, of_accuracy.value, slope)
+    return found
+
+
+def pooled_by_method(numbers: Numbers, baseline: Pair, metric: str) -> dict[str, Pooled]:
+    """For each map the variance over seeds of the other losses with this map, and of the baseline."""
+    found = {}
+    for method in numbers.methods:
+        pairs = [(loss, method) for loss in numbers.losses if loss != baseline[0]] + [baseline]
+        columns = {pair[0]: numbers.column_of_differences(pair, metric) for pair in pairs}
+        values = {
+            loss: {seed: value for seed, (value, _) in own.items()} for loss, own in columns.items() if own
+        }
+        pooled = pooled_variance(values)
+        if pooled is not None:
+            found[method] = pooled
+    return found
+
+
+def equal_variances(numbers: Numbers, baseline: Pair) -> dict[tuple[str, str], float]:
+    """Bartlett's p that the losses vary alike over the seeds: (method, metric) -> p, where it can be tested."""
+    return {
+        (method, metric): pooled.p_equal
+        for metric in RANKED_METRICS
+        for method, pooled in pooled_by_method(numbers, baseline, metric).items()
+        if pooled.p_equal is not None
+    }
 
 
 def map_changes(numbers: Numbers, method: str) -> dict[tuple[str, str], Difference]:
@@ -233,7 +356,7 @@ def map_changes(numbers: Numbers, method: str) -> dict[tuple[str, str], Differen
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return {
         pair: Difference(
-            *(spread.value, *spread.interval(), p_values[pair], corrected[pair]), len(columns[pair])
+            *(spread.value, *spread.interval(), p_values[pair], corrected[pair], len(columns[pair]))
         )
         for pair, spread in spreads.items()
     }
@@ -246,12 +369,12 @@ def _minus(
     return own[0] - its[0], draws
 
 
-def _spread(column: Column) -> TwoLevel | None:
+def _spread(column: Column, pooled: Pooled | None = None) -> TwoLevel | None:
     """None without resamples."""
     draws = [drawn for _, drawn in column.values() if drawn is not None]
     if len(draws) < len(column):
         return None
-    return two_level(np.array([value for value, _ in column.values()]), np.stack(draws, axis=1))
+    return two_level(np.array([value for value, _ in column.values()]), np.stack(draws, axis=1), pooled)
 
 
 def _mean(column: Column) -> float:

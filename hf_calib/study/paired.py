@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from scipy.stats import t
 
 from hf_calib.metrics.binning import FloatArray
+from hf_calib.study.pooled import Pooled
 from hf_calib.study.results import CONFIDENCE_LEVEL
 
 # Metrics nearer than this are the same: what separates them is where a solver stopped.
@@ -27,6 +28,7 @@ class TwoLevel(NamedTuple):
         seed_variance: from the seeds, with the noise of the test rows in each of them.
         variance_of_rows_alone: of the mean over these very seeds.
         n_seeds: trainings.
+        degrees: of freedom of the seeds' variance; None for n_seeds - 1.
     """
 
     value: float
@@ -34,6 +36,7 @@ class TwoLevel(NamedTuple):
     seed_variance: float
     variance_of_rows_alone: float
     n_seeds: int
+    degrees: int | None = None
 
     def interval(self) -> tuple[float, float]:
         """The ends of the 95% interval."""
@@ -55,13 +58,12 @@ class TwoLevel(NamedTuple):
         of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
         if self.n_seeds == 1:
             return float(of_rows_alone)
-        of_both = (
-            ndtri(tail) ** 2 * self.row_variance + t.isf(tail, self.n_seeds - 1) ** 2 * self.seed_variance
-        )
+        degrees = self.n_seeds - 1 if self.degrees is None else self.degrees
+        of_both = ndtri(tail) ** 2 * self.row_variance + t.isf(tail, degrees) ** 2 * self.seed_variance
         return float(max(of_both, of_rows_alone))
 
 
-def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
+def two_level(values: FloatArray, draws: FloatArray, pooled: Pooled | None = None) -> TwoLevel:
     r"""How far a mean over seeds may be from that of many more trainings and test rows.
 
     For a metric, or for its paired differences, of S trainings on the same N test rows. A value is taken as
@@ -82,6 +84,7 @@ def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
     Args:
         values: (S,) of the trainings.
         draws: (R, S) of the trainings on R resamples of the test rows.
+        pooled: a variance over seeds from other losses, too, in place of $s^2$; with its degrees of freedom.
 
     Notes:
         Quantiles of a bootstrap over 2 to 5 seeds are far too narrow: of 3 seeds one in nine resamples is one
@@ -103,8 +106,10 @@ def two_level(values: FloatArray, draws: FloatArray) -> TwoLevel:
     if n_seeds == 1:
         return TwoLevel(value, of_mean, 0.0, of_mean, 1)
     within = float(noise.var(axis=1, ddof=1).mean())
-    between = float(np.var(values, ddof=1))
-    return TwoLevel(value, max(0.0, of_mean - within / n_seeds), between / n_seeds, of_mean, n_seeds)
+    between = float(np.var(values, ddof=1)) if pooled is None else pooled.variance
+    degrees = None if pooled is None else pooled.degrees
+    of_rows = max(0.0, of_mean - within / n_seeds)
+    return TwoLevel(value, of_rows, between / n_seeds, of_mean, n_seeds, degrees)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -21,6 +21,18 @@ _TRIPLE = (*_PAIR, "metric")
 _N_BINS = 15
 
 
+class Detectable(NamedTuple):
+    """The difference of a metric that a study would find in 80% of the cases.
+
+    Args:
+        value: the median over its comparisons; a true difference of this size, in the metric's unit.
+        seeds_for_half: how many seeds would find half of it, as often; None if more than 100 or any number would not.
+    """
+
+    value: float
+    seeds_for_half: int | None
+
+
 class Estimate(NamedTuple):
     """A mean over seeds.
 
@@ -47,6 +59,8 @@ class Difference(NamedTuple):
         p: two-sided; None where there is no interval.
         p_corrected: by Holm, over all comparisons of the metric.
         n_seeds: seeds that both have. With one, interval and p cover the test rows only.
+        seeds_to_find: how many would find a true difference of this size in 80% of studies; None where more than 100,
+            or any number, would not.
     """
 
     value: float
@@ -55,6 +69,7 @@ class Difference(NamedTuple):
     p: float | None
     p_corrected: float | None
     n_seeds: int
+    seeds_to_find: int | None = None
 
 
 class Panel(NamedTuple):
@@ -97,6 +112,11 @@ class StudyResults:
         advice: sentences that follow from the numbers.
         notes: sentences on what the numbers cannot tell, and on what was left out.
         counted: what n_test and n_classes count: test tokens, or labels, of other kinds of tasks.
+        matched: (loss, method, metric) -> the difference in NLL and ECE at matched accuracy, of the pairs whose
+            accuracy differs from the baseline's beyond chance.
+        detectable: metric -> the true difference that the study would have found in 80% of cases.
+        variance: over seeds, of each pair of losses its "own", or "pooled".
+        equal_variances: (method, metric) -> Bartlett's p that the losses vary alike over the seeds, if pooled.
         map_changes: (loss, method) -> the NLL minus that with the baseline's map on the same trainings; its interval
             covers the test rows, and p is corrected by Holm.
     """
@@ -121,6 +141,10 @@ class StudyResults:
     notes: tuple[str, ...]
     counted: tuple[str, str] = ("test rows", "classes")
     map_changes: Mapping[tuple[str, str], Difference] = field(default_factory=dict)
+    matched: Mapping[tuple[str, str, str], Estimate] = field(default_factory=dict)
+    detectable: Mapping[str, Detectable] = field(default_factory=dict)
+    variance: str = "own"
+    equal_variances: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types, as report.json holds it."""
@@ -152,6 +176,15 @@ def _record(results: StudyResults) -> dict[str, Any]:
         "means": _records(_TRIPLE, results.means),
         "differences": _records(_TRIPLE, results.differences),
         "map_changes": _records(_PAIR, results.map_changes),
+        "matched": _records(_TRIPLE, results.matched),
+        "detectable": _records(
+            ("metric",), {(metric,): found for metric, found in results.detectable.items()}
+        ),
+        "variance": results.variance,
+        "equal_variances": [
+            {"method": method, "metric": metric, "p": p}
+            for (method, metric), p in results.equal_variances.items()
+        ],
         "ranks": _records(_TRIPLE, results.ranks),
         "training_time": _records(("loss",), {(loss,): time for loss, time in results.training_time.items()}),
         "reliability": [

@@ -158,16 +158,24 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Table:
     header = ["loss and map"]
     for metric in metrics:
         header += [f"difference in\n{MAIN_METRICS.get(metric, results.metrics[metric])}", "corrected p"]
+        if _is_matched(results, metric):
+            header.append("at matched\naccuracy")
     rows = []
     for loss in best_first(results):
         for method in results.methods:
             found = {metric: results.differences.get((loss, method, metric)) for metric in metrics}
             if any(found.values()):
-                cells = [
-                    cell for metric, d in found.items() for cell in (_cell(d, "+.4f"), _verdict(metric, d))
-                ]
-                rows.append([pair_name(loss, method), *cells])
+                row = [pair_name(loss, method)]
+                for metric, d in found.items():
+                    row += [_cell(d, "+.4f"), _verdict(metric, d)]
+                    if _is_matched(results, metric):
+                        row.append(_cell(results.matched.get((loss, method, metric)), "+.4f"))
+                rows.append(row)
     return header, rows
+
+
+def _is_matched(results: StudyResults, metric: str) -> bool:
+    return any(of == metric for _, _, of in results.matched)
 
 
 def how_to_read_differences(results: StudyResults) -> str:
@@ -177,8 +185,19 @@ def how_to_read_differences(results: StudyResults) -> str:
     return (
         f"Differences are to {pair_name(*results.baseline)}, on the same seeds and {results.counted[0]}. p is "
         f"corrected by Holm within its metric, intervals are not; where p is below {LEVEL:g}, a word says whether the "
-        "loss with its map is better or worse than the baseline. No word: the study cannot tell them apart."
+        "loss with its map is better or worse than the baseline. No word: the study cannot tell them apart. "
+        + _on_matched_accuracy(results)
     )
+
+
+def _on_matched_accuracy(results: StudyResults) -> str:
+    if results.matched:
+        return (
+            "A loss that is more often right has a lower NLL, too: at matched accuracy is what is left of a difference "
+            "when the accuracy's is taken away, by the slope of the metric on the accuracy over the trainings of each "
+            "loss (analysis of covariance); of losses whose accuracy differs from the baseline's beyond chance."
+        )
+    return "No accuracy differs from the baseline's beyond chance, so that none is matched."
 
 
 def other_metrics(results: StudyResults) -> list[str]:

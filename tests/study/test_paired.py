@@ -11,6 +11,8 @@ from scipy.special import softmax
 
 from hf_calib.metrics.bootstrap import resampled_metrics
 from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.unbiased_error import unbiased_error
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to
 from hf_calib.study.paired import TwoLevel, holm, two_level
@@ -120,7 +122,7 @@ METRICS_SIMULATED = {"nll": {}, "accuracy": {}, "ece": {"n_bins": 15}}
 def simulated_study(seed: int, n_seeds: int, other: dict[str, float]) -> Numbers:
     """Two losses on new rows, alike but for what `other` says of the second one."""
     task = Task(1000, 0, 4, seed=10_000 + seed)
-    numbers = Numbers(("cross_entropy", "other"), tuple(range(n_seeds)), ("none",), {}, {})
+    numbers = Numbers(("cross_entropy", "other"), tuple(range(n_seeds)), ("none",), {}, {}, {})
     asked = [(STUDY_METRICS[key].metric, options) for key, options in METRICS_SIMULATED.items()]
     for loss, training in product(numbers.losses, numbers.seeds):
         own_seed = 1000 * seed + 100 * (loss == "other") + training
@@ -132,6 +134,9 @@ def simulated_study(seed: int, n_seeds: int, other: dict[str, float]) -> Numbers
                 probs, test.labels, **options
             )
             numbers.draws[loss, training, "none", key] = drawn
+        numbers.unbiased[loss, training, "none", "ece"] = unbiased_error(
+            *top_label(probs, test.labels), n_bins=15, n_resamples=100, seed=0
+        )
     return numbers
 
 
