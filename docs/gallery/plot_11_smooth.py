@@ -3,13 +3,13 @@ Reliability without bins
 ========================
 
 Bins hide what happens within them. A smooth curve with a band shows where a model is off beyond chance, and
-compares models in one figure.
+compares models in one figure; an isotonic regression (CORP) needs no bandwidth either, and takes a score apart.
 """
 
 import numpy as np
 
-from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
-from hf_calib.plots import reliability_comparison, smooth_reliability_diagram
+from hf_calib.metrics import confidence_errors, expected_calibration_error, smooth_calibration_error
+from hf_calib.plots import corp_diagram, reliability_comparison, smooth_reliability_diagram
 
 # %%
 # A model that is over-confident in the middle and right at the ends; and one that is shifted everywhere.
@@ -22,13 +22,21 @@ shifted = rng.random(3000) < stated - 0.05
 for name, hits in {"bent": correct, "shifted": shifted}.items():
     probs, labels = np.stack([stated, 1 - stated], axis=1), (~hits).astype(int)
     ece, smooth = expected_calibration_error(probs, labels), smooth_calibration_error(probs, labels)
-    print(f"{name:8} ECE {ece:.3f}, smooth ECE {smooth:.3f}")
+    over, under, _ = confidence_errors(probs, labels)
+    print(
+        f"{name:8} ECE {ece:.3f}, smooth ECE {smooth:.3f}; at least {over:.3f} over-, {under:.3f} under-confident"
+    )
 
 # %%
 # Bands are bootstrap intervals, pointwise.
 
 panels = {"bent": (stated, correct), "shifted": (stated, shifted)}
 figure = smooth_reliability_diagram(panels, title="Smooth reliability with 95% bands")
+
+# %%
+# CORP: the curve leaves the band of a calibrated model where it is off.
+
+figure = corp_diagram(panels, title="CORP diagrams with 90% consistency bands")
 
 # %%
 # Several models in one figure.

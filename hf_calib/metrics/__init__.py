@@ -13,6 +13,7 @@ from hf_calib.metrics.calibration import (
     maximum_calibration_error,
 )
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
+from hf_calib.metrics.corp import CorpCurve, CorpDecomposition, corp_curve, corp_decomposition
 from hf_calib.metrics.entities import Entities, entity_scores, find_entities
 from hf_calib.metrics.error_interval import calibration_error_interval
 from hf_calib.metrics.kernel import kde_calibration_error
@@ -32,6 +33,7 @@ from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
 from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
 from hf_calib.metrics.state import CalibrationState
 from hf_calib.metrics.sweep import ece_sweep
+from hf_calib.metrics.variational import ConfidenceErrors, confidence_errors
 
 if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport, calibration_report
@@ -40,7 +42,10 @@ __all__ = [
     "BrierDecomposition",
     "CalibrationReport",
     "CalibrationState",
+    "ConfidenceErrors",
     "ConsistencyTest",
+    "CorpCurve",
+    "CorpDecomposition",
     "Entities",
     "Interval",
     "OodDetection",
@@ -53,7 +58,10 @@ __all__ = [
     "calibration_error_interval",
     "calibration_report",
     "classwise_calibration_error",
+    "confidence_errors",
     "consistency_test",
+    "corp_curve",
+    "corp_decomposition",
     "ece_sweep",
     "entity_scores",
     "expected_calibration_error",

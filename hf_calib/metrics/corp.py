@@ -92,7 +92,11 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
     [0.175, 0.05, 0.0625, 0.1875]
     """
     check_choice("score", score, _SCORES)
-    confidences, correct = top_label(*check_probs_and_labels(probs, labels))
+    return decompose_top_label(*top_label(*check_probs_and_labels(probs, labels)), score)
+
+
+def decompose_top_label(confidences: FloatArray, correct: FloatArray, score: Score) -> CorpDecomposition:
+    """The same of confidences (N,) and correctness (N,)."""
     values, rows, right = _pooled(confidences, correct)
     recalibrated = _recalibrated(rows, right)
     overall = np.full_like(values, right.sum() / rows.sum())

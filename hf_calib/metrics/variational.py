@@ -84,9 +84,16 @@ def confidence_errors(
     for k in range(n_folds):
         own = fold == k
         recalibrated[own] = _isotonic(confidences[~own], correct[~own], confidences[own])
+    return errors_by_side(confidences, correct, recalibrated)
+
+
+def errors_by_side(
+    confidences: FloatArray, correct: FloatArray, recalibrated: FloatArray
+) -> ConfidenceErrors:
+    """The errors of confidences (N,), by which side of them a recalibration (N,) from other rows is on."""
     gaps = confidences - correct
-    over = float(gaps[recalibrated < confidences].sum() / n_rows)
-    under = float(-gaps[recalibrated > confidences].sum() / n_rows)
+    over = float(gaps[recalibrated < confidences].sum() / len(gaps))
+    under = float(-gaps[recalibrated > confidences].sum() / len(gaps))
     return ConfidenceErrors(over, under, over + under)
 
 

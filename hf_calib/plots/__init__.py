@@ -6,6 +6,7 @@ matplotlib is imported when one is drawn, and pyplot never, so that no global st
 from hf_calib.plots._common import save_figure
 from hf_calib.plots.binned import reliability_diagram, reliability_grid
 from hf_calib.plots.classes import class_reliability_grid
+from hf_calib.plots.corp import corp_diagram
 from hf_calib.plots.decisions import promise_diagram
 from hf_calib.plots.detection import roc_diagram
 from hf_calib.plots.gammas import gamma_dynamics
@@ -17,6 +18,7 @@ from hf_calib.plots.study import difference_diagram, rank_diagram, reliability_p
 __all__ = [
     "class_reliability_grid",
     "confidence_histogram",
+    "corp_diagram",
     "difference_diagram",
     "gamma_dynamics",
     "label_reliability_grid",

@@ -11,6 +11,7 @@ from hf_calib.metrics._multi_label import check_decisions, label_bins
 from hf_calib.plots import (
     class_reliability_grid,
     confidence_histogram,
+    corp_diagram,
     label_reliability_grid,
     promise_diagram,
     reliability_diagram,
@@ -33,6 +34,8 @@ CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy, thick where confidences are frequent, "
     "with a bootstrap band.",
+    "corp": "Reliability by isotonic regression (CORP): the recalibrated confidence, and where that of a calibrated "
+    "model would be.",
     "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "
@@ -65,6 +68,7 @@ def alt_texts(report: CalibrationReport) -> dict[str, str]:
     return {
         "reliability": f"Reliability diagram. {_numbers(report, _of_bins)}",
         "smooth_reliability": f"Smooth reliability diagram. {_numbers(report, _of_smooth_curve)}",
+        "corp": f"CORP reliability diagram. {_numbers(report, _of_isotonic_curve)}",
         "confidence_histogram": f"Histogram of confidences. {_numbers(report, _of_confidences)}",
         "risk_coverage": f"Risk-coverage curve. {_numbers(report, _of_ranking)}",
         "decisions": f"Share answered for promised accuracies. {'; '.join(promises)}.",
@@ -89,6 +93,12 @@ def _of_bins(assessment: Assessment) -> str:
 
 def _of_smooth_curve(assessment: Assessment) -> str:
     return f"smooth ECE {assessment.metrics['smooth_ece'].value:.4f}"
+
+
+def _of_isotonic_curve(assessment: Assessment) -> str:
+    metrics = assessment.metrics
+    parts = (metrics[f"corp_{name}"].value for name in ("miscalibration", "discrimination"))
+    return "miscalibration {:.4f}, discrimination {:.4f}".format(*parts)
 
 
 def _of_confidences(assessment: Assessment) -> str:
@@ -146,6 +156,7 @@ def draw_figures(report: CalibrationReport) -> dict[str, Figure]:
         "smooth_reliability": smooth_reliability_diagram(
             panels, confidence_level=report.confidence_level, seed=report.seed
         ),
+        "corp": corp_diagram(panels, seed=report.seed),
         "confidence_histogram": confidence_histogram(panels),
         "risk_coverage": risk_coverage_diagram(panels),
         **promises,

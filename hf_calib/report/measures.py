@@ -55,6 +55,7 @@ class Measure:
 
 
 _ECE = "expected_calibration_error"
+_SPLIT = (50, np.inf)  # in folds of 10 and more
 
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
@@ -67,6 +68,12 @@ MEASURES: dict[str, Measure] = {
     ),
     "brier_refinement": Measure(
         "Brier score, refinement part", "brier_decomposition", binned=True, part="refinement"
+    ),
+    "corp_miscalibration": Measure(
+        "Top label's Brier score, miscalibration (CORP)", "corp_decomposition", part="miscalibration"
+    ),
+    "corp_discrimination": Measure(
+        "Top label's Brier score, discrimination (CORP)", "corp_decomposition", part="discrimination"
     ),
     "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True, interval="inversion"),
     "adaptive_ece": Measure(
@@ -88,6 +95,12 @@ MEASURES: dict[str, Measure] = {
     "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
     "classwise_ece": Measure(
         LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
+    ),
+    "over_confidence": Measure(
+        "Over-confidence, at least", "confidence_errors", part="over", n_examples=_SPLIT
+    ),
+    "under_confidence": Measure(
+        "Under-confidence, at least", "confidence_errors", part="under", n_examples=_SPLIT
     ),
     "mce": Measure(LOGGED_METRICS["mce"].title, "maximum_calibration_error", binned=True),
     "post_processing_gap": Measure(

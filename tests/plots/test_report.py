@@ -13,8 +13,15 @@ from matplotlib.figure import Figure
 
 from hf_calib import plots
 from hf_calib.decisions.measured import PromiseCurve
-from hf_calib.metrics import classwise_calibration_error, risk_coverage_curve, smooth_calibration_error
+from hf_calib.metrics import (
+    classwise_calibration_error,
+    corp_curve,
+    corp_decomposition,
+    risk_coverage_curve,
+    smooth_calibration_error,
+)
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.corp import top_label_corp_curve
 from hf_calib.metrics.smooth import smooth_reliability
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
@@ -46,6 +53,7 @@ HARD = {
 Drawing = Callable[..., Figure]
 OF_PANELS: dict[str, Drawing] = {
     "smooth": lambda panels, **options: plots.smooth_reliability_diagram(panels, n_resamples=5, **options),
+    "corp": lambda panels, **options: plots.corp_diagram(panels, n_resamples=5, **options),
     "comparison": plots.reliability_comparison,
     "histogram": plots.confidence_histogram,
     "risk": plots.risk_coverage_diagram,
@@ -301,3 +309,35 @@ def test_names_in_letters_that_the_font_lacks_are_drawn_as_boxes(tmp_path: Path)
     figure = plots.class_reliability_grid(*predictions(300, 3), class_names=["猫", "犬", "鳥"])
     plots.save_figure(figure, tmp_path / "grid.png")  # warnings are errors here
     assert (tmp_path / "grid.png").stat().st_size > 1000
+
+
+# CORP
+
+
+def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
+    rng = np.random.default_rng(0)
+    confidences = rng.uniform(0.5, 1, 600)
+    correct = (rng.random(600) < confidences - 0.1).astype(float)
+    upper, lower = plots.corp_diagram({"m": (confidences, correct)}, n_resamples=20).axes
+    probs, labels = np.stack([confidences, 1 - confidences], axis=1), (1 - correct).astype(int)
+    curve = corp_curve(probs, labels, n_resamples=1)
+    (drawn,) = (line for line in upper.lines if line.get_label() == "recalibrated")
+    np.testing.assert_allclose(drawn.get_xydata().T, [curve.confidences, curve.recalibrated])
+    parts = corp_decomposition(probs, labels)
+    assert upper.get_title(loc="left").startswith(
+        f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
+    )
+    assert sum(bar.get_height() for bar in lower.patches) == 600
+
+
+def test_many_confidences_take_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.plots.corp._VALUES_RESAMPLED", 10)
+    asked: list[int] = []
+
+    def counted(*panel: object, n_resamples: int, **options: object) -> object:
+        asked.append(n_resamples)
+        return top_label_corp_curve(*panel, n_resamples=2, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hf_calib.plots.corp.top_label_corp_curve", counted)
+    plots.corp_diagram({"m": (np.linspace(0.5, 1, 40), np.ones(40))})
+    assert asked == [50]

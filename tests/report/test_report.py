@@ -60,6 +60,10 @@ def test_every_number_is_that_of_its_metric() -> None:
         "root_brier": metrics.root_brier_score(probs, labels),
         "brier_calibration": metrics.brier_decomposition(probs, labels, n_bins=10).calibration,
         "brier_refinement": metrics.brier_decomposition(probs, labels, n_bins=10).refinement,
+        "corp_miscalibration": metrics.corp_decomposition(probs, labels).miscalibration,
+        "corp_discrimination": metrics.corp_decomposition(probs, labels).discrimination,
+        "over_confidence": metrics.confidence_errors(probs, labels).over,
+        "under_confidence": metrics.confidence_errors(probs, labels).under,
         "ece": metrics.expected_calibration_error(probs, labels, n_bins=10),
         "adaptive_ece": metrics.expected_calibration_error(probs, labels, n_bins=10, binning="quantile"),
         "ece_debiased": metrics.expected_calibration_error(
@@ -334,7 +338,7 @@ def test_html_is_one_safe_file() -> None:
     page.close()
     assert page.open == []
     assert not {"script", "link", "iframe", "object", "svg"} & set(page.seen)
-    assert page.seen.count("img") == 5
+    assert page.seen.count("img") == 6
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in page.sources)
     assert "url(" not in text
     assert "@import" not in text
@@ -383,10 +387,11 @@ def test_html_can_be_heard_and_used_without_a_mouse() -> None:
     )
     assert f"After calibration: smooth ECE {after.metrics['smooth_ece'].value:.4f}." in alts[1]
     wrong = before.confidences[before.correct == 0]
-    assert f"{len(wrong)} wrong with mean confidence {wrong.mean():.3f}. After" in alts[2]
-    assert f"area under the curve {after.metrics['area_under_risk_coverage'].value:.4f}" in alts[3]
+    assert f"After calibration: miscalibration {after.metrics['corp_miscalibration'].value:.4f}, " in alts[2]
+    assert f"{len(wrong)} wrong with mean confidence {wrong.mean():.3f}. After" in alts[3]
+    assert f"area under the curve {after.metrics['area_under_risk_coverage'].value:.4f}" in alts[4]
     worst = max(after.classes, key=lambda row: row.class_gap)
-    assert alts[4].endswith(f"Largest class gap: {worst.name}, {worst.class_gap:.4f}.")
+    assert alts[5].endswith(f"Largest class gap: {worst.name}, {worst.class_gap:.4f}.")
 
 
 def test_alt_texts_of_one_set_of_probabilities() -> None:
@@ -490,6 +495,7 @@ def test_figures_are_drawn_when_asked_for() -> None:
     assert list(figures) == [
         "reliability",
         "smooth_reliability",
+        "corp",
         "confidence_histogram",
         "risk_coverage",
         "classwise",
@@ -593,6 +599,7 @@ def test_decisions_are_in_every_form_of_the_report() -> None:
     assert list(report.figures()) == [
         "reliability",
         "smooth_reliability",
+        "corp",
         "confidence_histogram",
         "risk_coverage",
         "decisions",

@@ -1,0 +1,119 @@
+"""Reliability diagrams by isotonic regression (CORP), with the band of a calibrated model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hf_calib.metrics._inputs import check_confidence_level, check_n_resamples, check_seed
+from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.corp import decompose_top_label, top_label_corp_curve
+from hf_calib.plots._common import BLUE, SKY, check_panels, draw_diagonal, plain_axes, unit_ticks, write_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL_INCHES = (2.5, 3.1)
+_VALUES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
+_FEWEST_RESAMPLES = 50
+_N_BARS = 50  # of the histogram below
+
+
+def corp_diagram(
+    panels: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    confidence_level: float = 0.9,
+    n_resamples: int = 500,
+    seed: int = 0,
+    title: str | None = None,
+) -> Figure:
+    r"""Draw the recalibrated confidence against the confidence, one panel for each name.
+
+    For a diagram that neither a number of bins nor a bandwidth decides: the steps are those of an isotonic regression.
+    The band is where the curve of a calibrated model with these confidences would be: where the curve leaves it, the
+    model is over-confident (below) or under-confident (above) beyond chance. Above each panel stand the parts of the
+    top label's Brier score, miscalibration, discrimination and uncertainty; below it is a histogram of the confidences.
+
+    Args:
+        panels: name -> (confidences, correct), each (N,): the top label's probability in [0, 1], and 1 where
+            it is right, 0 where it is not.
+        confidence_level: of the band at each point, in (0, 1).
+        n_resamples: of the labels, at least 1; fewer are drawn above 40,000 different confidences.
+        seed: of the draws.
+        title: a line above the whole figure.
+
+    Returns:
+        A figure to show or to `save_figure`.
+
+    Raises:
+        ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
+
+    References:
+        Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers".
+
+    >>> figure = corp_diagram({"before": ([0.9, 0.8, 0.7], [1, 0, 1])}, n_resamples=20)
+    >>> len(figure.axes)
+    2
+    """
+    from matplotlib.figure import Figure
+
+    checked = check_panels(panels)
+    check_confidence_level(confidence_level)
+    check_seed(seed)
+    check_n_resamples(n_resamples)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(0.7 + width * len(checked), 0.6 + height), layout="constrained")
+    axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])
+    for j, (name, (confidences, correct)) in enumerate(checked.items()):
+        upper, lower = axes[:, j]
+        clipped = confidences.clip(0, 1)
+        _draw_panel(upper, clipped, correct, confidence_level, n_resamples, seed)
+        lower.hist(clipped, bins=np.linspace(0, 1, _N_BARS + 1), color="#BDBDBD")
+        lower.set_yticks([])
+        unit_ticks(upper)
+        plain_axes(upper, lower)
+        lower.set_xlabel("confidence", fontsize=8)
+        parts = decompose_top_label(clipped, correct, "brier")
+        summary = (
+            f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}   UNC {parts.uncertainty:.4f}"
+        )
+        upper.set_title(summary, fontsize=7, loc="left", pad=4)
+        write_name(upper, name)
+    axes[0, 0].set_ylabel("recalibrated confidence", fontsize=8)
+    axes[1, 0].set_ylabel("examples", fontsize=8)
+    handles, _ = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, confidences: FloatArray, correct: FloatArray, level: float, n_resamples: int, seed: int
+) -> None:
+    affordable = max(_FEWEST_RESAMPLES, int(_VALUES_RESAMPLED // len(np.unique(confidences))))
+    curve = top_label_corp_curve(
+        confidences, correct, n_resamples=min(n_resamples, affordable), confidence_level=level, seed=seed
+    )
+    draw_diagonal(axes)
+    band: dict[str, Any] = {"color": SKY, "label": f"{100 * level:g}% band if calibrated"}
+    line: dict[str, Any] = {"color": BLUE, "label": "recalibrated", "clip_on": False, "zorder": 3}
+    if len(curve.confidences) == 1:
+        low, high = curve.confidences - curve.low, curve.high - curve.confidences
+        axes.errorbar(curve.confidences, curve.confidences, [low, high], fmt="none", capsize=4, **band)
+        axes.plot(curve.confidences, curve.recalibrated, marker="o", linestyle="none", **line)
+    else:
+        axes.fill_between(curve.confidences, curve.low, curve.high, linewidth=0, **band)
+        axes.plot(curve.confidences, curve.recalibrated, linewidth=1.8, **line)
+    grey: dict[str, Any] = {
+        "fontsize": 6.5,
+        "fontstyle": "italic",
+        "color": "#555555",
+        "transform": axes.transAxes,
+    }
+    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
+    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
