@@ -133,7 +133,7 @@ def test_commands_on_files_start_without_torch(workplace: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     loaded = [line for line in done.stderr.splitlines() if line.endswith("]")]
     assert loaded == ["evaluate []", "calibrate []", "report []"]
-    assert len(names_in(tmp_path / "out" / "figures")) == 5
+    assert len(names_in(tmp_path / "out" / "figures")) == 6
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 
 
