@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,14 @@ def plan_study(
         raise InputValueError(expected("SCRIPT_OR_STUDY", requirement, script, way_out))
     check_methods(methods)
     _check_launcher(launcher)
+    place = None if share is None else SharedStudy(share)
     launch = Launch(
         path.absolute(),
         tuple(_config(word, path).absolute() for word in configs),
         tuple(arguments),
         launcher,
         keep_models,
-        share,
+        None if place is None else place.address,
     )
     # Once for a loss: this reads its file, and hashes the data.
     configurations = [
@@ -89,13 +89,10 @@ def plan_study(
     ]
     base = resolved(path.name, launch.configs, arguments)
     study = output.absolute()
-    if share is None:
-        return launch, write_plan(study, cells, methods, base, launch.script)
-    check_output(study)
-    place = SharedStudy(share)
-    place.fetch_plan(study)
-    folders = write_plan(study, cells, methods, base, launch.script, place.address)
-    return replace(launch, share=place.address), folders
+    if place is not None:
+        check_output(study)
+        place.fetch_plan(study)
+    return launch, write_plan(study, cells, methods, base, launch.script, launch.share)
 
 
 def collect(source: str, output: Path | None) -> Path:

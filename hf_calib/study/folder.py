@@ -78,12 +78,7 @@ def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[
 
     Its file was changed. A mean over seeds is over trainings of one configuration.
     """
-    now = {cell.variant.label: _without_seed(cell.arguments) for cell in cells}
-    return {
-        name: entry
-        for name, entry in listed.items()
-        if entry["loss"] not in now or _configuration(study, name) == now[entry["loss"]]
-    }
+    return _alike(study, listed, {cell.variant.label: _without_seed(cell.arguments) for cell in cells})
 
 
 def joined_cells(study: Path, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,12 +90,16 @@ def joined_cells(study: Path, others: Mapping[str, Any], own: Mapping[str, Any])
         own: of another one.
     """
     now = {entry["loss"]: _configuration(study, name) for name, entry in own.items()}
-    kept = {
+    return _alike(study, others, now) | dict(own)
+
+
+def _alike(study: Path, listed: Mapping[str, Any], now: Mapping[str, str | None]) -> dict[str, Any]:
+    """The listed cells but for those of a loss whose configuration is another now."""
+    return {
         name: entry
-        for name, entry in others.items()
+        for name, entry in listed.items()
         if entry["loss"] not in now or _configuration(study, name) == now[entry["loss"]]
     }
-    return kept | dict(own)
 
 
 def _configuration(study: Path, name: str) -> str | None:

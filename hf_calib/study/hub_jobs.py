@@ -67,9 +67,10 @@ def train_in_jobs(
     missing = [cell for cell in waiting if cell not in jobs]
     if missing:
         share.send_inputs(_inputs(launch, missing))
+        there = _launch_there(launch)
         for cell in missing:
             with _clear_errors():
-                jobs[cell] = api.run_job(**{**own, "namespace": namespace}, **_job(launch, cell, share)).id
+                jobs[cell] = api.run_job(**{**own, "namespace": namespace}, **_job(there, cell, share)).id
         say(f"submitted {len(missing)} Jobs: {', '.join(jobs[cell] for cell in missing)}")
     failed: dict[Cell, str] = {}
     answered = time.monotonic()
@@ -125,9 +126,10 @@ def job_commands(
     """What `train_in_jobs` would start, a line of the `hf` command each; nothing is sent."""
     own = {**_DEFAULTS, **parameters}
     _inputs(launch, list(cells))
+    there = _launch_there(launch)
     lines = []
     for cell in (cell for cell, folder in cells.items() if not is_finished(folder)):
-        job = _job(launch, cell, share)
+        job = _job(there, cell, share)
         options = [
             word
             for name in ("flavor", "timeout", "attempts", "namespace")
@@ -179,9 +181,9 @@ def parse_jobs(text: str | None) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _job(launch: Launch, cell: Cell, share: SharedStudy) -> dict[str, Any]:
-    """The command, and the labels by which a later call knows it."""
-    there = replace(
+def _launch_there(launch: Launch) -> Launch:
+    """How a Job starts its training, of files that it has fetched."""
+    return replace(
         launch,
         script=Path(_there(launch.script)),
         configs=tuple(Path(_there(path)) for path in launch.configs),
@@ -189,6 +191,10 @@ def _job(launch: Launch, cell: Cell, share: SharedStudy) -> dict[str, Any]:
         python="python",
         inputs=True,
     )
+
+
+def _job(there: Launch, cell: Cell, share: SharedStudy) -> dict[str, Any]:
+    """The command, and the labels by which a later call knows it."""
     config = cell.variant.config
     variant = replace(cell.variant, config=None if config is None else Path(_there(config)))
     words = there.command(replace(cell, variant=variant), Path(CELLS) / cell.name)

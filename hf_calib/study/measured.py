@@ -237,7 +237,7 @@ def differences_to(
     found = {}
     for metric in numbers.metrics:
         columns = _differences(numbers, baseline, metric)
-        spreads = spreads_of(numbers, baseline, metric, variance)
+        spreads = _spreads(columns, numbers, baseline, metric, variance)
         level = LEVEL / max(1, len(spreads))
         p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
@@ -264,14 +264,14 @@ def _differences(numbers: Numbers, baseline: Pair, metric: str) -> dict[Pair, Co
     }
 
 
-def spreads_of(
-    numbers: Numbers, baseline: Pair, metric: str, variance: Variance = "own"
+def _spreads(
+    columns: Mapping[Pair, Column], numbers: Numbers, baseline: Pair, metric: str, variance: Variance
 ) -> dict[Pair, TwoLevel]:
-    """The paired differences that have resamples."""
+    """Those of the paired differences that have resamples."""
     pooled = {} if variance == "own" else pooled_by_method(numbers, baseline, metric)
     return {
         (loss, method): spread
-        for (loss, method), column in _differences(numbers, baseline, metric).items()
+        for (loss, method), column in columns.items()
         # Another map of the baseline's own trainings does not vary as two trainings do.
         if (spread := _spread(column, None if loss == baseline[0] else pooled.get(method))) is not None
     }
@@ -281,7 +281,8 @@ def detectable_differences(numbers: Numbers, baseline: Pair, variance: Variance)
     """What the study could have found: metric -> the median over its comparisons."""
     found = {}
     for metric in RANKED_METRICS:
-        spreads = list(spreads_of(numbers, baseline, metric, variance).values())
+        columns = _differences(numbers, baseline, metric)
+        spreads = list(_spreads(columns, numbers, baseline, metric, variance).values())
         if not spreads:
             continue
         level = LEVEL / len(spreads)

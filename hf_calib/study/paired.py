@@ -28,7 +28,7 @@ class TwoLevel(NamedTuple):
         seed_variance: from the seeds, with the noise of the test rows in each of them.
         variance_of_rows_alone: of the mean over these very seeds.
         n_seeds: trainings.
-        degrees: of freedom of the seeds' variance; None for n_seeds - 1.
+        pooled_degrees: of freedom of the seeds' variance, where it is of more than these seeds; else None.
     """
 
     value: float
@@ -36,11 +36,16 @@ class TwoLevel(NamedTuple):
     seed_variance: float
     variance_of_rows_alone: float
     n_seeds: int
-    degrees: int | None = None
+    pooled_degrees: int | None = None
+
+    @property
+    def degrees(self) -> int:
+        """Of freedom of the seeds' variance."""
+        return self.n_seeds - 1 if self.pooled_degrees is None else self.pooled_degrees
 
     def interval(self) -> tuple[float, float]:
         """The ends of the 95% interval."""
-        reach = np.sqrt(self._square_of_reach((1 - CONFIDENCE_LEVEL) / 2))
+        reach = np.sqrt(self.square_of_reach((1 - CONFIDENCE_LEVEL) / 2))
         return float(self.value - reach), float(self.value + reach)
 
     def p_value(self) -> float:
@@ -49,18 +54,18 @@ class TwoLevel(NamedTuple):
             return 1.0
 
         def beyond(log_p: float) -> float:
-            return self._square_of_reach(np.exp(log_p) / 2) - self.value**2
+            return float(self.square_of_reach(np.exp(log_p) / 2)) - self.value**2
 
         smallest = np.log(_SMALLEST_P)
         return _SMALLEST_P if beyond(smallest) <= 0 else float(np.exp(brentq(beyond, smallest, 0.0)))
 
-    def _square_of_reach(self, tail: float) -> float:
+    def square_of_reach(self, tail: float) -> FloatArray:
+        """How far an interval with this share on either side reaches, squared; of several seed variances at once."""
         of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
         if self.n_seeds == 1:
-            return float(of_rows_alone)
-        degrees = self.n_seeds - 1 if self.degrees is None else self.degrees
-        of_both = ndtri(tail) ** 2 * self.row_variance + t.isf(tail, degrees) ** 2 * self.seed_variance
-        return float(max(of_both, of_rows_alone))
+            return np.asarray(of_rows_alone)
+        of_both = ndtri(tail) ** 2 * self.row_variance + t.isf(tail, self.degrees) ** 2 * self.seed_variance
+        return np.maximum(of_both, of_rows_alone)
 
 
 def two_level(values: FloatArray, draws: FloatArray, pooled: Pooled | None = None) -> TwoLevel:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
-from scipy.stats import chi2, t
+from scipy.special import ndtr
+from scipy.stats import chi2
 
 from hf_calib.study.paired import TwoLevel
 
@@ -28,15 +28,12 @@ def power(spread: TwoLevel, difference: float, level: float) -> float:
     >>> round(power(spread, 0.0, 0.05), 3), round(power(spread, 5.0, 0.05), 2)
     (0.05, 0.72)
     """
-    of_rows_alone = ndtri(level / 2) ** 2 * spread.variance_of_rows_alone
-    if spread.n_seeds == 1:
-        reach, deviation = np.sqrt(of_rows_alone), np.sqrt(spread.variance_of_rows_alone)
-    else:
-        degrees = _degrees(spread)
-        drawn = chi2.ppf((np.arange(_DRAWS) + 0.5) / _DRAWS, degrees) / degrees * spread.seed_variance
-        square = ndtri(level / 2) ** 2 * spread.row_variance + t.isf(level / 2, degrees) ** 2 * drawn
-        reach = np.sqrt(np.maximum(square, of_rows_alone))
-        deviation = np.sqrt(spread.row_variance + spread.seed_variance)
+    varied, variance = spread, spread.variance_of_rows_alone
+    if spread.n_seeds > 1:
+        drawn = chi2.ppf((np.arange(_DRAWS) + 0.5) / _DRAWS, spread.degrees) / spread.degrees
+        varied = spread._replace(seed_variance=drawn * spread.seed_variance)
+        variance = spread.row_variance + spread.seed_variance
+    reach, deviation = np.sqrt(varied.square_of_reach(level / 2)), np.sqrt(variance)
     if deviation == 0:
         return float(difference != 0)
     return float(np.mean(ndtr((difference - reach) / deviation) + ndtr((-difference - reach) / deviation)))
@@ -44,9 +41,10 @@ def power(spread: TwoLevel, difference: float, level: float) -> float:
 
 def detectable(spread: TwoLevel, level: float) -> float:
     """The true difference that is found in 80% of such studies."""
-    most = 10 * np.sqrt(spread._square_of_reach(level / 2) + spread.row_variance + spread.seed_variance)
+    variance = spread.square_of_reach(level / 2) + spread.row_variance + spread.seed_variance
+    most = 10 * float(np.sqrt(variance))
     if power(spread, most, level) < WANTED:  # no variance at all
-        return 0.0 if most == 0 else float(most)
+        return most
     return float(brentq(lambda difference: power(spread, difference, level) - WANTED, 0.0, most))
 
 
@@ -69,14 +67,10 @@ def with_seeds(spread: TwoLevel, n_seeds: int) -> TwoLevel:
     """What would be known with another number of seeds, at least 2, on the same test rows."""
     share = spread.n_seeds / n_seeds
     of_each = spread.variance_of_rows_alone - spread.row_variance
-    degrees = round(_degrees(spread) / (spread.n_seeds - 1) * (n_seeds - 1))
+    degrees = round(spread.degrees / (spread.n_seeds - 1) * (n_seeds - 1))
     return spread._replace(
         seed_variance=spread.seed_variance * share,
         variance_of_rows_alone=spread.row_variance + of_each * share,
         n_seeds=n_seeds,
-        degrees=max(1, degrees),
+        pooled_degrees=max(1, degrees),
     )
-
-
-def _degrees(spread: TwoLevel) -> int:
-    return spread.n_seeds - 1 if spread.degrees is None else spread.degrees
