@@ -26,6 +26,10 @@ VARIED = {
     "mmce": ("mmce_weight", (0.25, 0.5, 1.0)),
     "soft_ece": ("ece_weight", (0.5, 1.0, 2.0)),
     "kde_ece": ("kde_weight", (0.25, 0.5, 1.0)),
+    "mdca": ("mdca_weight", (0.5, 1.0, 2.0)),
+    "avuc": ("avuc_weight", (0.5, 1.0, 2.0)),
+    "mbls": ("margin", (1.0, 3.0, 10.0)),
+    "power": ("exponent", (0.3, 1.0, 5.0)),
 }
 CLASSES = 10
 HELD_OUT = 4000  # rows that adaptive losses are fitted to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _NEURIPS = "Advances in Neural Information Processing Systems"
+_CVPR = "IEEE/CVF Conference on Computer Vision and Pattern Recognition"
 _ICML = "International Conference on Machine Learning"
 
 
@@ -69,6 +70,14 @@ ENTRIES: dict[str, str] = {
         booktitle="International Conference on Learning Representations",
         year="2021",
     ),
+    "hebbalaguppe2022stitch": _entry(
+        "inproceedings",
+        "hebbalaguppe2022stitch",
+        title="A Stitch in Time Saves Nine: A Train-Time Regularizing Loss for Improved Neural Network Calibration",
+        author="Hebbalaguppe, Ramya and Prakash, Jatin and Madan, Neelabh and Arora, Chetan",
+        booktitle=_CVPR,
+        year="2022",
+    ),
     "karandikar2021soft": _entry(
         "inproceedings",
         "karandikar2021soft",
@@ -79,6 +88,15 @@ ENTRIES: dict[str, str] = {
         volume="34",
         pages="29768--29779",
         year="2021",
+    ),
+    "krishnan2020improving": _entry(
+        "inproceedings",
+        "krishnan2020improving",
+        title="Improving Model Calibration with Accuracy versus Uncertainty Optimization",
+        author="Krishnan, Ranganath and Tickoo, Omesh",
+        booktitle=_NEURIPS,
+        volume="33",
+        year="2020",
     ),
     "kull2019beyond": _entry(
         "inproceedings",
@@ -99,6 +117,16 @@ ENTRIES: dict[str, str] = {
         booktitle=_ICML,
         pages="2805--2814",
         year="2018",
+    ),
+    "li2025beyond": _entry(
+        "misc",
+        "li2025beyond",
+        title="Beyond Log Likelihood: Probability-Based Objectives for Supervised Fine-Tuning across the Model "
+        "Capability Continuum",
+        author="Li, Gaotang and Qiu, Ruizhong and Chen, Xiusi and Ji, Heng and Tong, Hanghang",
+        year="2025",
+        eprint="2510.00526",
+        archivePrefix="arXiv",
     ),
     "liang2024towards": _entry(
         "misc",
@@ -123,9 +151,17 @@ ENTRIES: dict[str, str] = {
         "lin2025uncertainty",
         title="Uncertainty Weighted Gradients for Model Calibration",
         author="Lin, Jinxu and Tao, Linwei and Dong, Minjing and Xu, Chang",
-        booktitle="IEEE/CVF Conference on Computer Vision and Pattern Recognition",
+        booktitle=_CVPR,
         pages="15497--15507",
         year="2025",
+    ),
+    "liu2022devil": _entry(
+        "inproceedings",
+        "liu2022devil",
+        title="The Devil is in the Margin: Margin-based Label Smoothing for Network Calibration",
+        author="Liu, Bingyuan and Ben Ayed, Ismail and Galdran, Adrian and Dolz, Jose",
+        booktitle=_CVPR,
+        year="2022",
     ),
     "mukhoti2020calibrating": _entry(
         "inproceedings",
@@ -196,6 +232,16 @@ ENTRIES: dict[str, str] = {
         pages="11809--11820",
         year="2021",
     ),
+    "wu2025generalization": _entry(
+        "misc",
+        "wu2025generalization",
+        title="On the Generalization of {SFT}: A Reinforcement Learning Perspective with Reward Rectification",
+        author="Wu, Yongliang and Zhou, Yizhou and Ziheng, Zhou and Peng, Yingzhe and Ye, Xinyu and Hu, Xinting and "
+        "Zhu, Wenbo and Qi, Lu and Yang, Ming-Hsuan and Yang, Xu",
+        year="2025",
+        eprint="2508.05629",
+        archivePrefix="arXiv",
+    ),
     "zadrozny2001obtaining": _entry(
         "inproceedings",
         "zadrozny2001obtaining",
@@ -213,6 +259,15 @@ ENTRIES: dict[str, str] = {
         booktitle="ACM SIGKDD International Conference on Knowledge Discovery and Data Mining",
         pages="694--699",
         year="2002",
+    ),
+    "zhang2018generalized": _entry(
+        "inproceedings",
+        "zhang2018generalized",
+        title="Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels",
+        author="Zhang, Zhilu and Sabuncu, Mert R.",
+        booktitle=_NEURIPS,
+        volume="31",
+        year="2018",
     ),
     "zhang2020mix": _entry(
         "inproceedings",
@@ -247,6 +302,11 @@ OF_LOSSES: dict[str, tuple[str, ...]] = {
     "mmce": ("kumar2018trainable",),
     "soft_ece": ("karandikar2021soft", "bohdal2021meta"),
     "kde_ece": ("popordanoska2022consistent", "tao2023dual"),
+    "mbls": ("liu2022devil",),
+    "dft": ("wu2025generalization",),
+    "power": ("li2025beyond", "zhang2018generalized"),
+    "mdca": ("hebbalaguppe2022stitch",),
+    "avuc": ("krishnan2020improving",),
 }
 OF_MAPS: dict[str, tuple[str, ...]] = {
     "temperature": ("guo2017calibration",),

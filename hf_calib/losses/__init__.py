@@ -12,7 +12,7 @@ from hf_calib.losses._adaptive import AdaptiveLoss
 from hf_calib.losses._calibration_loss import CalibrationLoss, logits_of
 from hf_calib.losses._distributed import all_gather_rows
 from hf_calib.losses.adaptive_losses import ada_dual_focal, adafocal, calfocal, ece_ce
-from hf_calib.losses.batch_losses import kde_ece, mmce, soft_ece
+from hf_calib.losses.batch_losses import avuc, kde_ece, mdca, mmce, soft_ece
 from hf_calib.losses.brier_losses import brier, bsce, bsce_gra
 from hf_calib.losses.cross_encoders import for_cross_encoder
 from hf_calib.losses.cross_entropy_losses import (
@@ -20,10 +20,12 @@ from hf_calib.losses.cross_entropy_losses import (
     entropy_regularized,
     label_smoothing,
     logit_norm,
+    mbls,
 )
 from hf_calib.losses.dual_focal_losses import dual_focal, dual_focal_gra
 from hf_calib.losses.focal_losses import flsd, flsd_gra, focal, focal_calibration, focal_gra, inverse_focal
 from hf_calib.losses.linear import linear_calibration_loss
+from hf_calib.losses.probability_losses import dft, power
 from hf_calib.losses.statistics.fused import use_triton
 from hf_calib.losses.table import LOSSES, LossEntry, make_loss
 
@@ -35,11 +37,13 @@ __all__ = [
     "ada_dual_focal",
     "adafocal",
     "all_gather_rows",
+    "avuc",
     "brier",
     "bsce",
     "bsce_gra",
     "calfocal",
     "cross_entropy",
+    "dft",
     "dual_focal",
     "dual_focal_gra",
     "ece_ce",
@@ -57,7 +61,10 @@ __all__ = [
     "logit_norm",
     "logits_of",
     "make_loss",
+    "mbls",
+    "mdca",
     "mmce",
+    "power",
     "soft_ece",
     "use_triton",
 ]

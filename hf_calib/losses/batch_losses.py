@@ -1,4 +1,4 @@
-"""Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE.
+"""Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
 
 The trainer computes these penalties on the micro-batch, or with `gather_batch=True` on those of all processes.
 """
@@ -16,15 +16,19 @@ from hf_calib.losses._hyperparameters import (
     ProblemType,
     checked,
 )
+from hf_calib.losses.gammas import ConstantGamma
 from hf_calib.losses.penalties import (
+    AccuracyVersusUncertainty,
     BatchPenalty,
     CanonicalKernelDensityEce,
+    ClassFrequencyGap,
     DifferentiableEce,
     KernelDensityEce,
     PlainMmce,
     SoftBinnedEce,
     WeightedMmce,
 )
+from hf_calib.losses.weights import FocalWeight
 
 
 def mmce(
@@ -204,3 +208,96 @@ def kde_ece(
     penalty = KernelDensityEce if own["kind"] == "top_label" else CanonicalKernelDensityEce
     formula = Formula(batch_penalties=((own["kde_weight"], penalty(own["bandwidth"])),))
     return CalibrationLoss("kde_ece", own, formula, class_weights=class_weights, problem_type=problem_type)
+
+
+def mdca(
+    *,
+    mdca_weight: NonNegative = 1.0,
+    gamma: NonNegative = 0.0,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    r"""MDCA: cross entropy, or focal loss, plus the gap between mean probabilities and class frequencies in the batch.
+
+    The one penalty here that looks at every class, not at the predicted one alone; without bins.
+
+    $$L = (1 - p_y)^\gamma\, \mathrm{CE} + \frac{\lambda}{C} \sum_j
+        \Bigl| \frac{1}{N} \sum_i p_{ij} - \frac{1}{N} \sum_i [y_i = j] \Bigr|$$
+
+    Args:
+        mdca_weight: λ >= 0.
+        gamma: of the focal loss, >= 0. 0 is cross entropy.
+        class_weights: (C,) positive factors of the first term; the penalty is not weighted.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats. Reductions "mean" and "sum" only.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        Couples the batch: in one that is small beside the number of classes, frequencies are mostly 0, and the penalty
+        says little. Memory: some (N, C) numbers beside the logits.
+
+    References:
+        Hebbalaguppe et al. 2022, "A stitch in time saves nine: a train-time regularizing loss for improved neural
+        network calibration", Eq. 4 and 5.
+
+    Example:
+        >>> import torch
+        >>> mdca()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(1.1452)
+    """
+    own = checked(mdca, mdca_weight=mdca_weight, gamma=gamma)
+    formula = Formula(
+        weight=FocalWeight(),
+        gamma=ConstantGamma(own["gamma"]),
+        batch_penalties=((own["mdca_weight"], ClassFrequencyGap()),),
+    )
+    return CalibrationLoss("mdca", own, formula, class_weights=class_weights, problem_type=problem_type)
+
+
+def avuc(
+    *,
+    avuc_weight: NonNegative = 1.0,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    r"""AvUC: cross entropy plus a cost of being uncertain where right, and certain where wrong.
+
+    It asks that the entropy tell right from wrong, which serves abstention more than probabilities.
+
+    $$L = \mathrm{CE} + \lambda \log \Bigl(1 + \frac{n_{AU} + n_{IC}}{n_{AC} + n_{IU}}\Bigr)$$
+
+    Of each row, with confidence r and entropy u, an accurate one (A) counts r, an inaccurate one (I) 1 - r, times
+    1 - tanh u where it is certain (C) and tanh u where it is uncertain (U): where u is above a threshold, the middle
+    between the mean entropies of the right and of the wrong rows of the batch.
+
+    Args:
+        avuc_weight: λ >= 0. 0 is cross entropy.
+        class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats. Reductions "mean" and "sum" only.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        Couples the batch. The authors take the threshold from an epoch before; the batch's own, and the weight of 1,
+        are ours. A batch without a row that is as it should be costs λ log(1 + 1e10 n), n the others' count.
+
+    References:
+        Krishnan and Tickoo 2020, "Improving model calibration with accuracy versus uncertainty optimization", Eq. 3
+        to 5.
+
+    Example:
+        >>> import torch
+        >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(0.7201)
+    """
+    own = checked(avuc, avuc_weight=avuc_weight)
+    formula = Formula(batch_penalties=((own["avuc_weight"], AccuracyVersusUncertainty()),))
+    return CalibrationLoss("avuc", own, formula, class_weights=class_weights, problem_type=problem_type)

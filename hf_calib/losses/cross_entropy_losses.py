@@ -1,4 +1,4 @@
-"""Cross entropy, and cross entropy with a penalty per example: label smoothing, entropy, logit norm."""
+"""Cross entropy, and cross entropy with a penalty per example: label smoothing, entropy, logit norm, margin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_calib.losses._hyperparameters import (
     checked,
     number,
 )
-from hf_calib.losses.penalties import LogitNormPenalty, NegativeEntropy, UniformCrossEntropy
+from hf_calib.losses.penalties import ExcessOverMargin, LogitNormPenalty, NegativeEntropy, UniformCrossEntropy
 
 
 def cross_entropy(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
@@ -175,3 +175,46 @@ def logit_norm(
     own = checked(logit_norm, norm_weight=norm_weight, p=p)
     formula = Formula(penalties=((own["norm_weight"], LogitNormPenalty(own["p"])),))
     return CalibrationLoss("logit_norm", own, formula, class_weights=class_weights, problem_type=problem_type)
+
+
+def mbls(
+    *,
+    margin_weight: NonNegative = 0.1,
+    margin: NonNegative = 10.0,
+    class_weights: ClassWeights = None,
+    problem_type: ProblemType = None,
+) -> CalibrationLoss:
+    r"""MbLS (margin-based label smoothing): cross entropy plus what the logits' distances exceed a margin by.
+
+    `label_smoothing` draws all logits together, also where they are near; this one leaves distances alone up to a
+    margin, so that a model may still be sure.
+
+    $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
+
+    Args:
+        margin_weight: a >= 0. 0 is cross entropy.
+        margin: m >= 0, the distance of logits that costs nothing; the authors take 6 to 10. With 0 it acts like label
+            smoothing.
+        class_weights: (C,) positive factors of the classes; see `make_loss`.
+        problem_type: None or "single_label_classification"; there is no multi-label form.
+
+    Returns:
+        The loss; its first term is in nats.
+
+    Raises:
+        ValueError: for a value out of range, or a multi-label problem.
+
+    Notes:
+        A masked class (-inf) has no distance, and is not counted in C. Memory: some (N, C) numbers beside the logits.
+
+    References:
+        Liu et al. 2022, "The devil is in the margin: margin-based label smoothing for network calibration", Eq. 8.
+
+    Example:
+        >>> import torch
+        >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.1769)
+    """
+    own = checked(mbls, margin_weight=margin_weight, margin=margin)
+    formula = Formula(penalties=((own["margin_weight"], ExcessOverMargin(own["margin"])),))
+    return CalibrationLoss("mbls", own, formula, class_weights=class_weights, problem_type=problem_type)

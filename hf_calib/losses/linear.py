@@ -55,7 +55,7 @@ def linear_calibration_loss(
 
     Raises:
         TypeError: if the loss is no `CalibrationLoss`, or hidden states, weight and bias are of other dtypes.
-        ValueError: if the loss couples the batch (`mmce`, `soft_ece`, `kde_ece`) or is multi-label; if shapes do not
+        ValueError: if the loss couples the batch (such as `mmce`) or is multi-label; if shapes do not
             fit, a label is out of range, or a number is not above 0.
 
     Notes:

@@ -102,6 +102,38 @@ class LogitNormPenalty(Penalty):
         return stats[LogitNorm(self.p)]
 
 
+@dataclass(frozen=True)
+class PowerOfProbability(Penalty):
+    """(1 - p_y^exponent) / exponent."""
+
+    exponent: float
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return ()
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        return -torch.expm1(-self.exponent * stats.cross_entropy) / self.exponent
+
+
+@dataclass(frozen=True)
+class ExcessOverMargin(Penalty):
+    """The mean over the classes of max(0, max_k z_k - z_j - margin); a masked class (-inf) has none."""
+
+    margin: float
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogProbs(),)
+
+    def value(self, stats: RowStatistics) -> Tensor:
+        log_probs = stats[LogProbs()]  # whose differences are those of the logits
+        masked = log_probs == -torch.inf
+        distance = log_probs.amax(1, keepdim=True) - log_probs.masked_fill(masked, 0)
+        excess = F.relu(distance - self.margin).masked_fill(masked, 0)
+        return excess.sum(1) / (~masked).sum(1)
+
+
 class BatchPenalty:
     """A penalty on the batch as a whole: its value depends on which examples stand together.
 
@@ -225,6 +257,44 @@ class CanonicalKernelDensityEce(BatchPenalty):
         outcomes = F.one_hot(stats[Label()].long(), probs.shape[1]).to(probs)
         frequencies = _kernel_means(_inside_simplex(probs), outcomes, self.bandwidth, counts)
         return _mean_gap(frequencies - probs, counts)
+
+
+@dataclass(frozen=True)
+class ClassFrequencyGap(BatchPenalty):
+    """MDCA: mean over the classes of |mean_i p_ij - mean_i [y_i = j]|."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogProbs(), Label())
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        probs = stats[LogProbs()].exp()
+        outcomes = F.one_hot(stats[Label()].long(), probs.shape[1]).to(probs)
+        return (((probs - outcomes) * counts[:, None]).sum(0) / counts.sum().clamp_min(1)).abs().mean()
+
+
+@dataclass(frozen=True)
+class AccuracyVersusUncertainty(BatchPenalty):
+    """AvUC: log(1 + (n_AU + n_IC) / (n_AC + n_IU)), counts of accurate and uncertain rows, softly."""
+
+    @property
+    def reads(self) -> tuple[Statistic, ...]:
+        return (LogConfidence(), Correct(), Entropy())
+
+    def value(self, stats: RowStatistics, counts: Tensor) -> Tensor:
+        confidence, entropy = stats[LogConfidence()].exp(), stats[Entropy()]
+        right = stats[Correct()] * counts
+        wrong = counts - right
+        means = [(entropy.detach() @ rows) / rows.sum().clamp_min(1) for rows in (right, wrong)]
+        both = (right.sum() > 0) & (wrong.sum() > 0)
+        threshold = ((means[0] + means[1]) / 2).where(both, means[0] + means[1])  # with one kind, its mean
+        certain = (entropy.detach() <= threshold).to(entropy)
+        unsure = entropy.tanh()
+        of_right = right * confidence * torch.stack([certain * (1 - unsure), (1 - certain) * unsure])
+        of_wrong = wrong * (1 - confidence) * torch.stack([certain * (1 - unsure), (1 - certain) * unsure])
+        (right_certain, right_unsure), (wrong_certain, wrong_unsure) = of_right.sum(1), of_wrong.sum(1)
+        bad, good = right_unsure + wrong_certain, right_certain + wrong_unsure
+        return torch.log1p(bad / good.clamp_min(_EPSILON))
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from hf_calib.losses import (
     cross_entropy_losses,
     dual_focal_losses,
     focal_losses,
+    probability_losses,
 )
 from hf_calib.losses._calibration_loss import CalibrationLoss
 from hf_calib.losses._hyperparameters import ClassWeights, Hyperparameter, hyperparameters_of, in_words
@@ -109,6 +110,17 @@ LOSSES: dict[str, LossEntry] = {
     "logit_norm": LossEntry(
         cross_entropy_losses.logit_norm, "CE + norm_weight ||z||_p", "the comparison study, 2.3"
     ),
+    "mbls": LossEntry(
+        cross_entropy_losses.mbls,
+        "CE + margin_weight mean_j max(0, max z - z_j - margin)",
+        "Liu et al. 2022 (MbLS), Eq. 8",
+    ),
+    "dft": LossEntry(probability_losses.dft, "p CE, p on the gradient only", "Wu et al. 2025 (DFT), Eq. 9"),
+    "power": LossEntry(
+        probability_losses.power,
+        "(1 - p^exponent) / exponent",
+        "Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6",
+    ),
     "mmce": LossEntry(batch_losses.mmce, "CE + mmce_weight MMCE of the batch", "Kumar et al. 2018"),
     "soft_ece": LossEntry(
         batch_losses.soft_ece,
@@ -119,6 +131,16 @@ LOSSES: dict[str, LossEntry] = {
         batch_losses.kde_ece,
         "CE + kde_weight, a kernel-density ECE of the batch (KDE-XE), of the top label or canonical",
         "Popordanoska et al. 2022; Tao et al. 2023 (DFL), F",
+    ),
+    "mdca": LossEntry(
+        batch_losses.mdca,
+        "CE or focal + mdca_weight, the gap of class frequencies in the batch",
+        "Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5",
+    ),
+    "avuc": LossEntry(
+        batch_losses.avuc,
+        "CE + avuc_weight, the cost of being unsure where right and sure where wrong",
+        "Krishnan and Tickoo 2020 (AvUC), Eq. 3",
     ),
 }
 

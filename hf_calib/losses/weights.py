@@ -66,6 +66,14 @@ class BrierNormWeight(Weight):
 
 
 @dataclass(frozen=True)
+class ProbabilityWeight(Weight):
+    """p_y."""
+
+    def value(self, stats: RowStatistics, gamma: Gamma) -> Tensor:
+        return stats.p
+
+
+@dataclass(frozen=True)
 class HeldOutGapWeight(Weight):
     """The value of `ece_ce`'s table for each example, used as its weight."""
 

@@ -48,8 +48,8 @@ class InverseLink(LogitScaling):
         inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the
         `_gra` losses, where the weight that scales the gradient is what counts: \eta_k ∝ p_k / w_k.
         A gamma that depends on p (steps, tables) is a constant at each p, as it is in training. Class weights
-        are divided out. Not supported are losses that couple the batch, and logit_norm and ece_ce, which
-        depend on more than p.
+        are divided out. Not supported are losses that couple the batch, logit_norm, mbls and ece_ce, which
+        depend on more than p, and dft and power, which are about being sure.
 
         Some p are the minimum for no posterior, or for several, and there a branch is taken:
 

@@ -117,8 +117,8 @@ class CalibrationConfig:
     gather_batch: bool = field(
         default=False,
         metadata={
-            "help": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece) over the micro-batches "
-            "of all processes instead of each process's own."
+            "help": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the "
+            "micro-batches of all processes instead of each process's own."
         },
     )
 

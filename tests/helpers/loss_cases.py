@@ -68,6 +68,15 @@ VARIANTS: list[Variant] = [
     ("soft_ece", {"variant": "dece"}),
     ("kde_ece", {}),
     ("kde_ece", {"kind": "canonical"}),
+    ("mbls", {"margin": 1.0}),
+    ("mbls", {"margin": 0.0, "margin_weight": 0.5}),
+    ("mdca", {}),
+    ("mdca", {"gamma": 2.0}),
+    ("avuc", {}),
+    ("dft", {}),
+    ("power", {}),
+    ("power", {"exponent": 0.3}),
+    ("power", {"exponent": 5.0}),
 ]
 
 

@@ -61,8 +61,13 @@ DEFAULTS = {
         "rank_sharpness": 100.0,
     },
     "kde_ece": {"kde_weight": 0.5, "bandwidth": 0.1, "kind": "top_label"},
+    "mbls": {"margin_weight": 0.1, "margin": 10.0},
+    "dft": {},
+    "power": {"exponent": 1.0},
+    "mdca": {"mdca_weight": 1.0, "gamma": 0.0},
+    "avuc": {"avuc_weight": 1.0},
 }
-COUPLES_BATCH = {"mmce", "soft_ece", "kde_ece"}
+COUPLES_BATCH = {"mmce", "soft_ece", "kde_ece", "mdca", "avuc"}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -121,8 +126,9 @@ def test_class_weights_give_a_weighted_mean(variant: Variant) -> None:
     assert weighted.normalizer(labels) == weights.sum()
     assert_close(weighted(logits, labels), weighted(logits, labels, reduction="sum") / weights.sum(), **EXACT)
     if loss.couples_batch:
-        # Cross entropy is weighted, the penalty on the batch is not.
-        plain, by_class = make_loss("cross_entropy"), make_loss("cross_entropy", class_weights=class_weights)
+        # The first term is weighted, the penalty on the batch is not.
+        base = ("focal", {"gamma": 2.0}) if variant == ("mdca", {"gamma": 2.0}) else ("cross_entropy", {})
+        plain, by_class = (make_loss(base[0], class_weights=w, **base[1]) for w in (None, class_weights))
         penalty = loss(logits, labels) - plain(logits, labels)
         assert_close(weighted(logits, labels), by_class(logits, labels) + penalty, **EXACT)
     else:

@@ -18,6 +18,8 @@ BY_LOG_PROBS = [
     "inverse_focal",
     "adafocal",
     "calfocal",
+    "dft",
+    "power",
 ]
 BY_ENTROPY = ["entropy_regularized"]
 BY_SQUARES = ["brier", "bsce", "bsce_gra", "focal_calibration"]
@@ -31,6 +33,9 @@ REFUSED = {
     "mmce": "couples the batch",
     "soft_ece": "couples the batch",
     "kde_ece": "couples the batch",
+    "mbls": "reads LogProbs",
+    "mdca": "couples the batch",
+    "avuc": "couples the batch",
 }
 
 

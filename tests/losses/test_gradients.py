@@ -26,7 +26,7 @@ CLASS_WEIGHTS = [0.5, 2.0, 1.0, 3.0, 0.1]
 
 
 # Whose gradient is not that of the value: the weight, or the gamma, is a constant to it.
-DETACHED = [v for v in VARIANTS if v[0].endswith("_gra") or "per_sample" in v[1]]
+DETACHED = [v for v in VARIANTS if v[0].endswith("_gra") or v[0] == "dft" or "per_sample" in v[1]]
 
 
 def reductions(loss: CalibrationLoss) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from hf_calib.scaling._inverse_link import ProbabilityBlock
 from hf_calib.scaling.inverse_link import InverseLink, _checked_link
 from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
 
-REFUSED = ["ece_ce", "kde_ece", "logit_norm", "mmce", "soft_ece"]
+REFUSED = ["avuc", "dft", "ece_ce", "kde_ece", "logit_norm", "mbls", "mdca", "mmce", "power", "soft_ece"]
 SUPPORTED = [
     *(variant for variant in VARIANTS if variant[0] not in REFUSED),
     ("ada_dual_focal", {}),

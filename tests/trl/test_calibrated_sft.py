@@ -25,7 +25,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning"),  # compared with
 ]
 
-TRAINED = ["focal", "focal_gra", "flsd", "flsd_gra", "inverse_focal", "entropy_regularized", "bsce_gra"]
+TRAINED = [
+    "focal",
+    "focal_gra",
+    "flsd",
+    "flsd_gra",
+    "inverse_focal",
+    "entropy_regularized",
+    "bsce_gra",
+    "dft",
+    "power",
+]
 REFUSED = {
     "label_smoothing": "reads MeanLogProb",
     "dual_focal": "reads Rival",
@@ -36,6 +46,9 @@ REFUSED = {
     "mmce": "couples the batch",
     "soft_ece": "couples the batch",
     "kde_ece": "couples the batch",
+    "mbls": "reads LogProbs",
+    "mdca": "couples the batch",
+    "avuc": "couples the batch",
     "adafocal": "train without held-out predictions",
     "ece_ce": "train without held-out predictions",
 }
