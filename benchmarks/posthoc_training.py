@@ -1,4 +1,4 @@
-"""Fine-tune MiniLM on four text data sets, and keep its logits for benchmarks/posthoc.py.
+"""Fine-tune MiniLM on four text data sets, on two of them until it over-fits, and keep its logits.
 
     python benchmarks/posthoc_training.py --data ../shared/data --model MINILM --output outputs/posthoc
 
@@ -25,7 +25,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 
-BATCH_SIZE, LEARNING_RATE = 32, 5e-5
+BATCH_SIZE = 32
 
 
 class Splits(NamedTuple):
@@ -38,12 +38,13 @@ class Splits(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A dataset and how to train on it: its splits, tokens of a text, training rows, epochs."""
+    """A dataset and how to train on it: its splits, tokens of a text, training rows, epochs, learning rate."""
 
     read: Callable[[Path], tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]]
     max_length: int
     n_train: int | None
     epochs: int
+    learning_rate: float = 5e-5
 
 
 def main() -> None:
@@ -115,6 +116,8 @@ TASKS = {
     "clinc150": Task(clinc150, max_length=32, n_train=None, epochs=3),
     "20newsgroups": Task(newsgroups, max_length=128, n_train=4000, epochs=3),
     "goemotions": Task(go_emotions, max_length=48, n_train=12_000, epochs=3),
+    "ag_news_over_fitted": Task(ag_news, max_length=64, n_train=1000, epochs=15, learning_rate=1e-4),
+    "clinc150_over_fitted": Task(clinc150, max_length=32, n_train=3000, epochs=15, learning_rate=4e-4),
 }
 
 
@@ -161,7 +164,7 @@ def train_and_predict(
             num_train_epochs=task.epochs,
             per_device_train_batch_size=BATCH_SIZE,
             per_device_eval_batch_size=128,
-            learning_rate=LEARNING_RATE,
+            learning_rate=task.learning_rate,
             train_sampling_strategy="group_by_length",
             warmup_steps=0.06,
             bf16=torch.cuda.is_available() or torch.backends.mkldnn.is_available(),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 
 from hf_calib.scaling._inputs import FloatArray, blocks
 from hf_calib.scaling._newton import Point, minimise
@@ -52,6 +53,8 @@ class LinearProblem:
         self.smoothing = 0.0
         self.unit = 1.0
         self.left_to_gain = LEFT_TO_GAIN
+        self.start: FloatArray | None = None  # a `solution` for other penalties; None: the identity
+        self.solution: FloatArray | None = None
 
     def typical_unit(self) -> float:
         """The temperature; where there is none, the spread of the features."""
@@ -201,9 +204,8 @@ class _OwnCurvature:
             hessian[0, each, 1, each] += first
             hessian[1, each, 1, each] += count + 2 * penalties[1]
             hessian[1, :, 0] = hessian[0, :, 1].T
-            eigenvalues, basis = np.linalg.eigh(hessian.reshape(2 * c, 2 * c))
-            eigenvalues = _at_least(eigenvalues, least)
-            return lambda vector: (basis @ ((basis.T @ vector.ravel()) / eigenvalues)).reshape(2, c)
+            divide = _division_by(hessian.reshape(2 * c, 2 * c), least)
+            return lambda vector: divide(vector.ravel()).reshape(2, c)
         by_weight = _at_least(second + 2 * penalties[0], least)
         by_bias = _at_least(count + 2 * penalties[1], least)
         determinant = np.maximum(by_weight * by_bias - first**2, least * by_weight * by_bias)
@@ -219,7 +221,8 @@ def fit_vector(
     The penalties are those of a squared (weight - 1) and of a squared bias, for the mean loss.
     """
     penalties = np.array([[weight_penalty], [bias_penalty]])
-    start = np.stack([np.ones(problem.n_classes), np.zeros(problem.n_classes)])  # the identity
+    identity = np.stack([np.ones(problem.n_classes), np.zeros(problem.n_classes)])
+    start = identity if problem.start is None else problem.start
 
     def evaluate(theta: FloatArray) -> Point:
         loss, gradient = 0.0, np.zeros_like(theta)
@@ -234,8 +237,8 @@ def fit_vector(
             gradient[1] += ones @ probs
             probs *= rows
             gradient[0] += ones @ probs
-        value = loss / problem.size + float((penalties * np.square(theta - start)).sum())
-        gradient = gradient / problem.size + 2 * penalties * (theta - start)
+        value = loss / problem.size + float((penalties * np.square(theta - identity)).sum())
+        gradient = gradient / problem.size + 2 * penalties * (theta - identity)
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
@@ -257,8 +260,9 @@ def fit_vector(
 
         return Point(value, gradient, product, lambda: curvature.inverse(problem.size, penalties))
 
-    (weight, bias), converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
-    return (weight, bias - bias.mean()), converged
+    theta, converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
+    problem.solution = theta
+    return (theta[0], theta[1] - theta[1].mean()), converged
 
 
 def fit_matrix(
@@ -285,13 +289,12 @@ def fit_matrix(
     single = off_diagonal_penalty > 0 and bias_penalty > 0
     precision: Any = np.float32 if single else np.float64
     least_curvature = 1e-6 if single else _LEAST_CURVATURE
-    start = np.zeros((c + 2, c))  # the identity
-    start[0] = 1
+    identity = np.zeros((c + 2, c))
+    identity[0] = 1
+    start = identity if problem.start is None else problem.start
 
     def evaluate(theta: FloatArray) -> Point:
         loss, gradient = 0.0, np.zeros_like(theta)
-        curvature = _OwnCurvature(c)
-        moment, mass = np.zeros((c, c)), np.zeros(c)
         weight = theta[2:] + np.diag(theta[0])
         kept = []  # what a product needs
         for rows, masked, labels, weights in problem:
@@ -301,18 +304,12 @@ def fit_matrix(
             loss += problem.probabilities(probs, masked, labels, weights)
             own = _ONE if weights is _ONE else weights.astype(precision)
             kept.append((rows.astype(precision), probs.astype(precision), own))
-            curvature.add(rows, probs, weights)
-            spread = probs - probs * probs
-            if weights is not _ONE:
-                spread *= weights
-            mass += ones @ spread
-            moment += (rows * spread.sum(axis=1, keepdims=True)).T @ rows
             problem.subtract_targets(probs, masked, labels, weights)
             gradient[2:] += rows.T @ probs
             gradient[1] += ones @ probs
         gradient[0] = gradient[2:].diagonal()
-        value = loss / problem.size + float((penalties * np.square(theta - start)).sum())
-        gradient = gradient / problem.size + 2 * penalties * (theta - start)
+        value = loss / problem.size + float((penalties * np.square(theta - identity)).sum())
+        gradient = gradient / problem.size + 2 * penalties * (theta - identity)
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
@@ -331,11 +328,14 @@ def fit_matrix(
             return total / problem.size + 2 * penalties * direction
 
         def preconditioner() -> Callable[[FloatArray], FloatArray]:
+            curvature = _OwnCurvature(c)
+            for rows_probs_weights in kept:
+                curvature.add(*rows_probs_weights)
             own_inverse = curvature.inverse(problem.size, own_penalties, least_curvature)
             if c <= _BY_CLASS:
                 mixing_inverse = _inverse_by_class(kept, problem.size, penalties[2, 0], bias_penalty)
             else:
-                mixing_inverse = _inverse_of_product(moment, mass, problem.size, penalties[2, 0])
+                mixing_inverse = _inverse_of_product(kept, problem.size, penalties[2, 0])
 
             def precondition(vector: FloatArray) -> FloatArray:
                 found = mixing_inverse(vector)
@@ -347,6 +347,7 @@ def fit_matrix(
         return Point(value, gradient, product, preconditioner)
 
     theta, converged = minimise(evaluate, start, problem.left_to_gain, problem.separated_below)
+    problem.solution = theta
     return (theta[2:].T + np.diag(theta[0]), theta[1] - theta[1].mean()), converged
 
 
@@ -380,13 +381,33 @@ def _inverse_by_class(
 
 
 def _inverse_of_product(
-    moment: FloatArray, mass: FloatArray, size: int, weight_penalty: float
+    kept: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], size: int, weight_penalty: float
 ) -> Callable[[FloatArray], FloatArray]:
     """A function that divides the gradient in V by one C x C curvature for all classes, times a number for each."""
+    c = kept[0][1].shape[1]
+    moment, mass = np.zeros((c, c)), np.zeros(c)
+    for rows, probs, weights in kept:
+        spread = probs - probs * probs
+        if weights is not _ONE:
+            spread *= weights
+        mass += spread.sum(axis=0)
+        moment += (rows * spread.sum(axis=1, keepdims=True)).T @ rows
     eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
     scale = _at_least(np.outer(eigenvalues, mass / size) + 2 * weight_penalty, _LEAST_CURVATURE)
     own = np.zeros((2, len(mass)))
     return lambda vector: np.vstack([own, basis @ ((basis.T @ vector[2:]) / scale)])
+
+
+def _division_by(hessian: FloatArray, least: float) -> Callable[[FloatArray], FloatArray]:
+    """A function that divides by a positive semidefinite matrix; flat directions count as `least` of the steepest."""
+    floor = max(least * float(hessian.diagonal().max()), np.finfo(float).tiny)
+    try:
+        factor = cho_factor(hessian + floor * np.eye(len(hessian)), check_finite=False)
+    except np.linalg.LinAlgError:  # by rounding
+        eigenvalues, basis = np.linalg.eigh(hessian)
+        eigenvalues = _at_least(eigenvalues, least)
+        return lambda vector: basis @ ((basis.T @ vector) / eigenvalues)
+    return lambda vector: cho_solve(factor, vector, check_finite=False)
 
 
 def _apply(rows: FloatArray, weight: FloatArray) -> FloatArray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -26,6 +28,10 @@ class StructuredScaling(AffineScaling):
 
     penalty: float
     _left_to_gain = LEFT_TO_GAIN
+    # The same map, fitted to the same rows with another penalty: its temperature is taken, and its solution is near.
+    _near: StructuredScaling | None = None
+    _unit: float
+    _solution: FloatArray | None = None
 
     def _checked_penalty(self) -> float:
         if not (isinstance(self.penalty, Real) and 0 < self.penalty < np.inf):
@@ -35,18 +41,24 @@ class StructuredScaling(AffineScaling):
             )
         return float(self.penalty)
 
-    def _temperature(self, objective: Objective) -> float:
+    def _temperature(self, make_objective: Callable[[], Objective]) -> float:
         """The temperature that the map starts from, with a warning if the data do not determine it."""
+        if self._near is not None:
+            self._unit = self._near._unit
+            return self._unit
+        objective = make_objective()
         temperature = 1.0 if objective.is_constant else best_temperature(objective)
         problem = undetermined(objective, temperature, smoothed=True)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=3)
+        self._unit = temperature
         return temperature
 
     def _problem(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> LinearProblem:
         problem = LinearProblem(logits, labels, lambda block: block)
         problem.unit = unit
         problem.left_to_gain = self._left_to_gain
+        problem.start = None if self._near is None else self._near._solution
         return problem
 
     def _fit_two_classes(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> None:
@@ -128,18 +140,19 @@ class StructuredVectorScaling(StructuredScaling):
         n, c = matrix.shape
         if self.multi_label:
             positive, known = as_binary_labels(labels, matrix)
-            unit = self._temperature(SigmoidObjective(matrix, positive, known))
+            unit = self._temperature(partial(SigmoidObjective, matrix, positive, known))
             (weight, self.bias_), _ = fit_columns(matrix, positive, known, unit, penalty)
             self.weight_ = weight / unit
             return self
         classes = as_class_labels(labels, matrix)
-        unit = self._temperature(SoftmaxObjective(matrix, classes))
+        unit = self._temperature(partial(SoftmaxObjective, matrix, classes))
         if c == 2:
             self._fit_two_classes(matrix, classes, unit)
             return self
         problem = self._problem(matrix, classes, unit)
         (weight, self.bias_), _ = fit_vector(problem, penalty * c / n, penalty * c / n)
         self.weight_ = weight / unit
+        self._solution = problem.solution
         return self
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -207,7 +220,7 @@ class StructuredMatrixScaling(StructuredScaling):
         refuse_masks(matrix)
         n, c = matrix.shape
         classes = as_class_labels(labels, matrix)
-        unit = self._temperature(SoftmaxObjective(matrix, classes))
+        unit = self._temperature(partial(SoftmaxObjective, matrix, classes))
         if c == 2:
             self._fit_two_classes(matrix, classes, unit)
             self.weight_ = np.diag(self.weight_)
@@ -216,4 +229,5 @@ class StructuredMatrixScaling(StructuredScaling):
         own, between = penalty * c / n, penalty * c * (c - 1) / n
         (weight, self.bias_), _ = fit_matrix(problem, between, bias_penalty=own, diagonal_penalty=own)
         self.weight_ = weight / unit
+        self._solution = problem.solution
         return self

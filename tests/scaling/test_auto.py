@@ -49,7 +49,7 @@ class TestChoice:
         assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
 
     @pytest.mark.slow
-    def test_raw_logits_need_two_standard_errors_and_300_rows(self) -> None:
+    def test_raw_logits_need_one_and_a_half_standard_errors_and_300_rows(self) -> None:
         """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
         kept = {60: 0, 300: 0}
         for n, seed in itertools.product(kept, range(16)):
@@ -63,10 +63,10 @@ class TestChoice:
                 scaled = TemperatureScaling().fit(logits[~out], labels[~out]).transform(logits[out])
                 log_probs = log_softmax(logits[out], axis=1) - log_softmax(scaled, axis=1)
                 gains[out] = log_probs[np.arange(len(scaled)), labels[out]]
-            clearly = gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(n)
+            clearly = gains.mean() > 1.5 * gains.std(ddof=1) / np.sqrt(n)
             assert clearly or scaler.choice_ != "identity"
             kept[n] += scaler.choice_ == "identity"
-        assert kept[60] == 0 < kept[300] < 8
+        assert kept[60] == 0 < kept[300] < 16
 
     def test_over_confident_logits_get_a_temperature(self) -> None:
         logits = some_logits(2000, 5)
@@ -172,14 +172,27 @@ class TestResults:
         assert list(dict.fromkeys(row["method"] for row in rows)) == METHODS
         assert rows == json.loads(json.dumps(rows))
         assert [row["chosen"] for row in rows].count(True) == 1
-        best = min(row["nll"] for row in rows)
-        chosen = next(row for row in rows if row["chosen"])
-        assert chosen["difference"] == pytest.approx(chosen["nll"] - best)
-        assert chosen["difference"] <= chosen["difference_standard_error"]
+        tried = [row for row in rows if row["left_out"] is None]
+        temperature = next(row for row in rows if row["method"] == "temperature")
+        assert all(row["difference"] == pytest.approx(row["nll"] - temperature["nll"]) for row in tried)
+        chosen = min(tried, key=lambda row: row["difference"] + 1.5 * row["difference_standard_error"])
+        assert chosen["chosen"]
+        assert chosen["difference"] < 0
         name = chosen["method"] + ("" if chosen["penalty"] is None else f"(penalty={chosen['penalty']:g})")
         assert scaler.choice_ == name
-        before = rows[rows.index(chosen) - 1]  # the next simpler one is clearly worse
-        assert before["difference"] > before["difference_standard_error"]
+
+    def test_freer_maps_are_not_tried_once_freedom_has_made_it_worse(self) -> None:
+        logits = some_logits(150, 30)
+        scaler = silently_fitted(logits, drawn(logits))
+        rows = [row for row in scaler.results_ if row["method"] == "structured_vector"]
+        reasons = [row["left_out"] for row in rows]
+        stopped = next(i for i, reason in enumerate(reasons) if reason)
+        worse = f"structured_vector(penalty={rows[stopped - 1]['penalty']:g}) was clearly worse than with"
+        assert all(reason.startswith(worse) for reason in reasons[stopped:])
+        assert stopped < len(rows)
+        assert rows[stopped - 1]["nll"] > rows[stopped - 2]["nll"]
+        vector = next(row for row in scaler.results_ if row["method"] == "vector")
+        assert vector["left_out"] == reasons[stopped]
 
     def test_are_those_of_rows_held_out(self) -> None:
         """One candidate by hand: fits on four parts, and a temperature of their rows, judged on the fifth."""
@@ -231,12 +244,12 @@ class TestResults:
         logits = some_logits(100, 4)
         scaler = silently_fitted(logits, drawn(logits))
         left_out = {row["method"]: row["left_out"] for row in scaler.results_ if row["left_out"]}
-        assert set(left_out) == {"structured_matrix", "matrix"}
+        assert set(left_out) >= {"structured_matrix", "matrix"}
         assert left_out["matrix"].startswith("N C^2 = 1.6e+03 is more than 1e+03")
 
     def test_some_of_many_rows_choose_and_all_are_fitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        logits = some_logits(1200, 4)
-        labels = drawn(logits + np.array([0, 0, 0, 2]))
+        logits = some_logits(1200, 4, seed=2)
+        labels = drawn(logits + np.array([0, 0, 0, 2]), 2)
         whole = AutoScaling().fit(logits, labels)
         monkeypatch.setattr("hf_calib.scaling.auto._CHOSEN_ON", 600)
         scaler = AutoScaling().fit(logits, labels)
