@@ -103,7 +103,7 @@ bench: .venv-bench/installed
 # The papers' studies in turn, with the time of each: `make studies NEWSGROUPS=folder MNIST=folder CIFAR10=folder`; what is
 # not named comes from the Hub. Another STUDIES leaves the results that are here as they are.
 STUDIES ?= recipes/results/studies
-WITHOUT_DATA := gradient_factors five_gaussians decision_boundary
+WITHOUT_DATA := proofs gradient_factors five_gaussians decision_boundary
 ON_NEWSGROUPS := smooth_calibration last_layer_gradients post_processing_gap \
     validation_and_training gamma_dynamics confidence_dynamics overhead
 

@@ -55,8 +55,9 @@ class InverseLink(LogitScaling):
 
         - dual_focal and inverse_focal jump as η moves through a tie of two classes: with C = 2, dual_focal
           with gamma = 5 from p = 0.35 to 0.65, inverse_focal with gamma = 2 from 0.21 to 0.79. A p within the
-          jump solves the equation with an η of another ranking, which the global minimum never has (a local
-          one of dual_focal can: that of a model that is wrong). The classes concerned get the same η, that
+          jump solves the equation with an η of another ranking, which the global minimum does not have with two
+          classes (a local one of dual_focal can, that of a model that is wrong; with three, so can the global one,
+          of classes that are not the first). The classes concerned get the same η, that
           of the tie, but for 1e-9 that keeps their order. (Where two p are equal, to the last bit, dual_focal
           itself is lower than all around: a point that no training finds.)
         - flsd and the tables: the minimum stays at a jump of gamma for a range of η, and jumps over some

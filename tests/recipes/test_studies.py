@@ -63,6 +63,31 @@ def intervals(record: Any) -> list[dict[str, float]]:
     return [found for value in record for found in intervals(value)] if isinstance(record, list) else []
 
 
+def test_proofs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = study("proofs", tmp_path, "--draws", "12")
+    for name in (
+        "fcl_4.1_two_classes",
+        "fcl_4.1_three_classes",
+        "fcl_a.5",
+        "fcl_a.6",
+        "fcl_a.7",
+        "dfl_lemma_1",
+    ):
+        assert record[name]["holds"] == record[name]["of"], name
+    against = record["fcl_4.5_counterexample"]
+    assert against["prediction"] == pytest.approx(0.558, abs=5e-4)
+    assert against["gap_of_focal"] == pytest.approx(0, abs=1e-12)
+    assert against["gap_of_fcl"] == pytest.approx(0.0057, abs=5e-5)
+    assert record["fcl_4.5_any_prediction"]["holds"] < 12
+    # FCL, gamma 3: the root of the slope, eta l'(p) = (1 - eta) l'(1 - p), the Brier term with a weight of .5.
+    p = next(row for row in record["fcl_a.8"] if row["brier_weight"] == 0.5)["minimum_at_posterior_0.7"]
+    slope = {q: -((1 - q) ** 3) / q + 3 * (1 - q) ** 2 * np.log(q) - 2 * (1 - q) for q in (p, 1 - p)}
+    assert 0.7 * slope[p] == pytest.approx(0.3 * slope[1 - p], abs=1e-5)
+    dual = record["dfl_theorem_1_counterexample"]
+    assert dual["least"] < dual["least_in_the_posterior's_order"]
+    assert "fcl_a.6: holds in 49 of 49" in capsys.readouterr().out
+
+
 def test_five_gaussians(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--train_points", "400", "--test_points", "100", "--epochs", "1")
     record = study("five_gaussians", tmp_path, "--seeds", "0", "1", *small)
