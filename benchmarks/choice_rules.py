@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/choice_rules.py --data ../shared/data outputs/posthoc/*.npz \
         --results benchmarks/results/choice_rules.csv
 
-The networks are those of benchmarks/few_rows.py and, as files, of benchmarks/posthoc_training.py. From the pool of
-each, 100, 300, 1,000 and 3,000 calibration rows are drawn --draws times; the candidates of `AutoScaling` are
+The networks are those of benchmarks/small_networks.py and, as files, of benchmarks/posthoc_training.py. From the pool
+of each, 50, 100, 300, 1,000 and 3,000 calibration rows are drawn --draws times; the candidates of `AutoScaling` are
 cross-validated once, and each rule chooses among them. A line of the results is a network, a number of rows, a draw and
 a rule, with the mean NLL on the test rows of the logits as they are, of the temperature, and of the map that was taken.
 
@@ -25,19 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from few_rows import networks
 from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
+from small_networks import Rows, networks
 
 from hf_calib.scaling import AutoScaling
 from hf_calib.scaling.auto import choose
 
-SIZES = (100, 300, 1000, 3000)
+SIZES = (50, 100, 300, 1000, 3000)
 NAMES = ("data", "network", "rows", "draw", "rule", "choice", "none", "temperature", "chosen")
 TOLERATED = 0.002  # nats above the temperature, in the worst setting
 
 Losses = Mapping[str, NDArray[np.float64]]
-Rows = tuple[NDArray[Any], NDArray[Any]]
 
 
 def simplest(losses: Losses, standard_errors: float) -> str:

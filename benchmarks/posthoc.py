@@ -1,21 +1,22 @@
 """Post-hoc maps on fine-tuned text classifiers, by the number of calibration rows.
 
-    OMP_NUM_THREADS=1 python benchmarks/posthoc.py outputs/posthoc/*.npz --results outputs/posthoc/results.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/posthoc.py outputs/posthoc/*.npz --results benchmarks/results/posthoc.csv
 
 The files are those of benchmarks/posthoc_training.py. From the pool of each, calibration sets of 100, 300 and 1,000
 rows are drawn --draws times without replacement, and all rows are taken once; every method is fitted on each, and
 measured on all test rows. A fit is a line of the results file; a run that was stopped goes on where it was.
 
-The tables give means over the draws, and the range of 95% of them. The last two columns compare with the temperature
-on the same draw and the same test rows: the mean difference of the NLL, with a 95% interval that resamples the draws
-and the test rows. For multi-label models, each label of each row is a decision between two classes, over which
-everything is averaged; the classwise ECE is the mean over the labels.
+It prints one table of nothing, the temperature and auto; with --all one for each model and size. They give means over
+the draws, and the range of 95% of them. The last two columns compare with the temperature on the same draw and the same
+test rows: the mean difference of the NLL, with a 95% interval that resamples the draws and the test rows. For
+multi-label models, each label of each row is a decision between two classes, over which everything is averaged; the
+classwise ECE is the mean over the labels.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import time
 import warnings
 from collections.abc import Iterator
@@ -39,29 +40,50 @@ SINGLE_LABEL = ["temperature", "structured_vector", "vector", "structured_matrix
 MULTI_LABEL = ["temperature", "per_label_temperature", "structured_vector", "auto"]
 SIZES = [100, 300, 1000, None]  # None: the whole pool
 METRICS = {"accuracy": 3, "nll": 4, "brier": 4, "ece": 4, "classwise_ece": 5, "smooth_ece": 4}  # digits
-_BLOCKS = 200  # of test rows, for the interval; their mean losses are kept of each fit
+COLUMNS = ("model", "n", "size", "draw", "method", "choice", "seconds", *METRICS, "blocks")
+_BLOCKS = 50  # of test rows, for the interval; their mean losses are kept of each fit
 
 
 def main() -> None:
     args = parse_args()
-    args.results.touch()
-    done = [json.loads(line) for line in args.results.read_text().splitlines()]
-    if not args.tables_only:
-        known = {(r["model"], r["n"], r["draw"], r["method"]) for r in done}
-        with args.results.open("a") as file:
+    done = read(args.results) if args.results.exists() else []
+    known = {(r["model"], r["n"], r["draw"], r["method"]) for r in done}
+    if args.models:
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        with args.results.open("a", newline="") as file:
+            lines = csv.writer(file)
+            if not done:
+                lines.writerow(COLUMNS)
             for result in measured(args.models, args.draws, known):
-                file.write(json.dumps(result) + "\n")
+                lines.writerow([as_text(result[name]) for name in COLUMNS])
                 file.flush()
                 done.append(result)
-    print("\n\n".join([summary(done), *tables(done)]))
+    print("\n\n".join([summary(done), *(tables(done) if args.all else [])]))
+
+
+def as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(f"{each:.5f}" for each in value)
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The results that are there; numbers as numbers."""
+    with path.open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: float(row[name]) for name in ("seconds", *METRICS)}
+        row |= {"n": int(row["n"]) if row["n"] else None, "size": int(row["size"]), "draw": int(row["draw"])}
+        row |= {"choice": row["choice"] or None, "blocks": [float(each) for each in row["blocks"].split()]}
+    return rows
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", type=Path, help="files of benchmarks/posthoc_training.py")
+    parser.add_argument("models", nargs="*", type=Path, help="files of posthoc_training.py; none: only print")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--draws", type=int, default=20, help="calibration sets of each size")
-    parser.add_argument("--tables-only", action="store_true", help="no fit: print what the results hold")
+    parser.add_argument("--draws", type=int, default=10, help="calibration sets of each size")
+    parser.add_argument("--all", action="store_true", help="print a table for each model and size, too")
     return parser.parse_args()
 
 
@@ -127,7 +149,7 @@ def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]
         "ece": expected_calibration_error(probs, labels),
         "classwise_ece": float(classwise),
         "smooth_ece": smooth_calibration_error(probs, labels),
-        "blocks": [round(float(block.mean()), 6) for block in np.array_split(per_row, _BLOCKS)],
+        "blocks": [round(float(block.mean()), 5) for block in np.array_split(per_row, _BLOCKS)],
     }
 
 

@@ -32,7 +32,7 @@ _CHOSEN_ON = 20_000  # rows at most: enough to tell a thousandth of a nat
 _STANDARD_ERRORS = 1.5
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
 # Rows from which on the logits may stay as they are: with fewer, standard errors miss the rare row that is wrong with
-# high confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/few_rows.py).
+# high confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/choice_rules.py).
 _ENOUGH = 300
 # Where next to all rows are right, being surer of everything looks good on each part, and a free map is the surest:
 # on 50 right rows of scikit-learn's digits one ended .47 nats above the temperature.

@@ -114,7 +114,7 @@ class TestChoice:
     @pytest.mark.slow
     @pytest.mark.parametrize("n", [50, 100, 300])
     def test_few_rows_of_networks_end_no_worse_than_a_temperature(self, n: int) -> None:
-        """Three networks on scikit-learn's digits, two of them over-confident; benchmarks/few_rows.py has more."""
+        """Three networks on scikit-learn's digits, two of them over-confident; benchmarks/choice_rules.py has more."""
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
         train, pool, test = order[:500], order[500:1100], order[1100:]
