@@ -67,7 +67,8 @@ def _newton_step(point: Point, left_to_gain: float) -> tuple[FloatArray, float]:
     precondition = point.preconditioner()
     direction = precondition(residual)
     size = float(np.vdot(residual, direction))
-    enough = max(size * min(0.1, size), left_to_gain * 1e-6)
+    # An inexact end of the step costs about its square.
+    enough = max(size * min(0.1, size), 10 * left_to_gain**2)
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break
