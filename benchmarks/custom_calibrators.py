@@ -1,11 +1,10 @@
-"""Our maps as calibrators of probmetrics, for CalArena (probkit/CalArena, arXiv 2605.30188) and any code that takes these.
+"""Our maps as calibrators of probmetrics: for CalArena (probkit/CalArena, arXiv 2605.30188) and what else takes these.
 
     python benchmarks/custom_calibrators.py outputs/posthoc/*.npz   # beside probmetrics' own, on logits of ours
 
-`CALIBRATORS` has them by name: `AutoScaling`, and the structured maps with the penalty that cross-validation takes and the
-temperature of the mapped rows out of fold on top. CalArena itself was not at hand: that it takes a `Calibrator` by its
-class is from probmetrics 1.3's documentation, which implements its methods. They read probabilities; masked classes
-(0) are raised to 1e-30.
+`CALIBRATORS` has them by name: `AutoScaling`, and the structured maps with the penalty that cross-validation takes and
+the temperature of the mapped rows out of fold on top. CalArena itself was not at hand: that it takes a `Calibrator` is
+from the words of probmetrics 1.3, which implements its methods. They read probabilities, raised to 1e-30.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from scipy.special import softmax
 
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import AutoScaling
-from hf_calib.scaling.auto import choose
 
 PEERS = ("ts-mix", "svs", "sms")  # of probmetrics; ts-mix: a temperature
 _LEAST = 1e-30
@@ -38,7 +36,7 @@ class HfCalib(Calibrator):  # type: ignore[misc]  # probmetrics has no types
         super().__init__()
         self.method = method
 
-    def _fit_impl(self, X: NDArray[Any], y: NDArray[Any]) -> None:
+    def _fit_impl(self, X: NDArray[Any], y: NDArray[Any]) -> None:  # noqa: N803, as there
         scaler = AutoScaling()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes without an example
@@ -53,7 +51,7 @@ class HfCalib(Calibrator):  # type: ignore[misc]  # probmetrics has no types
             scaler._take(name, trial, logits, labels)
         self.scaler_ = scaler
 
-    def _predict_proba_impl(self, X: NDArray[Any]) -> NDArray[np.float64]:
+    def _predict_proba_impl(self, X: NDArray[Any]) -> NDArray[np.float64]:  # noqa: N803
         return self.scaler_.predict_proba(_logits(X))
 
 

@@ -48,7 +48,9 @@ METRIC_TITLES: dict[str, dict[str, str]] = {
         **{key: TITLES[f"macro_{name}"] for key, name in MACRO_METRICS.items()},
     },
 }
-MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps)))  # of any kind
+# Temperatures by another criterion than the NLL, as the papers take them.
+_BY_CRITERION = {"temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
+MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps)))  # of any kind
 
 
 def make_scaler(kind: LabelKind, method: str, criterion: str | None = None) -> Any:
@@ -57,9 +59,12 @@ def make_scaler(kind: LabelKind, method: str, criterion: str | None = None) -> A
     Raises:
         ValueError: if the kind does not have it.
     """
-    if method not in kind.maps:
+    maps = kind.maps if kind.sigmoid else (*kind.maps, *_BY_CRITERION)
+    if method not in maps:
         requirement = f"be a map for {kind.name} predictions"
-        raise InputValueError(expected("the method", requirement, method, f"take {', '.join(kind.maps)}"))
+        raise InputValueError(expected("the method", requirement, method, f"take {', '.join(maps)}"))
+    if method in _BY_CRITERION:
+        return SCALERS["temperature"].load()(criterion=_BY_CRITERION[method])
     scaler = SCALERS[method].load()()
     if method == "temperature" and criterion is not None and not kind.sigmoid:
         scaler.set_params(criterion=criterion)

@@ -101,6 +101,19 @@ def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
     assert "resamples are of the 30 test sentences" in " ".join(found.notes)
 
 
+def test_temperatures_by_the_papers_criterion_are_maps_of_their_own(tmp_path: Path) -> None:
+    one = Task(n_test=300).train(0)
+    methods = ("temperature", "temperature_ece", "temperature_adaptive_ece")
+    study = write_study(tmp_path / "study", {("cross_entropy", 0): one})
+    found = measure_study(study, methods=methods, n_resamples=50)
+    assert one.calibration is not None
+    for method, criterion in zip(methods, ("nll", "ece", "adaptive_ece"), strict=True):
+        scaler = TemperatureScaling(criterion=criterion).fit(one.calibration.logits, one.calibration.labels)
+        probs = scaler.predict_proba(one.test.logits)
+        expected = METRICS["negative_log_likelihood"].function(probs, one.test.labels)
+        assert found.means["cross_entropy", method, "nll"].value == pytest.approx(expected, abs=1e-6), method
+
+
 def test_the_same_tokens_in_other_sentences_are_other_rows(tmp_path: Path) -> None:
     trainings = {("cross_entropy", seed): of_tokens(TASK.train(seed)) for seed in (0, 1, 2)}
     test = trainings["cross_entropy", 2].test
