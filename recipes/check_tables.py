@@ -1,0 +1,251 @@
+"""Check the numbers of docs/results against the files that they are from, and say which have no file.
+
+    python recipes/check_tables.py
+
+Of docs/results/training.md the means and differences of each study's table, against `results.csv` of the study; of
+post_hoc.md the tables, made again from the raw results; of studies.md and docs/papers all decimal numbers, against the
+JSON files of the studies. What is not in the repository (intervals and corrected p-values of trainings, whose
+predictions are gigabytes) is counted and named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
+# In the order of their tables in training.md.
+STUDIES = (
+    "20newsgroups_cnn",
+    "ag_news_3_epochs",
+    "ag_news_10_epochs",
+    "ag_news_30_epochs",
+    "ag_news_noise",
+    "clinc150_3_epochs",
+    "clinc150_10_epochs",
+    "clinc150_30_epochs",
+    "clinc150_under_trained",
+    "cifar10_resnet20",
+    "wnut17",
+    "go_emotions",
+)
+COLUMNS = {
+    "accuracy": ("accuracy", "none"),
+    "ECE": ("ece", "none"),
+    "ECE after T": ("ece", "temperature"),
+    "ECE after auto": ("ece", "auto"),
+    "NLL": ("nll", "none"),
+    "NLL after T": ("nll", "temperature"),
+    "NLL after auto": ("nll", "auto"),
+}
+PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"}
+DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
+# What is stated and is in no file of results: where it is from.
+EXPLAINED = {
+    ("training.md", "1.42"): "the NLL of the calibration rows at the end of one training",
+    **{
+        ("training.md", number): "run_studies.sh, on its learning rate" for number in ("2.35", "1.13", "5.02")
+    },
+    **{("adafocal.md", number): "the paper's" for number in (".76", ".82")},
+    **{("adafocal.md", number): "what another seed may change" for number in (".01", ".02")},
+    ("bsce_gra.md", "7.4"): "1 / v^m, by the figure's vertical line",
+    **{("focal_calibration.md", number): "proofs.json" for number in (".7", ".558", ".0057")},
+    **{("focal_calibration.md", number): "a theorem and a weight" for number in ("4.5", ".5")},
+    **{("studies.md", number): "a theorem" for number in ("4.1", "4.5")},
+    ("studies.md", "28.6"): "minutes of one run of all",
+}
+
+
+class Table(NamedTuple):
+    header: list[str]
+    rows: list[list[str]]
+
+
+class Checked(NamedTuple):
+    """How many numbers agree with their file, what does not, and what has none."""
+
+    agree: int
+    wrong: list[str]
+    without: dict[str, int]
+
+
+def tables(text: str) -> Iterator[Table]:
+    for found in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in found.splitlines()]
+        if len(lines) > 2 and set("".join(lines[1])) <= set("-: "):
+            yield Table(lines[0], lines[2:])
+
+
+def shown(value: float, as_in: str) -> bool:
+    """Whether a value, rounded to the digits of a number that is shown, is that number."""
+    digits = len(as_in.partition(".")[2])
+    return abs(value - float(as_in.replace(",", ""))) <= 0.5000001 * 10**-digits
+
+
+def first_number(cell: str) -> str | None:
+    found = re.match(r"[-+]?\d*\.?\d+", cell)
+    return found[0] if found else None
+
+
+def training() -> Checked:
+    """The tables of the studies of trainings."""
+    agree, wrong, without = 0, [], {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0}
+    studies = iter(STUDIES)
+    results = None
+    for table in tables((DOCS / "results" / "training.md").read_text(encoding="utf-8")):
+        is_study = table.header[:3] == ["loss", "accuracy", "ECE"]
+        is_per_training = table.header[2:] == list(PER_TRAINING)
+        if is_study:
+            name = next(studies)
+            results = pandas.read_csv(RESULTS / name / "results.csv")
+            means = results.groupby(["loss", "method", "metric"])["value"].mean()
+        elif not is_per_training:
+            without["other tables' numbers"] += sum(len(DECIMAL.findall(" ".join(row))) for row in table.rows)
+            continue
+        assert results is not None
+        for row in table.rows:
+            cells = dict(zip(table.header, row, strict=True))
+            expected: dict[str, float] = {}
+            if is_study:
+                without["intervals"] += sum("[" in cell for cell in row)
+                without["corrected p-values"] += bool(cells["corrected p"])
+                for column, (metric, method) in COLUMNS.items():
+                    expected[column] = means[cells["loss"], method, metric]
+                if cells["difference in NLL after T"]:
+                    own, base = (
+                        means[loss, "temperature", "nll"] for loss in (cells["loss"], "cross_entropy")
+                    )
+                    expected["difference in NLL after T"] = own - base
+            else:
+                one = results[(results["loss"] == cells["loss"]) & (results["seed"] == int(cells["seed"]))]
+                values = one[one["metric"] == "classwise_ece"].set_index("method")["value"]
+                expected = {column: values[method] for column, method in PER_TRAINING.items()}
+            for column, value in expected.items():
+                number = first_number(cells[column])
+                if number is not None and shown(value, number):
+                    agree += 1
+                else:
+                    wrong.append(
+                        f"training.md, {name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}"
+                    )
+    wrong += [f"training.md: no table of {name}" for name in studies]
+    return Checked(agree, wrong, without)
+
+
+def numbers_in(record: Any) -> Iterator[float]:
+    """All numbers in a JSON record, those that are keys as well."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            yield from numbers_in(value)
+            if re.fullmatch(r"-?\d+(\.\d+)?", str(key)):
+                yield float(key)
+    elif isinstance(record, list):
+        for value in record:
+            yield from numbers_in(value)
+    elif isinstance(record, int | float) and not isinstance(record, bool) and math.isfinite(record):
+        yield float(record)
+
+
+def prose(text: str) -> str:
+    """A page without its tables, code, addresses and formulas."""
+    for pattern in (
+        r"(?ms)^```.*?^```",
+        r"(?m)^\|.*\n",
+        r"(?m)^    .*\n",
+        r"`[^`]*`",
+        r"\]\([^)]*\)",
+        r"\$[^$]*\$",
+    ):
+        text = re.sub(pattern, "", text)
+    return text
+
+
+def stated(text: str) -> list[str]:
+    """The decimal numbers of a page's tables and prose, without sign."""
+    cells = [" ".join(row) for table in tables(text) for row in table.rows]
+    return [number.lstrip("+-") for number in DECIMAL.findall(" ".join(cells) + prose(text))]
+
+
+def is_among(number: str, values: list[float]) -> bool:
+    """Whether it is one of the values, or one of them in percent."""
+    return any(shown(abs(value), number) or shown(100 * abs(value), number) for value in values)
+
+
+def of_training() -> list[float]:
+    """The numbers of the trainings' tables, which other pages and the prose may state."""
+    page = (DOCS / "results" / "training.md").read_text(encoding="utf-8")
+    cells = " ".join(" ".join(row) for table in tables(page) for row in table.rows)
+    values = [float(number) for number in DECIMAL.findall(cells)]
+    for name in STUDIES:
+        results = pandas.read_csv(RESULTS / name / "results.csv")
+        values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
+    return values
+
+
+def statements() -> Checked:
+    """The decimal numbers of the pages on studies and papers, and of the prose of training.md, section by section."""
+    agree, wrong, without = 0, [], {"numbers that are explained": 0}
+    records = {
+        path.stem: list(numbers_in(json.loads(path.read_text())))
+        for path in (RESULTS / "studies").glob("*.json")
+    }
+    trainings = of_training()
+    pages = [DOCS / "results" / "studies.md", *sorted((DOCS / "papers").glob("*.md"))]
+    sections = [(page.name, each) for page in pages for each in re.split(r"(?m)^(?=## )", page.read_text())]
+    sections.append(("training.md", prose((DOCS / "results" / "training.md").read_text())))
+    for page, section in sections:
+        named = [name for name in records if re.search(rf"\b{name}\b", section)]
+        # The first section of studies.md sums up the others; those on "the paper's table" are of trainings.
+        of_all = page == "studies.md" and section.startswith("# ")
+        values = [value for name in (records if of_all else named) for value in records[name]]
+        for number in stated(section):
+            if (page, number) in EXPLAINED:
+                without["numbers that are explained"] += 1
+            elif is_among(number, values or trainings):
+                agree += 1
+            else:
+                wrong.append(
+                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or STUDIES}"
+                )
+    return Checked(agree, wrong, without)
+
+
+def post_hoc() -> Checked:
+    """The lines of post_hoc.md's tables: made again from raw results, or as the scripts printed them."""
+    sys.path.insert(0, str(BENCHMARKS))
+    import choice_rules
+    import posthoc
+
+    raw = BENCHMARKS / "results"
+    lines = posthoc.summary(posthoc.read(raw / "posthoc.csv")).splitlines()
+    lines += list(choice_rules.tables(choice_rules.read(raw / "choice_rules.csv")))
+    for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md", "cross_calibration.md"):
+        lines += (raw / name).read_text(encoding="utf-8").splitlines()
+    known = {line.strip() for line in lines}
+    page = (DOCS / "results" / "post_hoc.md").read_text(encoding="utf-8")
+    found = [line for line in page.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+    wrong = [f"post_hoc.md: not as it was printed: {line}" for line in found if line.strip() not in known]
+    return Checked(sum(len(DECIMAL.findall(line)) for line in found), wrong, {})
+
+
+def main() -> int:
+    failed = 0
+    for check in (training, statements, post_hoc):
+        found = check()
+        print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
+        print("".join(f"  {each}\n" for each in found.wrong), end="")
+        print("".join(f"  without a file: {n:,} {what}\n" for what, n in found.without.items() if n), end="")
+        failed += len(found.wrong)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
