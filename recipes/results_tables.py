@@ -1,10 +1,11 @@
-"""Print the tables of docs/results/training.md from the studies of run_studies.sh.
+"""Print the tables of docs/results/training.md and language_models.md from the studies of a run_*.sh.
 
 python recipes/results_tables.py OUTPUT > tables.md
 """
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 METHODS = {"none": "", "temperature": " after T", "auto": " after auto"}
@@ -39,12 +40,14 @@ def p_value(row: dict | None) -> str:
     return "" if p is None else "< .001" if p < 0.001 else f"{p:.3f}"
 
 
-def print_study(name: str, report: dict) -> None:
+def study_lines(report: dict) -> Iterator[str]:
+    """The table of a study, line by line."""
     means, differences = by(report, "means"), by(report, "differences")
     header = ["loss", "accuracy"]
     header += [f"{metric}{words}" for metric in ("ECE", "NLL") for words in METHODS.values()]
     header += ["difference in NLL after T", "corrected p"]
-    print(f"## {name}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
     for loss in report["losses"]:
         if (loss, "none", "nll") not in means:
             continue
@@ -56,9 +59,10 @@ def print_study(name: str, report: dict) -> None:
         ]
         difference = differences.get((loss, "temperature", "nll"))
         cells += [cell(difference, "+.3f", interval=True), p_value(difference)]
-        print(f"| {' | '.join(cells)} |")
+        yield f"| {' | '.join(cells)} |"
     seeds, test, calibration = len(report["seeds"]), report["n_test"], report["n_calibration"]
-    print(f"\n{seeds} seed{'s' * (seeds > 1)}, {test:,} test rows, {calibration:,} calibration rows.\n")
+    yield ""
+    yield f"{seeds} seed{'s' * (seeds > 1)}, {test:,} test rows, {calibration:,} calibration rows."
 
 
 def print_beside_the_papers(report: dict) -> None:
@@ -86,9 +90,14 @@ def print_beside_the_papers(report: dict) -> None:
     print()
 
 
-output = Path(sys.argv[1])
-reports = {path.parent.name: json.loads(path.read_text()) for path in sorted(output.glob("*/report.json"))}
-for name, report in reports.items():
-    print_study(name, report)
-    if name == "20newsgroups_cnn":
-        print_beside_the_papers(report)
+def main() -> None:
+    for path in sorted(Path(sys.argv[1]).glob("*/report.json")):
+        report = json.loads(path.read_text())
+        print(f"## {path.parent.name}\n")
+        print("\n".join(study_lines(report)) + "\n")
+        if path.parent.name == "20newsgroups_cnn":
+            print_beside_the_papers(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Print what a study's report leaves out: other errors and other maps, of the predictions of its trainings.
+
+    python recipes/further_metrics.py OUTPUT/guard ... > tables.md
+
+For each loss, means over the seeds: the ECE of 15 bins, without the bias of noise (debiased, L2), of as many equal-mass
+bins as stay in order (sweep), the largest of a bin (MCE) and by kernels (KDE), before and after the temperature; and
+the NLL after a temperature, after the one of the least ECE, after an ensemble of temperature, identity and uniform
+(ETS), and after a spline.
+"""
+
+import argparse
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from scipy.special import softmax
+
+from hf_calib.metrics import (
+    ece_sweep,
+    expected_calibration_error,
+    kde_calibration_error,
+    maximum_calibration_error,
+    negative_log_likelihood,
+)
+from hf_calib.predictions.training import TrainingPredictions
+from hf_calib.scaling import EnsembleTemperatureScaling, SplineScaling, TemperatureScaling
+
+ERRORS = {
+    "ECE": expected_calibration_error,
+    "ECE, debiased": partial(expected_calibration_error, norm="l2", debias=True),
+    "ECE, sweep": ece_sweep,
+    "MCE": maximum_calibration_error,
+    "ECE, KDE": kde_calibration_error,
+}
+MAPS = {
+    "T": TemperatureScaling,
+    "T by ECE": partial(TemperatureScaling, criterion="ece"),
+    "ETS": EnsembleTemperatureScaling,
+    "spline": SplineScaling,
+}
+HEADER = [
+    "loss",
+    *(f"{error}{words}" for error in ERRORS for words in ("", ", after T")),
+    *(f"NLL after {name}" for name in MAPS),
+]
+
+
+def measured(path):
+    """The numbers of one training, in the order of the header."""
+    found = TrainingPredictions.load(path)
+    labels = found.test.labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of ties, and of bins without rows
+        by_map = {
+            name: make()
+            .fit(found.calibration.logits, found.calibration.labels)
+            .predict_proba(found.test.logits)
+            for name, make in MAPS.items()
+        }
+        before = softmax(found.test.logits.astype(float), axis=1)
+        errors = [metric(probs, labels) for metric in ERRORS.values() for probs in (before, by_map["T"])]
+    return [*errors, *(negative_log_likelihood(probs, labels) for probs in by_map.values())]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("studies", nargs="+", type=Path)
+    for study in parser.parse_args().studies:
+        plan = json.loads((study / "study.json").read_text())
+        by_loss = {loss: [] for loss in plan["losses"]}
+        for name, cell in plan["cells"].items():
+            path = study / "cells" / name / "predictions.safetensors"
+            if path.is_file():
+                by_loss[cell["loss"]].append(measured(path))
+        print(f"## {study.name}\n\n| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
+        for loss, trainings in by_loss.items():
+            if trainings:
+                means = np.mean(trainings, axis=0)
+                print(f"| {' | '.join([loss, *(f'{mean:.3f}' for mean in means)])} |")
+        print()
+
+
+if __name__ == "__main__":
+    main()
