@@ -57,6 +57,11 @@ def simplest(losses: Losses, standard_errors: float) -> str:
     return names[0]
 
 
+def with_enough(losses: Losses, rule: Callable[[Losses], str], n_rows: int) -> str:
+    """What a rule takes, of so many rows or more; of fewer the temperature."""
+    return rule(losses) if len(losses["temperature"]) >= n_rows else "temperature"
+
+
 RULES: dict[str, Callable[[Losses], str]] = {
     "simplest within 1 SE": partial(simplest, standard_errors=1),
     "simplest within 2 SE": partial(simplest, standard_errors=2),
@@ -64,6 +69,16 @@ RULES: dict[str, Callable[[Losses], str]] = {
     "least d + 1 SE": partial(choose, standard_errors=1),
     "least d + 1.5 SE": partial(choose, standard_errors=1.5),
     "least d + 2 SE": partial(choose, standard_errors=2),
+    "simplest within 2 SE, from 300 rows": partial(
+        with_enough, rule=partial(simplest, standard_errors=2), n_rows=300
+    ),
+    "least d + 1.5 SE, from 300 rows": partial(
+        with_enough, rule=partial(choose, standard_errors=1.5), n_rows=300
+    ),
+    "least d + 2 SE, from 300 rows": partial(
+        with_enough, rule=partial(choose, standard_errors=2), n_rows=300
+    ),
+    "least d + 3 SE": partial(choose, standard_errors=3),
 }
 
 
