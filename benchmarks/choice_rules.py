@@ -11,7 +11,7 @@ a rule, with the mean NLL on the test rows of the logits as they are, of the tem
 The tables: each rule over all settings (a network and a number of rows, the mean over its draws), less the
 temperature; then the nested evidence. The data sets, in alphabetical order, go in turn into two halves; the rule with
 the lowest mean on one half, among those whose worst setting there is at most .002 nats above the temperature, is judged
-on the other. A run that was stopped goes on where it was.
+on the other. A run that was stopped goes on where it was; without files and --data it only prints.
 """
 
 from __future__ import annotations
@@ -57,11 +57,6 @@ def simplest(losses: Losses, standard_errors: float) -> str:
     return names[0]
 
 
-def with_enough(losses: Losses, rule: Callable[[Losses], str], n_rows: int) -> str:
-    """What a rule takes, of so many rows or more; of fewer the temperature."""
-    return rule(losses) if len(losses["temperature"]) >= n_rows else "temperature"
-
-
 RULES: dict[str, Callable[[Losses], str]] = {
     "simplest within 1 SE": partial(simplest, standard_errors=1),
     "simplest within 2 SE": partial(simplest, standard_errors=2),
@@ -69,15 +64,6 @@ RULES: dict[str, Callable[[Losses], str]] = {
     "least d + 1 SE": partial(choose, standard_errors=1),
     "least d + 1.5 SE": partial(choose, standard_errors=1.5),
     "least d + 2 SE": partial(choose, standard_errors=2),
-    "simplest within 2 SE, from 300 rows": partial(
-        with_enough, rule=partial(simplest, standard_errors=2), n_rows=300
-    ),
-    "least d + 1.5 SE, from 300 rows": partial(
-        with_enough, rule=partial(choose, standard_errors=1.5), n_rows=300
-    ),
-    "least d + 2 SE, from 300 rows": partial(
-        with_enough, rule=partial(choose, standard_errors=2), n_rows=300
-    ),
     "least d + 3 SE": partial(choose, standard_errors=3),
 }
 
@@ -85,19 +71,15 @@ RULES: dict[str, Callable[[Losses], str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="of benchmarks/posthoc_training.py")
-    parser.add_argument("--data", type=Path, help="folder of the data sets; none: only print the tables")
+    parser.add_argument("--data", type=Path, help="folder of the data sets; none: of the files alone")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=5)
     args = parser.parse_args()
     done = read(args.results) if args.results.exists() else []
-    if args.data is not None:
+    if args.data is not None or args.files:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         last = (str(SIZES[-1]), str(args.draws - 1))
-        known = {
-            (row["data"], row["network"])
-            for row in done
-            if (row["rows"], row["draw"]) == last or row["rows"] == "all"
-        }
+        known = {(row["data"], row["network"]) for row in done if (row["rows"], row["draw"]) == last}
         done = [row for row in done if (row["data"], row["network"]) in known]
         with args.results.open("w", newline="") as file:
             lines = csv.DictWriter(file, NAMES)
@@ -116,7 +98,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def measured(
-    data: Path, files: list[Path], draws: int, known: set[tuple[str, str]]
+    data: Path | None, files: list[Path], draws: int, known: set[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
     warnings.simplefilter("ignore")  # fits that stop early, and classes without a row, are part of it
     for name, network, pool, test in every_network(data, files, known):
@@ -134,7 +116,7 @@ def measured(
 
 
 def every_network(
-    data: Path, files: list[Path], known: set[tuple[str, str]]
+    data: Path | None, files: list[Path], known: set[tuple[str, str]]
 ) -> Iterator[tuple[str, str, Rows, Rows]]:
     for path in files:
         name, _, how = path.stem.partition("_over_fitted")
@@ -148,7 +130,8 @@ def every_network(
                     (saved["pool_logits"], saved["pool_labels"]),
                     (saved["test_logits"], saved["test_labels"]),
                 )
-    yield from networks(data, known)
+    if data is not None:
+        yield from networks(data, known)
 
 
 def candidates(
@@ -201,6 +184,8 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
         means = [np.mean([gap for setting, gap in found.items() if setting[2] == n]) for n in sizes]
         cells = [np.mean(list(found.values())), max(found.values()), *means]
         yield f"| {rule} | {' | '.join(f'{cell:+.4f}' for cell in cells)} |"
+    if len(data_sets) == 1:
+        return
     yield ""
     yield "| chosen on | rule | mean there | judged on | mean | worst setting | two standard errors, there |"
     yield f"|{'---|' * 7}"
