@@ -70,8 +70,8 @@ def report(
     n_rounds: int,
 ) -> None:
     """Print a row for each promised accuracy and method: means over the rounds, and their standard deviation."""
-    print(f"\n{title}: {len(pool[1]):,} pool rows, {len(test[1]):,} test rows, {n_rounds} rounds")
-    print(f"{'promised':>8}  {'method':<14} {'answered':>16} {'accuracy':>16}  short")
+    print(f"\n**{title}: {len(pool[1]):,} pool rows, {len(test[1]):,} test rows, {n_rounds} rounds**\n")
+    print(f"| promised | method | answered | accuracy of the answers | short of it |\n|{'---|' * 5}")
     found: dict[tuple[float, str], list[tuple[float, float]]] = {}
     for seed in range(n_rounds):
         rng = np.random.default_rng(seed)
@@ -80,11 +80,10 @@ def report(
     for (promised, method), rows in sorted(found.items(), key=lambda item: item[0][0]):
         answered, accuracy = np.array(rows).T
         kept = accuracy[~np.isnan(accuracy)]
-        shown = f"{kept.mean():.4f} +- {kept.std():.4f}" if len(kept) else "none"
+        shown = f"{kept.mean():.4f} ± {kept.std():.4f}" if len(kept) else "none"
         short = f"{(kept < promised).sum()}/{len(kept)}"
-        print(
-            f"{promised:>8}  {method:<14} {f'{answered.mean():.4f} +- {answered.std():.4f}':>16} {shown:>16}  {short}"
-        )
+        cells = [promised, method, f"{answered.mean():.4f} ± {answered.std():.4f}", shown, short]
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 def one_round(

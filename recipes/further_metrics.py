@@ -2,7 +2,7 @@
 
     python recipes/further_metrics.py OUTPUT/guard ... > tables.md
 
-For each loss, means over the seeds: the ECE of 15 bins, without the bias of noise (debiased, L2), of as many equal-mass
+For each loss, means over the seeds: the ECE of 15 bins, of L2 norm without the bias of noise, of as many equal-mass
 bins as stay in order (sweep), the largest of a bin (MCE) and by kernels (KDE), before and after the temperature; and
 the NLL after a temperature, after the one of the least ECE, after an ensemble of temperature, identity and uniform
 (ETS), and after a spline.
@@ -29,7 +29,7 @@ from hf_calib.scaling import EnsembleTemperatureScaling, SplineScaling, Temperat
 
 ERRORS = {
     "ECE": expected_calibration_error,
-    "ECE, debiased": partial(expected_calibration_error, norm="l2", debias=True),
+    "ECE (L2), debiased": partial(expected_calibration_error, norm="l2", debias=True),
     "ECE, sweep": ece_sweep,
     "MCE": maximum_calibration_error,
     "ECE, KDE": kde_calibration_error,
