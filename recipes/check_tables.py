@@ -2,10 +2,11 @@
 
     python recipes/check_tables.py
 
-Of docs/results/training.md the means and differences of each study's table, against `results.csv` of the study; of
-post_hoc.md the tables, made again from the raw results; of studies.md and docs/papers all decimal numbers, against the
-JSON files of the studies. What is not in the repository (intervals and corrected p-values of trainings, whose
-predictions are gigabytes) is counted and named.
+Of docs/results/language_models.md the tables, made again from `report.json` of each study; of training.md the means and
+differences of each study's table, against `results.csv` of the study; of post_hoc.md the tables, made again from the
+raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of the studies. What is not in
+the repository (intervals and corrected p-values of training.md, and cross-calibration, whose files were not kept) is
+counted and named.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
+from results_tables import study_lines
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
@@ -50,6 +52,7 @@ PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
 # What is stated and is in no file of results: where it is from.
 EXPLAINED = {
+    ("training.md", "2.8"): "hours, of trainings that were cut",
     ("training.md", "1.42"): "the NLL of the calibration rows at the end of one training",
     **{
         ("training.md", number): "run_studies.sh, on its learning rate" for number in ("2.35", "1.13", "5.02")
@@ -218,6 +221,31 @@ def statements() -> Checked:
     return Checked(agree, wrong, without)
 
 
+def language_models() -> Checked:
+    """The lines of language_models.md's tables: made again from the studies' reports, or as the script printed them."""
+    folder = RESULTS / "language_models"
+    lines = (folder / "further_metrics.md").read_text(encoding="utf-8").splitlines()
+    for path in sorted(folder.glob("*/report.json")):
+        lines += study_lines(json.loads(path.read_text(encoding="utf-8")))
+    return as_printed("language_models.md", lines)
+
+
+def as_printed(name: str, lines: list[str], without_a_file: str | None = None) -> Checked:
+    """Whether a page's lines of tables are among those that were printed; those of one section have no file."""
+    known = {line.strip() for line in lines}
+    page = (DOCS / "results" / name).read_text(encoding="utf-8")
+    agree, wrong, without = 0, [], {}
+    for section in re.split(r"(?m)^(?=## )", page):
+        found = [line for line in section.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+        n_numbers = sum(len(DECIMAL.findall(line)) for line in found)
+        if without_a_file is not None and section.startswith(f"## {without_a_file}\n"):
+            without[f"numbers of {without_a_file!r}"] = n_numbers
+            continue
+        agree += n_numbers
+        wrong += [f"{name}: not as it was printed: {line}" for line in found if line.strip() not in known]
+    return Checked(agree, wrong, without)
+
+
 def post_hoc() -> Checked:
     """The lines of post_hoc.md's tables: made again from raw results, or as the scripts printed them."""
     sys.path.insert(0, str(BENCHMARKS))
@@ -226,19 +254,16 @@ def post_hoc() -> Checked:
 
     raw = BENCHMARKS / "results"
     lines = posthoc.summary(posthoc.read(raw / "posthoc.csv")).splitlines()
-    lines += list(choice_rules.tables(choice_rules.read(raw / "choice_rules.csv")))
-    for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md", "cross_calibration.md"):
+    for name in ("choice_rules.csv", "choice_rules_over_fitted.csv"):
+        lines += choice_rules.tables(choice_rules.read(raw / name))
+    for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md"):
         lines += (raw / name).read_text(encoding="utf-8").splitlines()
-    known = {line.strip() for line in lines}
-    page = (DOCS / "results" / "post_hoc.md").read_text(encoding="utf-8")
-    found = [line for line in page.splitlines() if line.startswith("|") and DECIMAL.search(line)]
-    wrong = [f"post_hoc.md: not as it was printed: {line}" for line in found if line.strip() not in known]
-    return Checked(sum(len(DECIMAL.findall(line)) for line in found), wrong, {})
+    return as_printed("post_hoc.md", lines, without_a_file="No rows to spare")
 
 
 def main() -> int:
     failed = 0
-    for check in (training, statements, post_hoc):
+    for check in (training, language_models, statements, post_hoc):
         found = check()
         print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
         print("".join(f"  {each}\n" for each in found.wrong), end="")
