@@ -51,6 +51,11 @@ def measured(path):
     """The numbers of one training, in the order of the header."""
     found = TrainingPredictions.load(path)
     labels = found.test.labels
+    if found.calibration is None or labels.ndim != 1:
+        got = "no calibration rows" if found.calibration is None else f"labels of the shape {labels.shape}"
+        raise SystemExit(
+            f"expected {path} to have one label a row, and calibration rows to fit the maps on, got {got}; see report.md"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of ties, and of bins without rows
         by_map = {
