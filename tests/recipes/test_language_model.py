@@ -44,7 +44,7 @@ def options(place: Path, model: str = "llama") -> list[str]:
 
 
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_tiny_decoder_ends_as_a_calibrated_judge(lora: bool, place: Path, tmp_path: Path) -> None:
     task = [
         "--config",

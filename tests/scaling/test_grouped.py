@@ -89,6 +89,7 @@ def test_each_groups_map_is_the_minimum_of_its_penalised_loss() -> None:
         np.testing.assert_allclose(ours, wanted, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_between_one_map_and_one_each() -> None:
     """On data with the truth known: large groups gain over the common map, a group of 20 over a map of its own."""
     gains = {"law": [], "rare": []}  # type: dict[str, list[float]]
@@ -112,6 +113,7 @@ def test_between_one_map_and_one_each() -> None:
     assert np.mean(against_own) > 0.05
 
 
+@pytest.mark.slow
 def test_groups_that_are_alike_get_one_map() -> None:
     chosen = []
     for seed in range(10):

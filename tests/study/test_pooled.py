@@ -88,6 +88,7 @@ def simulated(
     return tuple(counts / n_studies)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_it_finds_what_three_seeds_of_a_pair_do_not() -> None:
     own, pooled, _ = simulated(60, 3, difference=0.02)
     assert own < 0.2

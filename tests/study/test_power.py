@@ -8,6 +8,7 @@ from scipy import stats
 
 from hf_calib.study.paired import TwoLevel
 from hf_calib.study.power import detectable, power, seeds_to_find, with_seeds
+from tests.helpers.marks import others_slow
 
 PARTS = [(0.0, 1e-4, 3, None, 8), (1e-5, 1e-4, 5, None, 8), (1e-4, 3e-5, 10, None, 1), (1e-5, 1e-4, 3, 16, 8)]
 
@@ -16,7 +17,9 @@ def spread_of(of_rows: float, of_seed: float, n_seeds: int, degrees: int | None)
     return TwoLevel(0.0, of_rows, of_seed / n_seeds, of_rows, n_seeds, degrees)
 
 
-@pytest.mark.parametrize(("of_rows", "of_seed", "n_seeds", "degrees", "n_compared"), PARTS)
+@pytest.mark.parametrize(
+    ("of_rows", "of_seed", "n_seeds", "degrees", "n_compared"), others_slow(PARTS, first=1)
+)
 def test_a_detectable_difference_is_found_in_four_studies_of_five(
     of_rows: float, of_seed: float, n_seeds: int, degrees: int | None, n_compared: int
 ) -> None:
