@@ -52,7 +52,6 @@ PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
 # What is stated and is in no file of results: where it is from.
 EXPLAINED = {
-    ("training.md", "2.8"): "hours, of trainings that were cut",
     ("training.md", "1.42"): "the NLL of the calibration rows at the end of one training",
     **{
         ("training.md", number): "run_studies.sh, on its learning rate" for number in ("2.35", "1.13", "5.02")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The papers' text settings at full length: the CNN on 20 Newsgroups and AG News, 50 epochs, and BERT on 20 Newsgroups. A
-# training of a CNN takes minutes on a GPU, hours on a CPU core. Killed at any time, the same command goes on where it was.
+# training of a CNN takes a CPU core hours. Killed at any time, the same command goes on where it was.
 #   bash recipes/run_text_studies.sh OUTPUT DATA BERT [SEEDS ...]
 # DATA is as in language_model_tasks.py: 20newsgroups/{train,test}.parquet, ag_news/{train_20k,test}.csv.gz. BERT is
 # bert-base-uncased, by its name on the Hub or its folder, or a smaller encoder. COMPARE is as in run_studies.sh.
