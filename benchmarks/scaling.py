@@ -127,19 +127,16 @@ def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
 
 
 def compare_maps(rounds: int, file: str | None) -> None:
-    from probmetrics.calibrators import get_calibrator  # of the bench environment alone
-
     if file:
         with np.load(file) as saved:
             small = large = saved["pool_logits"], saved["pool_labels"].astype(np.int64)
     else:
         small, large = make_mixed_data(5000, 100), make_mixed_data(50_000, 1000)
     logits, labels = small
-    probs = torch.softmax(torch.from_numpy(logits).double(), dim=1).numpy()
     report_maps(
         small,
         {
-            "probmetrics SMS": lambda: get_calibrator("sms").fit(probs, labels),
+            "probmetrics SMS": sms_fit(logits, labels),
             "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(logits, labels),
             "MatrixScaling": lambda: MatrixScaling().fit(logits, labels),
         },
@@ -156,13 +153,18 @@ def compare_maps(rounds: int, file: str | None) -> None:
     )
 
 
-def compare_auto(rounds: int) -> None:
-    from probmetrics.calibrators import get_calibrator
+def sms_fit(logits: np.ndarray, labels: np.ndarray) -> Fit:
+    """The fit of probmetrics' SMS, without the softmax that it takes."""
+    from probmetrics.calibrators import get_calibrator  # of the bench environment alone
 
-    logits, labels = make_mixed_data(2000, 100)
     probs = torch.softmax(torch.from_numpy(logits).double(), dim=1).numpy()
+    return lambda: get_calibrator("sms").fit(probs, labels)
+
+
+def compare_auto(rounds: int) -> None:
+    logits, labels = make_mixed_data(2000, 100)
     fits: dict[str, Fit] = {
-        "probmetrics SMS": lambda: get_calibrator("sms").fit(probs, labels),
+        "probmetrics SMS": sms_fit(logits, labels),
         "AutoScaling": lambda: AutoScaling().fit(logits, labels),
     }
     seconds, found = interleaved(fits, rounds)

@@ -31,17 +31,16 @@ fi
 
 study() { # NAME RECIPE ARGUMENTS...
   hf-calib compare "$here/$2.py" --losses "$losses" --seeds "$seed" --output "$output/$1" ${COMPARE:---jobs 2} \
-    --no-keep-models --methods "$methods" "${config[@]}" -- --model "$model" --num_train_epochs "$epochs" --train_file \
+    --no-keep-models "${options[@]}" -- --model "$model" --num_train_epochs "$epochs" --train_file \
     "$output/tasks/$1/train.jsonl" --test_file "$output/tasks/$1/test.jsonl" "${@:3}" "${own[@]}" "${common[@]}"
 }
 
 for seed in ${seeds:-0 1 2}; do
-  methods=temperature,auto
   for task in guard sentiment intents topics; do
-    config=(--config "judge_$task.yaml")
+    options=(--config "judge_$task.yaml")
     study "$task" language_model --max_train_samples "$rows" --max_test_samples "$test_rows" \
       --calibration_size 500 "${adapters[@]+"${adapters[@]}"}"
   done
-  config=() methods=temperature # of a vocabulary other maps would take hours, and fold into no head
+  options=(--methods temperature) # of a vocabulary other maps would take hours, and fold into no head
   study next_token next_token --max_train_tokens "$tokens" --calibration_method temperature
 done

@@ -27,9 +27,8 @@ from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 _MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
 _CHOSEN_ON = 20_000  # rows at most: enough to tell a thousandth of a nat
-# That a map's gain over the temperature has to exceed: a dozen candidates make the best one look better than it is. In
-# the worst of 95 settings of benchmarks/choice_rules.py the choice ends .0009 nats above the temperature; with 2
-# standard errors .0025, with 1.5 .025; what it leaves behind is .0005 on average.
+# That a map's gain over the temperature has to exceed: a dozen candidates make the best one look better than it is.
+# With fewer, of those tried, some setting of benchmarks/choice_rules.py ends more than .002 nats above the temperature.
 _STANDARD_ERRORS = 3
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
 # Rows from which on the logits may stay as they are: with fewer, standard errors miss the rare row that is wrong with

@@ -15,8 +15,7 @@ from tests.helpers.places import ROOT
 
 @pytest.fixture
 def check_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for folder in ("recipes", "benchmarks"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     return importlib.import_module("check_tables")
 
 
