@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-deep test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -20,7 +20,11 @@ test: setup
 
 # What `make test` leaves out.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not deep"
+
+# Simulations and studies at full size, once a week: CI does not run them.
+test-deep: setup
+	$(BIN)/python -m pytest -m deep
 
 # With TRL, SetFit and Lightning, away from what the other tests run in.
 test-trainers: .venv-trainers/installed
