@@ -2,17 +2,34 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-deep test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-deep test-machines test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
 
 setup: $(VENV)/installed
 
-# A new environment whenever the requirements have changed.
-$(VENV)/installed: pyproject.toml constraints.txt
+# What the library itself needs is all that the demo waits for. Python compiles what is imported; pip would compile all.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
+
+# An environment that has the packages of the first one, and room for more: $(call over_the_first,FOLDER).
+SITE_PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+define over_the_first
+	python3 -m venv $(1)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE_PACKAGES))')" > "$$($(1)/bin/python $(SITE_PACKAGES))/over_the_first.pth"
+endef
+
+$(VENV)/library: pyproject.toml constraints.txt
+	@echo "Installing hf_calib and what it needs into $(VENV): about a minute."
 	python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python $(PIP_INSTALL) --editable .
 	touch $@
 
-demo: setup
+# A new environment whenever the requirements have changed.
+$(VENV)/installed: $(VENV)/library
+	@echo "Installing what tests, checks and the site need into $(VENV): about a minute."
+	$(BIN)/python $(PIP_INSTALL) --editable ".[dev]"
+	touch $@
+
+demo: $(VENV)/library
 	$(BIN)/hf-calib demo
 
 test: setup
@@ -26,13 +43,19 @@ test-slow: setup
 test-deep: setup
 	$(BIN)/python -m pytest -m deep
 
+# What computes, under the settings of other machines: tests/machines.sh.
+MACHINES ?= plain avx2
+ROOMS ?= losses metrics scaling study
+test-machines: setup
+	bash tests/machines.sh $(BIN)/python "$(MACHINES)" "$(ROOMS)"
+
 # With TRL, SetFit and Lightning, away from what the other tests run in.
 test-trainers: .venv-trainers/installed
 	.venv-trainers/bin/python -m pytest tests/trl
 
-.venv-trainers/installed: pyproject.toml constraints.txt
-	python3 -m venv .venv-trainers
-	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,trl,trainers]"
+.venv-trainers/installed: $(VENV)/installed
+	$(call over_the_first,.venv-trainers)
+	.venv-trainers/bin/python $(PIP_INSTALL) --editable ".[trl,trainers]"
 	touch $@
 
 check: setup
@@ -64,20 +87,19 @@ test-engines: .venv-engines/installed
 # Of hf_calib they need neither torch nor transformers.
 .venv-engines/installed: pyproject.toml constraints.txt
 	python3 -m venv .venv-engines
-	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	.venv-engines/bin/python $(PIP_INSTALL) \
 	    dask distributed duckdb "moto[server]" numpy polars pyarrow pyspark pytest "ray[data]" s3fs safetensors \
 	    scikit-learn scipy
-	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	.venv-engines/bin/python $(PIP_INSTALL) --no-deps --editable .
 	touch $@
 
 # The same on a GPU, in an environment whose PyTorch has CUDA.
 test-gpu:
 	HF_CALIB_TESTS_ON=cuda python -m pytest --override-ini addopts= -q $(KERNEL_TESTS)
 
-.venv-kernels/installed: pyproject.toml constraints.txt
-	python3 -m venv .venv-kernels
-	.venv-kernels/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . \
-	    pytest==9.2.0 pytest-xdist==3.8.0 triton
+.venv-kernels/installed: $(VENV)/installed
+	$(call over_the_first,.venv-kernels)
+	.venv-kernels/bin/python $(PIP_INSTALL) triton
 	touch $@
 
 test-oldest: .venv-oldest/installed
@@ -85,7 +107,7 @@ test-oldest: .venv-oldest/installed
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
 	python3 -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable ".[dev]"
+	.venv-oldest/bin/python $(PIP_INSTALL:constraints.txt=constraints-oldest.txt) --editable ".[dev]"
 	touch $@
 
 # Wrong lines in MODULE (files or folders), SAMPLE of them: which does no test notice?
@@ -101,7 +123,7 @@ bench: .venv-bench/installed
 # The packages that the metrics are compared with, away from what the tests run in.
 .venv-bench/installed: pyproject.toml constraints.txt
 	python3 -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	.venv-bench/bin/python $(PIP_INSTALL) --editable ".[bench]"
 	touch $@
 
 # The papers' studies in turn, with the time of each: `make studies NEWSGROUPS=folder MNIST=folder CIFAR10=folder`; what is

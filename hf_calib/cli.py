@@ -851,7 +851,7 @@ def demo(
         "demo_output"
     ),
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each of the three trainings.")] = 10,
-    max_per_class: Annotated[int, typer.Option(min=10, help="Examples per class; fewer are faster.")] = 3000,
+    max_per_class: Annotated[int, typer.Option(min=10, help="Examples per class; fewer are faster.")] = 1500,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data split and the trainings.")
     ] = 0,
