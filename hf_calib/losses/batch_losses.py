@@ -65,7 +65,8 @@ def mmce(
 
     Notes:
         Couples the batch. The authors' code divides the weighted form by the number of pairs once more, so that
-        a batch repeated twice has half the value, and takes no root of the plain one.
+        a batch repeated twice has half the value, and takes no root of the plain one. A pair whose confidences are
+        equal up to rounding has no gradient: the kernel has a kink there.
 
         The default weight is ours, because with the paper's own normalisation 2 keeps models from learning. A small
         BERT from scratch on 2,000 rows of AG News (10 epochs, batches of 32, two seeds) had accuracy 0.72 and 0.71

@@ -25,6 +25,8 @@ from hf_calib.losses.statistics.definitions import (
 from hf_calib.losses.statistics.dispatch import RowStatistics
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
+# Units in the last place of 1 within which two confidences tie for MMCE's kernel.
+_ULPS_OF_A_TIE = 16
 _EPSILON = 1e-10
 _KERNEL_ELEMENTS = 2**22  # of a block of kernel weights
 
@@ -301,10 +303,13 @@ def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
     """errors (k, N) @ K for rising confidences r, K_ij = exp(-|r_i - r_j| / 0.4), without the (N, N) matrix.
 
     On one side of its diagonal K is exp(-r_i / 0.4) exp(r_j / 0.4), on the other its inverse: the products are
-    running sums. Between examples that tie K is 1, with gradient 0.
+    running sums. Between examples that tie K is 1, with gradient 0. Confidences tie that differ by rounding alone:
+    K has a kink there, whose sides would otherwise be chosen by the order in which a processor adds.
     """
     fixed = confidence.detach()
-    first, end = torch.searchsorted(fixed, fixed), torch.searchsorted(fixed, fixed, right=True)
+    tolerance = _ULPS_OF_A_TIE * torch.finfo(fixed.dtype).eps
+    first = torch.searchsorted(fixed, fixed - tolerance)
+    end = torch.searchsorted(fixed, fixed + tolerance, right=True)
     growth = (confidence / MMCE_KERNEL_WIDTH).exp()
     scaled = (errors * growth, errors / growth, errors)
     rising, falling, plain = (F.pad(vectors.cumsum(1), (1, 0)) for vectors in scaled)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_calib.losses import CalibrationLoss, make_loss
 from hf_calib.losses.statistics.dispatch import read_by, row_statistics
-from tests.helpers.loss_cases import INTERPRETED, KERNELS, PATHS, take_path, value_and_gradient
+from tests.helpers.loss_cases import INTERPRETED, PATHS, take_path, value_and_gradient
 from tests.helpers.places import GOLDEN
 
 EXACT = {"rtol": 1e-8, "atol": 1e-12}
@@ -109,7 +109,7 @@ def test_every_golden_id_is_a_loss_or_has_a_reason() -> None:
 def test_values_and_gradients(golden_id: str, path: str) -> None:
     loss = loss_of(golden_id)
     checked = 0
-    for case in CASES.values():
+    for name, case in CASES.items():
         logits, labels = batch_of(case)
         if INTERPRETED and len(logits) >= 64:  # minutes
             continue
@@ -124,8 +124,8 @@ def test_values_and_gradients(golden_id: str, path: str) -> None:
             value, gradient = value - ce_value, gradient - ce_gradient
         np.testing.assert_allclose(value, case[f"{golden_id}__{suffix}"], **EXACT)
         key = f"{golden_id}__{'grad' if loss.couples_batch else 'grad_of_sum'}"
-        # Rows that tie but for the last bit, by the order of a sum: MMCE's kernel has a kink where confidences tie.
-        kink = KERNELS and "mmce" in golden_id and len(np.unique(case["logits"])) < 10
+        # These confidences differ by rounding alone, by which the authors' abs() takes a side of its kink.
+        kink = "mmce" in golden_id and name == "ties24x5"
         if key in case and not kink:
             assert_same_gradient(gradient.numpy(), case[key], case["logits"], golden_id)
         if not loss.couples_batch:

@@ -298,6 +298,41 @@ class TestPenaltiesOnTheBatch:
         ours = self.penalty("mmce", logits, labels, mmce_weight=1)
         assert_close(ours, squared.sqrt(), rtol=1e-7, atol=0.0)
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_mmce_of_confidences_that_tie_but_for_rounding(self, dtype: torch.dtype, path: str) -> None:
+        """The kernel has a kink there: the pair has no part in the gradient, whichever side rounding takes."""
+        few_ulps = 8 * torch.finfo(dtype).eps
+        logits = torch.tensor([[1, 0], [1 + few_ulps, 0], [1 - few_ulps, 0], [2, 0], [0, 3]], dtype=dtype)
+        labels = torch.tensor([0, 1, 1, 0, 0])
+        right = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0]).double()
+        groups = torch.tensor([0, 0, 0, 1, 2])
+
+        def formula(z: Tensor, _: Tensor) -> Tensor:
+            r = z.softmax(1).amax(1)
+            distance = (r[:, None] - r).abs() * (groups[:, None] != groups)
+            return (right - r) @ torch.exp(-distance / 0.4) @ (right - r) / 25
+
+        loss = make_loss("mmce", mmce_weight=1e6, variant="plain", authors_code=True)
+        _, ours = value_and_gradient(loss, logits, labels)
+        _, want = value_and_gradient(formula, logits.double(), labels)
+        assert_close(ours.double() / 1e6, want, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("all_right", [True, False])
+    def test_avuc_of_one_kind_of_rows(self, all_right: bool) -> None:
+        """The threshold between certain and unsure is then the mean entropy of that kind."""
+        logits, labels, r, _ = self.confidences()
+        labels = logits.argmax(1) if all_right else logits.argmin(1)
+        probs = logits.softmax(1)
+        entropy = -(probs * probs.log()).sum(1)
+        certain = entropy <= entropy.mean()
+        assert 0 < certain.sum() < 11
+        size = r if all_right else 1 - r
+        of_certain = (size * (1 - entropy.tanh()))[certain].sum()
+        of_unsure = (size * entropy.tanh())[~certain].sum()
+        bad, good = (of_unsure, of_certain) if all_right else (of_certain, of_unsure)
+        ours = self.penalty("avuc", logits, labels, avuc_weight=1)
+        assert_close(ours, torch.log1p(bad / good), rtol=1e-7, atol=0.0)
+
     @pytest.mark.parametrize("variant", ["weighted", "plain"])
     def test_mmce_does_not_depend_on_the_batch_size(self, variant: str) -> None:
         """Rows that stand in the batch twice change nothing; in the authors' code they halve the value."""
