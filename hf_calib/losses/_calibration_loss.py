@@ -30,6 +30,8 @@ from hf_calib.losses.weights import Weight
 
 REDUCTIONS = ("mean", "sum", "none")
 PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
+# A cross entropy above this is that of a label which is masked, by -inf or by the least number of its dtype.
+_IMPOSSIBLE = 1e30
 # Rows, (N,) or (N, C), of this process -> those of all processes, differentiable; and how many processes there are.
 Gather = Callable[[list[Tensor]], tuple[list[Tensor], int]]
 
@@ -353,8 +355,7 @@ class CalibrationLoss(nn.Module):
         loss = stats.cross_entropy
         if formula.weight is not None:
             gamma = self.gamma(stats.p, labels)
-            weight = formula.weight.value(stats, gamma)
-            loss = loss * (weight.detach() if formula.detach else weight)
+            loss = _weighted(loss, formula.weight.value(stats, gamma), formula.detach)
         terms = [(formula.scale, loss)] + [(c, penalty.value(stats)) for c, penalty in formula.penalties]
         # A term with coefficient 0 is left out, because 0 * infinity is NaN.
         return reduce(operator.add, [value if c == 1 else c * value for c, value in terms if c])
@@ -405,6 +406,17 @@ class CalibrationLoss(nn.Module):
                     "give them in the order of the model's labels",
                 )
             )
+
+
+def _weighted(loss: Tensor, weight: Tensor, detach: bool) -> Tensor:
+    """weight * loss, where neither value nor gradient is NaN for an impossible label (logit -inf).
+
+    There the loss is infinite, and 0 times infinity is NaN. So a constant weight of 0 gives 0, and any other weight
+    is a constant to the gradient, which is then that of cross entropy.
+    """
+    if detach:
+        return loss.masked_fill(weight == 0, 0) * weight.detach()
+    return loss * torch.where(loss > _IMPOSSIBLE, weight.detach(), weight)
 
 
 def _kept_statistics(reads: tuple[Statistic, ...], rows: Mapping[str, Tensor]) -> dict[Statistic, Tensor]:

@@ -294,7 +294,7 @@ def ece_ce(
     return EceCrossEntropy(
         "ece_ce",
         own,
-        Formula(weight=HeldOutGapWeight()),
+        Formula(weight=HeldOutGapWeight(), detach=True),
         n_bins=own["n_bins"],
         class_weights=class_weights,
         problem_type=problem_type,

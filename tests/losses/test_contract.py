@@ -239,6 +239,23 @@ def test_extremes_are_finite(loss: CalibrationLoss, path: str) -> None:
             assert gradient.isfinite().all(), case
 
 
+def test_an_impossible_label_has_a_finite_gradient(loss: CalibrationLoss, path: str) -> None:
+    """Its logit is masked. The other rows' gradients are as without it, unless the loss couples the batch."""
+    logits, labels = random_batch(6, 5)
+    others = labels.new_tensor([0, 1, 3, 4, 5])
+    _, alone = value_and_gradient(loss, logits.float(), labels, reduction="sum")
+    for masked in (-torch.inf, torch.finfo(torch.float32).min):
+        impossible = logits.float()
+        impossible[2, labels[2]] = masked
+        value, gradient = value_and_gradient(loss, impossible, labels, reduction="sum")
+        assert not value.isnan()
+        assert gradient[2].abs().max() < 100
+        if loss.couples_batch or loss.name == "ece_ce":  # which goes by the rank within the batch
+            assert gradient.isfinite().all()
+        else:
+            assert_close(gradient[others], alone[others], rtol=1e-5, atol=1e-6)
+
+
 def test_two_classes(variant: Variant, path: str) -> None:
     """The least there is; with the ranks of some rivals missing."""
     logits, labels = random_batch(9, 2)
