@@ -58,14 +58,16 @@ def label_token_classifier(
         own. `config.label_tokens` records the tokens and the language model's name, for `to_language_model`.
 
     Raises:
-        TypeError: if model is not a causal language model.
-        ValueError: if a label is several tokens or none, two labels are one token, there is no padding token, the
-            architecture has no sequence classifier, or its classifier cannot give the language model's logits
-            (Gemma 2's soft capping, heads whose biases differ between the options).
+        TypeError: if model is not a causal language model, or labels are not texts.
+        ValueError: if a label is several tokens or none, two labels are one token, a token is not in the model's
+            vocabulary, there is no padding token, the architecture has no sequence classifier, or its classifier
+            cannot give the language model's logits (Gemma 2's soft capping, heads whose biases differ between the
+            options), or not where the tokenizer pads on the left (GPT-2's learned positions).
 
     Notes:
-        The logits of the two models are compared before it is returned. Inputs are padded on either side, and must not
-        end with the padding token. In 16 bits it can be used and trained; `fold` wants `model.float()` first.
+        The logits of the two models are compared before it is returned, on rows that are padded on the right, and on
+        the left if the tokenizer pads there. Inputs must not end with the padding token. In 16 bits it can be used and
+        trained; `fold` wants `model.float()` first.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -81,9 +83,14 @@ def label_token_classifier(
     ('LlamaForSequenceClassification', {0: 'good', 1: 'bad'})
     """
     classifier_class = _classifier_class(model)
+    _check_texts(labels)
     texts = dict(labels) if isinstance(labels, Mapping) else {text.strip(): text for text in labels}
     tokens = label_token_ids(tokenizer, texts)
     head = model.get_output_embeddings()
+    if max(tokens) >= len(head.weight):
+        got = f"token {max(tokens)} for a head of {len(head.weight)}"
+        way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
+        raise InputValueError(expected("labels", "be tokens of the model's vocabulary", got, way_out))
     rows = head.weight.detach()[tokens].clone()
     _check_bias(head, tokens)
     config = copy.deepcopy(model.config)
@@ -109,6 +116,8 @@ def label_token_classifier(
     classifier.score = made
     classifier.eval()
     _check_same_logits(model, classifier, tokens)
+    if getattr(tokenizer, "padding_side", "right") == "left":
+        _check_same_logits(model, classifier, tokens, left=True)
     return classifier
 
 
@@ -128,8 +137,8 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
         untied, `config.tie_word_embeddings` is False.
 
     Raises:
-        ValueError: if the classifier has no record of its tokens, its head has a bias, or the language model does not
-            fit.
+        ValueError: if the classifier has no record of its tokens, or one that does not fit, its head has a bias, or the
+            language model does not fit.
     """
     record = getattr(getattr(classifier, "config", None), KEY, None)
     if not isinstance(record, Mapping) or "ids" not in record:
@@ -147,10 +156,20 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     if classifier.score.bias is not None:
         way_out = "fold a temperature, which needs none; a bias stays with the classifier"
         raise InputValueError(expected("classifier", "have a head without a bias", "one with it", way_out))
-    head = language_model.get_output_embeddings()
     rows = classifier.score.weight.detach()
-    if head.weight.shape[1] != rows.shape[1] or max(record["ids"]) >= len(head.weight):
-        got = f"a head of {tuple(head.weight.shape)} for rows of {rows.shape[1]}"
+    ids = record["ids"]
+    if not (isinstance(ids, list) and all(map(_is_id, ids)) and len(set(ids)) == len(ids) == len(rows)):
+        way_out = "restore it: the tokens that label_token_classifier has written into config.json"
+        raise InputValueError(
+            expected("config.label_tokens", f"have {len(rows)} different token ids", repr(ids), way_out)
+        )
+    head = None
+    if type(getattr(language_model, "config", None)) is type(classifier.config):
+        head = language_model.get_output_embeddings()
+    if head is None or head.weight.shape[1] != rows.shape[1] or max(ids) >= len(head.weight):
+        got = type(language_model).__name__
+        if head is not None:
+            got = f"a head of {tuple(head.weight.shape)} for rows of {rows.shape[1]} and tokens up to {max(ids)}"
         raise InputValueError(expected("language_model", "be the one it was made of", got, "pass that model"))
     config = copy.deepcopy(language_model.config)
     config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
@@ -162,7 +181,7 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     )
     with torch.no_grad():
         own.weight.copy_(head.weight)
-        own.weight[record["ids"]] = rows
+        own.weight[ids] = rows
         if head.bias is not None:
             own.bias.copy_(head.bias)
     made.set_output_embeddings(own)
@@ -203,8 +222,23 @@ def label_token_ids(tokenizer: Any, texts: Mapping[str, str]) -> list[int]:
     return list(found)
 
 
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_texts(labels: Any) -> None:
+    texts = labels.values() if isinstance(labels, Mapping) else labels
+    is_list = isinstance(labels, Mapping | Sequence) and not isinstance(labels, str)
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        way_out = 'pass {"yes": " yes", "no": " no"}'
+        raise InputTypeError(
+            expected("labels", "be texts by class name, or a list of texts", repr(labels), way_out)
+        )
+
+
 def _classifier_class(model: Any) -> Any:
-    if not isinstance(model, PreTrainedModel) or type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = isinstance(model, PreTrainedModel) and type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not known or not isinstance(model, MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]):
         way_out = "load it with AutoModelForCausalLM; of adapters, merge them first: model.merge_and_unload()"
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     if type(model.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -242,18 +276,27 @@ def _check_bias(head: nn.Module, tokens: Sequence[int]) -> None:
             raise InputValueError(expected("model", "have no bias that differs between labels", got, way_out))
 
 
-def _check_same_logits(model: Any, classifier: Any, tokens: Sequence[int]) -> None:
-    """Raise where the classifier does not give the language model's logits, up to a constant a row."""
-    inputs = synthetic_batch(classifier)
+def _check_same_logits(model: Any, classifier: Any, tokens: Sequence[int], left: bool = False) -> None:
+    """Raise where the classifier of padded rows does not give the language model's logits, up to a constant a row."""
+    (ids,) = synthetic_batch(classifier).values()
     padding = classifier.config.get_text_config().pad_token_id
     other = int(padding == 0)  # the end token may be the padding, which is not the last of a prompt
-    inputs = {name: ids.masked_fill(ids == padding, other) for name, ids in inputs.items()}
+    ids = ids.masked_fill(ids == padding, other)
+    places = (3, 0) if left else (0, 3)
+    padded = {
+        "input_ids": nn.functional.pad(ids, places, value=padding),
+        "attention_mask": nn.functional.pad(torch.ones_like(ids), places),
+    }
     with undisturbed(model), undisturbed(classifier):
-        ours = float64_logits(classifier, inputs)
-        theirs = float64_logits(model, inputs)[:, -1, :][:, list(tokens)]
+        ours = float64_logits(classifier, padded)
+        theirs = float64_logits(model, {"input_ids": ids})[:, -1, :][:, list(tokens)]
     difference = (ours - ours.mean(axis=1, keepdims=True)) - (theirs - theirs.mean(axis=1, keepdims=True))
     tolerance = _TOLERANCE.get(classifier.score.weight.dtype, 1e-5)
     if not abs(difference).max() <= tolerance * max(abs(theirs).max(), 1e-6):
+        if left:
+            got = f"'left', where the logits of {type(classifier).__name__} differ by {abs(difference).max():.2g}"
+            way_out = 'set tokenizer.padding_side = "right": these positions would start at the padding'
+            raise InputValueError(expected("tokenizer.padding_side", "be 'right'", got, way_out))
         text = model.config.get_text_config()
         reason = f"its logits differ by {abs(difference).max():.2g} from the language model's"
         if getattr(text, "final_logit_softcapping", None):

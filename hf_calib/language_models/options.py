@@ -35,16 +35,16 @@ def option_log_likelihoods(
         tokenizer: its tokenizer.
         prompts: N texts.
         options: K texts, as they follow a prompt: mostly with a space before them.
-        batch_size: of sequences; at a time (batch_size, tokens of the longest option, V) logits are held.
+        batch_size: of sequences, at least 1; at a time their logits at the options' tokens are held.
         per_token: the mean over the option's tokens, so that short options have no advantage.
 
     Returns:
         (N, K) float64, in nats; at most 0.
 
     Raises:
-        TypeError: if prompts or options are not texts.
-        ValueError: if there are none, fewer than two options, one without a token, or a sequence is longer than the
-            model reads.
+        TypeError: if model is not a causal language model, or prompts or options are not texts.
+        ValueError: if there are none, fewer than two options, one without a token, a token is not in the model's
+            vocabulary, or a sequence is longer than the model reads.
 
     Notes:
         Prompts and options are tokenized apart, and the tokens joined. Where the joint text would be tokenized
@@ -66,10 +66,17 @@ def option_log_likelihoods(
     >>> scores.shape
     (1, 2)
     """
+    if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
+        way_out = "load it with AutoModelForCausalLM"
+        raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     for name, texts in (("prompts", prompts), ("options", options)):
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+        if not is_list or not all(isinstance(text, str) for text in texts):
             got = f"{type(texts).__name__}"
             raise InputTypeError(expected(name, "be a sequence of texts", got, "pass a list of str"))
+    if not isinstance(batch_size, int) or batch_size < 1:
+        way_out = "pass how many sequences fit into memory"
+        raise InputValueError(expected("batch_size", "be a whole number >= 1", repr(batch_size), way_out))
     if not prompts or len(options) < 2:
         got = f"{len(prompts)} prompts and {len(options)} options"
         raise InputValueError(expected("prompts and options", "be at least one and two", got, "pass more"))
@@ -97,31 +104,36 @@ def option_log_likelihoods(
 
 
 def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-    """Log-likelihoods of the second parts. Padded on the left, so that only the last positions' logits are made."""
-    longest = max(len(asked) + len(answer) for asked, answer in pairs)
-    kept = 1 + max(len(answer) for _, answer in pairs)
-    ids = torch.zeros(len(pairs), longest, dtype=torch.long)
-    mask = torch.zeros(len(pairs), longest, dtype=torch.long)
-    for row, (asked, answer) in enumerate(pairs):
-        tokens = asked + answer
-        ids[row, longest - len(tokens) :] = torch.tensor(tokens)
-        mask[row, longest - len(tokens) :] = 1
+    """Log-likelihoods of the second parts.
+
+    Padded on the right, where neither the positions nor the state of a recurrent model know of the padding.
+    """
+    rows = [torch.tensor(asked + answer) for asked, answer in pairs]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    # The logits of an answer's token stand at the token before it.
+    places = [torch.arange(len(asked) - 1, len(asked) - 1 + len(answer)) for asked, answer in pairs]
+    kept = torch.cat(places).unique()
     device = model.device
     inputs: dict[str, Any] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    takes = inspect.signature(model.forward).parameters
-    if "position_ids" in takes:
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0).to(device)
-    if "logits_to_keep" in takes:
-        inputs["logits_to_keep"] = kept
-    logits = model(**inputs).logits[:, -kept:].float().log_softmax(dim=-1).cpu()
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits = model(**inputs, logits_to_keep=kept.to(device)).logits
+    else:
+        logits = model(**inputs).logits[:, kept.to(device)]
+    logits = logits.float().log_softmax(dim=-1).cpu()
     found = []
-    for scored, (_, answer) in zip(logits, pairs, strict=True):
-        places = torch.arange(kept - 1 - len(answer), kept - 1)
-        found.append(float(scored[places, torch.tensor(answer)].double().sum()))
+    for scored, own, (_, answer) in zip(logits, places, pairs, strict=True):
+        found.append(float(scored[torch.searchsorted(kept, own), torch.tensor(answer)].double().sum()))
     return found
 
 
 def _check_lengths(model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
+    vocabulary = len(model.get_input_embeddings().weight)
+    largest = max(max(ids, default=0) for ids in [*asked, *answers])
+    if largest >= vocabulary:
+        got = f"token {largest} for a vocabulary of {vocabulary}"
+        way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
+        raise InputValueError(expected("tokenizer", "have the model's vocabulary", got, way_out))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     lengths = [len(ids) for ids in asked]
     longest = max(lengths) + max(len(ids) for ids in answers)

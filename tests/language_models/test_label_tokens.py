@@ -60,6 +60,25 @@ def test_the_logits_are_the_language_models(name: str, side: str) -> None:
     assert classifier.config.label_tokens["ids"] == IDS
 
 
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "OPT"])
+def test_a_tokenizer_that_pads_on_the_left(name: str) -> None:
+    """GPT-2's classifier counts its learned positions from the padding on; the others' do not."""
+    words, model = tokenizer(), language_model(name)
+    words.padding_side = "left"
+    if name == "GPT2":
+        message = (
+            r"padding_side to be 'right', got 'left', where .* differ by .*; set tokenizer.padding_side = "
+        )
+        with pytest.raises(InputValueError, match=message):
+            label_token_classifier(model, words, LABELS)
+        return
+    classifier = label_token_classifier(model, words, LABELS)
+    with torch.no_grad():
+        together = classifier(**batch("left")).logits
+        alone = classifier(input_ids=batch("left")["input_ids"][1:2, 3:]).logits
+    torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
+
+
 def test_bfloat16() -> None:
     model = language_model("Qwen2, tied").to(torch.bfloat16)
     classifier = label_token_classifier(model, tokenizer(), LABELS)
@@ -152,10 +171,36 @@ def test_labels_that_are_no_tokens(labels: dict[str, str], message: str) -> None
         label_token_classifier(language_model(), tokenizer(), labels)
 
 
+def test_labels_and_vocabularies_that_do_not_fit() -> None:
+    for labels in (None, "w3", [3, 9], {"yes": 3, "no": 9}):
+        with pytest.raises(
+            InputTypeError, match="expected labels to be texts by class name, or a list of texts"
+        ):
+            label_token_classifier(language_model(), tokenizer(), labels)  # type: ignore[arg-type]
+    with pytest.raises(
+        InputValueError, match=r"tokens of the model's vocabulary, got token 25 for a head of 10"
+    ):
+        label_token_classifier(language_model(vocab_size=10), tokenizer(), LABELS)
+
+
+@pytest.mark.parametrize(
+    "ids", [["8", "14", "25"], [-1, -2, -3], [8, 14], [8, 8, 14], [[8], 14, 25], None, 8]
+)
+def test_a_record_that_does_not_fit_writes_no_rows(ids: Any) -> None:
+    classifier = label_token_classifier(language_model(), tokenizer(), LABELS)
+    classifier.config.label_tokens["ids"] = ids
+    with pytest.raises(
+        InputValueError, match=r"expected config.label_tokens to have 3 different token ids, got"
+    ):
+        to_language_model(classifier, language_model())
+
+
 def test_models_that_are_none() -> None:
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(InputTypeError, match=r"be a causal language model, got Linear"):
         label_token_classifier(torch.nn.Linear(2, 2), tokenizer(), LABELS)
+    with pytest.raises(InputTypeError, match=r"be a causal language model, got LlamaModel"):
+        label_token_classifier(language_model().model, tokenizer(), LABELS)
     config.is_decoder = True
     with pytest.raises(InputValueError, match=r"have a sequence classifier with the same logits"):
         label_token_classifier(BertLMHeadModel(config), tokenizer(), LABELS)
@@ -165,8 +210,9 @@ def test_back_needs_a_record_and_the_right_model() -> None:
     classifier = label_token_classifier(language_model(), tokenizer(), LABELS)
     with pytest.raises(InputValueError, match=r"expected language_model to be given"):
         to_language_model(classifier)
-    with pytest.raises(InputValueError, match=r"be the one it was made of"):
-        to_language_model(classifier, language_model(hidden_size=32))
+    for other in (language_model(hidden_size=32), language_model("GPT2"), torch.nn.Linear(2, 2)):
+        with pytest.raises(InputValueError, match=r"be the one it was made of"):
+            to_language_model(classifier, other)
     plain = type(classifier)(language_model().config)
     with pytest.raises(InputValueError, match=r"say which tokens its classes are"):
         to_language_model(plain)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import RwkvConfig, RwkvForCausalLM, T5Config, T5ForConditionalGeneration
 
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.language_models import label_token_classifier, option_log_likelihoods
@@ -36,6 +37,19 @@ def one_by_one(model: Any) -> np.ndarray:
 def test_scores_are_those_of_each_sequence_alone(name: str) -> None:
     model = language_model(name)
     found = option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS, batch_size=4)
+    np.testing.assert_allclose(found, one_by_one(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_recurrent_model_reads_no_padding() -> None:
+    """RWKV has no attention that a mask could hold it to."""
+    config = RwkvConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = RwkvForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 2
+    found = option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS)
     np.testing.assert_allclose(found, one_by_one(model), rtol=1e-4, atol=1e-4)
 
 
@@ -94,3 +108,22 @@ def test_the_mode_is_left_as_it_was() -> None:
 def test_bad_input(prompts: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         option_log_likelihoods(language_model(), tokenizer(), prompts, options)
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, 2.5])
+def test_batch_sizes_that_are_none(batch_size: Any) -> None:
+    with pytest.raises(InputValueError, match=f"batch_size to be a whole number >= 1, got {batch_size}"):
+        option_log_likelihoods(language_model(), tokenizer(), PROMPTS, OPTIONS, batch_size=batch_size)
+
+
+def test_models_that_are_none() -> None:
+    t5 = T5ForConditionalGeneration(
+        T5Config(vocab_size=64, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    )
+    for model in (t5, language_model().model, torch.nn.Linear(2, 2)):
+        with pytest.raises(InputTypeError, match=f"be a causal language model, got {type(model).__name__}"):
+            option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS)
+    with pytest.raises(
+        InputValueError, match=r"have the model's vocabulary, got token 17 for a vocabulary of 10"
+    ):
+        option_log_likelihoods(language_model(vocab_size=10), tokenizer(), PROMPTS, OPTIONS)
