@@ -41,7 +41,7 @@ def linear_calibration_loss(
 
     Args:
         hidden: (N, H) or (B, L, H), float: the last hidden states.
-        weight: (V, H) of the head, in the dtype of the hidden states.
+        weight: (V, H) of the head, in the dtype of the hidden states, except under autocast.
         labels: (N,) or (B, L), integers in [0, V), -100 for rows without loss, which cost nothing.
         loss: from `hf_calib.losses`; any that has a value per row.
         bias: (V,) of the head.
@@ -73,8 +73,8 @@ def linear_calibration_loss(
     _check(hidden, weight, labels, loss, bias, reduction)
     if softcap is not None and not softcap > 0:
         raise InputValueError(expected("softcap", "be above 0", softcap, "leave it out where there is none"))
-    if temperature is not None and (not isinstance(temperature, Tensor) and not temperature > 0):
-        raise InputValueError(expected("temperature", "be above 0", temperature, "1.0 changes nothing"))
+    if temperature is not None:
+        _check_temperature(temperature)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -178,6 +178,22 @@ class _LinearLoss(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
+def _check_temperature(temperature: Tensor | float) -> None:
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1:
+            got = f"shape {tuple(temperature.shape)}"
+            raise InputValueError(
+                expected("temperature", "be one number", got, "divide the logits themselves")
+            )
+        if temperature.device.type != "cpu":  # the host does not wait for the device, which asserts by itself
+            torch._assert_async(temperature.detach() > 0, "temperature is above 0")
+            return
+    if not temperature > 0:
+        raise InputValueError(
+            expected("temperature", "be above 0", float(temperature), "1.0 changes nothing")
+        )
+
+
 def _check(
     hidden: Tensor, weight: Tensor, labels: Tensor, loss: CalibrationLoss, bias: Tensor | None, reduction: str
 ) -> None:
@@ -194,8 +210,11 @@ def _check(
                 "reduction", "be 'mean' or 'sum'", repr(reduction), "the gradients are summed over the rows"
             )
         )
+    converted = torch.is_autocast_enabled(hidden.device.type)
     for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None and (tensor.dtype != hidden.dtype or not tensor.is_floating_point()):
+        if tensor is not None and not (
+            tensor.is_floating_point() and (converted or tensor.dtype == hidden.dtype)
+        ):
             got = f"{tensor.dtype} for {hidden.dtype}"
             raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
     fits = (

@@ -158,12 +158,15 @@ def test_16_bits_are_no_worse_than_the_logits_way() -> None:
         assert (own.double() - true).norm() <= 1.2 * (other.double() - true).norm() + 1e-6 * true.norm()
 
 
-def test_autocast() -> None:
-    hidden, weight, _, labels = batch(torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """The hidden states come in autocast's dtype from a layer before, the weight is that of a float32 model."""
+    _, weight, _, labels = batch(torch.float32)
+    hidden = batch(torch.float32)[0].detach().to(dtype).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = results(linear_calibration_loss(hidden, weight, labels, focal()), hidden, weight)
         theirs = results(focal()(torch.nn.functional.linear(hidden, weight), labels), hidden, weight)
-    assert [each.dtype for each in ours] == [torch.float32] * 3
+    assert [each.dtype for each in ours] == [torch.float32, dtype, torch.float32]
     for own, other in zip(ours, theirs, strict=True):
         assert float((own - other).norm() / other.norm()) < 0.02
 
@@ -224,6 +227,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "label": ({"labels": torch.full((N,), V)}, ValueError, r"in \[0, 37\) or -100, got 37 in row 0"),
     "softcap": ({"softcap": 0.0}, ValueError, "softcap to be above 0, got 0.0"),
     "temperature": ({"temperature": -1.0}, ValueError, "temperature to be above 0, got -1.0"),
+    "temperature 0": ({"temperature": torch.zeros(1)}, ValueError, "temperature to be above 0, got 0.0"),
+    "two temperatures": ({"temperature": torch.ones(2)}, ValueError, r"be one number, got shape \(2,\)"),
 }
 
 
