@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from hf_calib.losses.statistics.dispatch import RowStatistics
 # The buffer whose length, the number of classes, is known only from the first update on.
 SIZED_BY_UPDATE = "class_gaps"
 ROUNDING = 1e-9
+PASSES_BEFORE_WARNING = 100
 
 
 class AdaptiveLoss(CalibrationLoss):
@@ -31,7 +33,27 @@ class AdaptiveLoss(CalibrationLoss):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._copies: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
-        self.register_load_state_dict_post_hook(lambda module, _: module._copies.clear())
+        self._passes_without_update = 0
+
+    def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
+        """Compute the loss; see `CalibrationLoss.forward`.
+
+        Warns:
+            UserWarning: once, where the Trainer's `compute_loss_func` is never updated.
+        """
+        loss = super().forward(logits, labels, **kwargs)
+        # The stock Trainer passes the model's output; CalibrationTrainer, which updates, passes logits.
+        if not isinstance(logits, Tensor) and loss.requires_grad and not torch.compiler.is_compiling():
+            self._passes_without_update += 1
+            if self._passes_without_update == PASSES_BEFORE_WARNING:
+                warnings.warn(
+                    f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: it is still "
+                    "the loss that it was at first, and does not adapt. Use CalibrationTrainer, which updates it from "
+                    "held-out predictions, or call its update() from a callback.",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        return loss
 
     @abstractmethod
     def update(
@@ -80,6 +102,7 @@ class AdaptiveLoss(CalibrationLoss):
         if SIZED_BY_UPDATE in self._buffers and sized is not None:
             setattr(self, SIZED_BY_UPDATE, torch.zeros_like(sized, dtype=torch.float64))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._copies.clear()
 
     def _check_entries(self, name: str, saved: Tensor, low: float, high: float) -> None:
         """Refuse what no update of this loss can have written."""
@@ -102,6 +125,7 @@ class AdaptiveLoss(CalibrationLoss):
         for name, value in values.items():
             setattr(self, name, value.to("cpu", torch.float64))
         self._copies.clear()
+        self._passes_without_update = -sys.maxsize
 
 
 class GammaTableLoss(AdaptiveLoss):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import json
+import warnings
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 from tests.helpers.loss_cases import make_variant, random_batch, value_and_gradient
@@ -66,6 +69,11 @@ class TestState:
         twin.update([0.3, 0.9], [1, 0], class_gaps=[0.9] * 5, progress=1.0)
         assert twin(logits, labels) != value
         assert loss(logits, labels) == value
+
+    def test_another_process_gets_it(self, name: str) -> None:
+        loss = updated(name)
+        logits, labels = random_batch(20, 5)
+        assert ForkingPickler.loads(ForkingPickler.dumps(loss))(logits, labels) == loss(logits, labels)
 
     def test_the_table_stays_float64(self, name: str) -> None:
         loss = updated(name)
@@ -134,6 +142,33 @@ class TestState:
         assert values["edge_15"] >= values["edge_14"] > values["edge_00"]
         held_out = sum(values[f"count_{m:02d}"] for m in range(15))
         assert held_out == (400 if name == "ece_ce" else 399)  # equal-mass bins leave out the lowest
+
+
+class TestAnUpdateThatNeverComes:
+    """As in `Trainer(compute_loss_func=adafocal())`, which passes the model's output and updates nothing."""
+
+    def passes(self, loss: AdaptiveLoss, outputs: Any, *, n: int = 250) -> None:
+        for _ in range(n):
+            loss(outputs, torch.tensor([0, 1]))
+
+    def test_is_warned_of_once(self) -> None:
+        outputs = SequenceClassifierOutput(logits=torch.zeros(2, 3, requires_grad=True))
+        with pytest.warns(
+            UserWarning, match=r"'adafocal' has trained for 100 batches and was never up"
+        ) as found:
+            self.passes(make_loss("adafocal"), outputs)
+        assert len(found) == 1
+
+    def test_is_none_in_evaluations_in_our_trainer_and_after_an_update(self) -> None:
+        logits = torch.zeros(2, 3, requires_grad=True)
+        loss, updated = make_loss("adafocal"), make_loss("adafocal")
+        updated.update([0.5, 0.9], [1, 0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.no_grad():
+                self.passes(loss, SequenceClassifierOutput(logits=logits))
+            self.passes(loss, logits)  # CalibrationTrainer passes the logits
+            self.passes(updated, SequenceClassifierOutput(logits=logits))
 
 
 @pytest.mark.parametrize("given", [float("inf"), "inf", "Infinity"])
