@@ -22,7 +22,7 @@ from hf_calib.losses.statistics.definitions import (
     SoftRank,
     Statistic,
 )
-from hf_calib.losses.statistics.dispatch import RowStatistics
+from hf_calib.losses.statistics.dispatch import RowStatistics, is_traced
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 # Units in the last place of 1 within which two confidences tie for MMCE's kernel.
@@ -333,7 +333,7 @@ def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Te
     log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma((parameters + 1).sum(1))
     n = len(points)
     size = max(1, _KERNEL_ELEMENTS // max(n, 1))
-    if n <= size or torch.compiler.is_compiling():
+    if n <= size or is_traced():
         return _means_of_rows(points, parameters, log_norm, outcomes, counts, 0)
     means = [
         checkpoint(
@@ -370,8 +370,8 @@ class _Product(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, in full precision in a backward under autocast too (compiled it is a plain product)."""
-    product: Tensor = left @ right if torch.compiler.is_compiling() else _Product.apply(left, right)
+    """left @ right, in full precision in a backward under autocast too (traced it is a plain product)."""
+    product: Tensor = left @ right if is_traced() else _Product.apply(left, right)
     return product
 
 

@@ -88,6 +88,26 @@ def test_all_paths_agree(variant: Variant, weighted: bool, monkeypatch: pytest.M
             assert_close(result, results[0], **EXACT)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
+def test_gradients_of_gradients_and_transforms(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the plain operations, however large the logits are."""
+    loss = make_variant(variant, 5)
+    logits, labels = random_batch(6, 5)
+    labels[4] = -100
+    direction = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def second(path: str) -> Tensor:
+        take_path(monkeypatch, path)
+        leaf = logits.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(leaf, labels), leaf, create_graph=True)
+        return torch.autograd.grad((slope * direction).sum(), leaf)[0]
+
+    want = second("plain" if KERNELS else "direct")
+    assert_close(second(PATHS[-1]), want, **EXACT)
+    _, product = torch.func.jvp(torch.func.grad(lambda z: loss(z, labels)), (logits,), (direction,))
+    assert_close(product, want, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_second_backward_gives_the_same_gradient(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Rows, Statistic, of_valid
+from hf_calib.losses.statistics.direct import differentiable_gradient
 
 # A block of this many elements stays in a core's cache; on an accelerator it only bounds the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
@@ -86,9 +87,11 @@ class ChunkedStatistics(torch.autograd.Function):
         return tuple(values)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, column, valid, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            labels = column.squeeze(1).where(valid, IGNORE_INDEX)
+            return differentiable_gradient(logits, labels, ctx.statistics, slopes), None, None
         tensors = iter(saved)
         rows = [{name: next(tensors) for name in names} for names in ctx.row_names]
         alpha = torch.zeros(len(logits), dtype=ctx.dtype, device=logits.device)

@@ -59,3 +59,15 @@ def direct_statistics(logits: Tensor, labels: Tensor, statistics: Sequence[Stati
         valid = labels != IGNORE_INDEX
         values += [of_valid(statistic.direct(rows), valid) for statistic in statistics[1:]]
     return values
+
+
+def differentiable_gradient(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], slopes: Sequence[Tensor | None]
+) -> Tensor:
+    """The gradient of the statistics for these slopes, itself with a gradient (`create_graph=True`)."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    values = direct_statistics(wide, labels, statistics)
+    used = [(v, s) for v, s in zip(values, slopes, strict=True) if s is not None and v.requires_grad]
+    outputs, own = zip(*used, strict=True)
+    (gradient,) = torch.autograd.grad(outputs, logits, own, create_graph=True)
+    return gradient

@@ -6,8 +6,9 @@ entropy, the probability of the label's rival, the power sum of the other probab
 formula which autograd differentiates.
 
 Logits on a GPU take the fused path, two Triton kernels. Elsewhere large matrices take the chunked path, which works
-on blocks of rows that fit in the cache and needs no memory beside the logits but for their gradient. Small ones, and
-everything under `torch.compile`, take a few plain PyTorch operations: there overhead counts.
+on blocks of rows that fit in the cache and needs no memory beside the logits but for their gradient. Small ones take a
+few plain PyTorch operations: there overhead counts. So does everything under `torch.compile` and `torch.func`, and a
+gradient that is itself differentiated.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class RowStatistics:
         return -torch.expm1(-self.cross_entropy)
 
 
+def is_traced() -> bool:
+    """Whether `torch.compile` or a transform of `torch.func` is at work, which take plain operations only."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def read_by(*parts: Sequence[Statistic]) -> tuple[Statistic, ...]:
     """The statistics that the parts of a loss read: each once, the cross entropy first."""
     return tuple(dict.fromkeys([CROSS_ENTROPY, *(statistic for part in parts for statistic in part)]))
@@ -65,10 +71,10 @@ def row_statistics(logits: Tensor, labels: Tensor, statistics: tuple[Statistic, 
         IndexError: for a label outside [0, C) that is not -100 (on a GPU: a device-side assertion).
         ValueError: for a statistic that the path does not compute.
     """
-    compiling = torch.compiler.is_compiling()
-    if not compiling and fused.takes(logits, statistics):
+    traced = is_traced()
+    if not traced and fused.takes(logits, statistics):
         values = list(fused.FusedStatistics.apply(logits, labels, statistics))
-    elif compiling or logits.numel() <= DIRECT_ELEMENTS:
+    elif traced or logits.numel() <= DIRECT_ELEMENTS:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         values = direct_statistics(wide, labels, statistics)
     else:

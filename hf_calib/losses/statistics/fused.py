@@ -36,6 +36,7 @@ from hf_calib.losses.statistics.definitions import (
     Statistic,
     of_valid,
 )
+from hf_calib.losses.statistics.direct import differentiable_gradient
 
 SWITCH = "HF_CALIB_TRITON"  # "0": never
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
@@ -87,6 +88,8 @@ def _works_on(device: torch.device) -> bool:
     try:
         labels = torch.zeros(1, dtype=torch.int64, device=device)
         FusedStatistics.apply(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
+    except torch.OutOfMemoryError:
+        raise  # which says nothing of Triton
     except Exception as error:
         warnings.warn(
             f"Triton's kernels do not run on {device} ({type(error).__name__}: {printable(str(error))[:200]}). "
@@ -120,11 +123,12 @@ class FusedStatistics(torch.autograd.Function):
         return tuple(values)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         from hf_calib.losses.statistics.kernels import backward_kernel
 
         logits, labels, valid, z_max, log_sum, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            return differentiable_gradient(logits, labels, ctx.statistics, slopes), None, None
         tensors = iter(saved)
         rows = [{name: next(tensors) for name in names} for names in ctx.row_names]
         used: list[Statistic] = []
