@@ -14,15 +14,16 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache, wraps
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
 
 ClassWeights = Sequence[float] | Tensor | None
 ProblemType = Literal["single_label_classification", "multi_label_classification"] | None
+Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 INFINITY = "inf"
 INFINITY_TEXTS = (INFINITY, "Infinity")  # Python's and JSON's; YAML reads its .inf by itself
 # What every constructor takes beside the hyperparameters of its loss.
@@ -168,6 +169,28 @@ def checked(constructor: Callable[..., Any], **given: Any) -> dict[str, Any]:
                 )
             ) from error
     return values
+
+
+def unknown_hyperparameter(constructor: Callable[..., Any], given: str) -> str:
+    """The message for a hyperparameter that a loss does not have."""
+    suggestion = did_you_mean(given, [*hyperparameters_of(constructor), *SHARED_ARGUMENTS])
+    return (
+        f"expected the hyperparameters of loss {constructor.__name__!r}, got {given!r}; "
+        f"it has: {in_words(constructor)} ({suggestion})"
+    )
+
+
+def constructor(function: Constructor) -> Constructor:
+    """Let the constructor of a loss suggest a hyperparameter for one that it does not have."""
+
+    @wraps(function)
+    def checking(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in inspect.signature(function).parameters:
+                raise InputTypeError(unknown_hyperparameter(function, name))
+        return function(*args, **given)
+
+    return cast(Constructor, checking)
 
 
 def warn_caller(message: str) -> None:

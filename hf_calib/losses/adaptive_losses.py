@@ -13,6 +13,7 @@ from hf_calib.losses._hyperparameters import (
     NumberOfBins,
     ProblemType,
     checked,
+    constructor,
     number,
 )
 from hf_calib.losses.gammas import LARGEST_GAMMA, AdaFocalRule, CalFocalRule, warn_of_inverse_gamma
@@ -23,6 +24,7 @@ NonPositive = Annotated[float, number(at_most=0)]
 UpperLimit = Annotated[float, number(at_least=0, infinite=True)]
 
 
+@constructor
 def adafocal(
     *,
     n_bins: NumberOfBins = 15,
@@ -105,6 +107,7 @@ def adafocal(
     )
 
 
+@constructor
 def ada_dual_focal(
     *,
     n_bins: NumberOfBins = 15,
@@ -190,6 +193,7 @@ def _adafocal_rule(own: dict[str, Any]) -> AdaFocalRule:
     return rule
 
 
+@constructor
 def calfocal(
     *,
     n_bins: NumberOfBins = 15,
@@ -245,6 +249,7 @@ def calfocal(
     )
 
 
+@constructor
 def ece_ce(
     *,
     n_bins: NumberOfBins = 15,

@@ -15,6 +15,7 @@ from hf_calib.losses._hyperparameters import (
     Positive,
     ProblemType,
     checked,
+    constructor,
 )
 from hf_calib.losses.gammas import ConstantGamma
 from hf_calib.losses.penalties import (
@@ -31,6 +32,7 @@ from hf_calib.losses.penalties import (
 from hf_calib.losses.weights import FocalWeight
 
 
+@constructor
 def mmce(
     *,
     mmce_weight: NonNegative = 0.5,
@@ -89,6 +91,7 @@ def mmce(
     return CalibrationLoss("mmce", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def soft_ece(
     *,
     ece_weight: NonNegative = 1.0,
@@ -152,6 +155,7 @@ def soft_ece(
     return CalibrationLoss("soft_ece", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def kde_ece(
     *,
     kde_weight: NonNegative = 0.5,
@@ -211,6 +215,7 @@ def kde_ece(
     return CalibrationLoss("kde_ece", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def mdca(
     *,
     mdca_weight: NonNegative = 1.0,
@@ -259,6 +264,7 @@ def mdca(
     return CalibrationLoss("mdca", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def avuc(
     *,
     avuc_weight: NonNegative = 1.0,

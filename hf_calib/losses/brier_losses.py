@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
-from hf_calib.losses._hyperparameters import AtLeastOne, ClassWeights, NonNegative, ProblemType, checked
+from hf_calib.losses._hyperparameters import (
+    AtLeastOne,
+    ClassWeights,
+    NonNegative,
+    ProblemType,
+    checked,
+    constructor,
+)
 from hf_calib.losses.gammas import ConstantGamma
 from hf_calib.losses.penalties import SquaredDistance
 from hf_calib.losses.weights import BrierNormWeight
 
 
+@constructor
 def brier(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
     r"""Brier score: the squared distance of the probabilities from the label.
 
@@ -44,6 +52,7 @@ def brier(*, class_weights: ClassWeights = None, problem_type: ProblemType = Non
     return CalibrationLoss("brier", {}, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def bsce(
     *,
     gamma: NonNegative = 2.0,
@@ -88,6 +97,7 @@ def bsce(
     return CalibrationLoss("bsce", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def bsce_gra(
     *,
     gamma: NonNegative = 2.0,

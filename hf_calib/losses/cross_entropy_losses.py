@@ -11,11 +11,13 @@ from hf_calib.losses._hyperparameters import (
     NonNegative,
     ProblemType,
     checked,
+    constructor,
     number,
 )
 from hf_calib.losses.penalties import ExcessOverMargin, LogitNormPenalty, NegativeEntropy, UniformCrossEntropy
 
 
+@constructor
 def cross_entropy(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
     r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
@@ -45,6 +47,7 @@ def cross_entropy(*, class_weights: ClassWeights = None, problem_type: ProblemTy
     )
 
 
+@constructor
 def label_smoothing(
     *,
     smoothing: Annotated[float, number(at_least=0, at_most=1)] = 0.05,
@@ -91,6 +94,7 @@ def label_smoothing(
     )
 
 
+@constructor
 def entropy_regularized(
     *,
     entropy_weight: NonNegative = 0.1,
@@ -133,6 +137,7 @@ def entropy_regularized(
     )
 
 
+@constructor
 def logit_norm(
     *,
     norm_weight: NonNegative = 0.01,
@@ -177,6 +182,7 @@ def logit_norm(
     return CalibrationLoss("logit_norm", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def mbls(
     *,
     margin_weight: NonNegative = 0.1,

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
-from hf_calib.losses._hyperparameters import ClassWeights, NonNegative, ProblemType, Range, checked
+from hf_calib.losses._hyperparameters import (
+    ClassWeights,
+    NonNegative,
+    ProblemType,
+    Range,
+    checked,
+    constructor,
+)
 from hf_calib.losses.gammas import ConstantGamma
 from hf_calib.losses.statistics.definitions import RIVALS, RivalRank
 from hf_calib.losses.weights import DualFocalWeight
@@ -25,6 +32,7 @@ Rival = Annotated[
 ]
 
 
+@constructor
 def dual_focal(
     *,
     gamma: NonNegative = 5.0,
@@ -76,6 +84,7 @@ def dual_focal(
     return CalibrationLoss("dual_focal", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def dual_focal_gra(
     *,
     gamma: NonNegative = 5.0,

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
-from hf_calib.losses._hyperparameters import ClassWeights, NonNegative, ProblemType, checked, numbers
+from hf_calib.losses._hyperparameters import (
+    ClassWeights,
+    NonNegative,
+    ProblemType,
+    checked,
+    constructor,
+    numbers,
+)
 from hf_calib.losses.gammas import ConstantGamma, StepGamma, warn_of_inverse_gamma
 from hf_calib.losses.penalties import AbsoluteDistance, SquaredDistance
 from hf_calib.losses.weights import FocalWeight
@@ -16,6 +23,7 @@ Thresholds = Annotated[Sequence[float], numbers(at_least=0, at_most=1, rising=Tr
 Gammas = Annotated[Sequence[float], numbers(at_least=0)]
 
 
+@constructor
 def focal(
     *,
     gamma: NonNegative = 3.0,
@@ -59,6 +67,7 @@ def focal(
     return CalibrationLoss("focal", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def focal_gra(
     *,
     gamma: NonNegative = 3.0,
@@ -96,6 +105,7 @@ def focal_gra(
     return CalibrationLoss("focal_gra", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def flsd(
     *,
     thresholds: Thresholds = (0.2,),
@@ -142,6 +152,7 @@ def flsd(
     return CalibrationLoss("flsd", own, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def flsd_gra(
     *,
     thresholds: Thresholds = (0.2,),
@@ -189,6 +200,7 @@ def _steps(thresholds: tuple[float, ...], gammas: tuple[float, ...]) -> StepGamm
     return StepGamma(thresholds, gammas)
 
 
+@constructor
 def inverse_focal(
     *,
     gamma: NonNegative = 2.0,
@@ -236,6 +248,7 @@ def inverse_focal(
     )
 
 
+@constructor
 def focal_calibration(
     *,
     gamma: NonNegative = 3.0,

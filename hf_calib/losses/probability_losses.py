@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hf_calib.losses._calibration_loss import CalibrationLoss, Formula
-from hf_calib.losses._hyperparameters import ClassWeights, Positive, ProblemType, checked
+from hf_calib.losses._hyperparameters import ClassWeights, Positive, ProblemType, checked, constructor
 from hf_calib.losses.penalties import PowerOfProbability
 from hf_calib.losses.weights import ProbabilityWeight
 
 
+@constructor
 def dft(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
@@ -44,6 +45,7 @@ def dft(*, class_weights: ClassWeights = None, problem_type: ProblemType = None)
     return CalibrationLoss("dft", {}, formula, class_weights=class_weights, problem_type=problem_type)
 
 
+@constructor
 def power(
     *, exponent: Positive = 1.0, class_weights: ClassWeights = None, problem_type: ProblemType = None
 ) -> CalibrationLoss:

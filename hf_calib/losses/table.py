@@ -17,7 +17,12 @@ from hf_calib.losses import (
     probability_losses,
 )
 from hf_calib.losses._calibration_loss import CalibrationLoss
-from hf_calib.losses._hyperparameters import ClassWeights, Hyperparameter, hyperparameters_of, in_words
+from hf_calib.losses._hyperparameters import (
+    ClassWeights,
+    Hyperparameter,
+    hyperparameters_of,
+    unknown_hyperparameter,
+)
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,5 @@ def make_loss(
     known = entry.hyperparameters
     for given in hyperparameters:
         if given not in known:
-            suggestion = f" ({did_you_mean(given, known)})" if known else ""
-            raise InputValueError(
-                f"expected the hyperparameters of loss {name!r}, got {given!r}; "
-                f"it has: {in_words(entry.constructor)}{suggestion}"
-            )
+            raise InputValueError(unknown_hyperparameter(entry.constructor, given))
     return entry.constructor(class_weights=class_weights, problem_type=problem_type, **hyperparameters)

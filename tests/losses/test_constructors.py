@@ -80,5 +80,9 @@ def test_a_constructor_checks_its_hyperparameters() -> None:
         hf_calib.losses.dual_focal(rival="last")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multi-label form, got 'mmce'"):
         hf_calib.losses.mmce(problem_type="multi_label_classification")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
-        hf_calib.losses.focal(gama=1.0)  # type: ignore[call-arg]
+    for given, suggestion in {"gama": "gamma", "weight": "class_weights"}.items():
+        message = rf"of loss 'focal', got '{given}'; it has: gamma=3.0 \(did you mean '{suggestion}'\?\)"
+        with pytest.raises(TypeError, match=message):
+            hf_calib.losses.focal(**{given: 1.0})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message):
+            make_loss("focal", **{given: 1.0})
