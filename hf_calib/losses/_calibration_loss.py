@@ -25,7 +25,13 @@ from hf_calib.losses.statistics.definitions import (
     OtherPowers,
     Statistic,
 )
-from hf_calib.losses.statistics.dispatch import RowStatistics, multi_label_statistics, read_by, row_statistics
+from hf_calib.losses.statistics.dispatch import (
+    RowStatistics,
+    is_traced,
+    multi_label_statistics,
+    read_by,
+    row_statistics,
+)
 from hf_calib.losses.weights import Weight
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -88,6 +94,9 @@ class CalibrationLoss(nn.Module):
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", _checked_class_weights(class_weights), persistent=False)
         self._reads = formula.reads
+        self._label_kind_is_open = (
+            True  # until the first float labels were looked at, which waits for the device
+        )
         if self.multi_label:
             self.check_multi_label()
 
@@ -132,7 +141,8 @@ class CalibrationLoss(nn.Module):
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64.
 
         Raises:
-            ValueError: for shapes, dtypes, labels or reductions that do not fit.
+            ValueError: for shapes, dtypes, labels or reductions that do not fit; and for soft labels of one softmax,
+                where `problem_type` does not say that each class is a sigmoid of its own.
         """
         if "CausalLM" in type(logits).__name__:
             _warn_of_unshifted_labels(logits, labels)
@@ -310,6 +320,9 @@ class CalibrationLoss(nn.Module):
             )
         if multi_label:
             self.check_multi_label()
+            if self._label_kind_is_open and self.multi_label is None and not is_traced():
+                _refuse_distributions(labels)
+                self._label_kind_is_open = False
         return multi_label
 
     def check_multi_label(self) -> None:
@@ -417,6 +430,20 @@ def _weighted(loss: Tensor, weight: Tensor, detach: bool) -> Tensor:
     if detach:
         return loss.masked_fill(weight == 0, 0) * weight.detach()
     return loss * torch.where(loss > _IMPOSSIBLE, weight.detach(), weight)
+
+
+def _refuse_distributions(labels: Tensor) -> None:
+    """Raise for float labels that `F.cross_entropy` would read as probabilities of the classes of one softmax."""
+    rows = labels.detach().flatten(0, -2).float()
+    sums_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
+    if rows.shape[1] > 1 and bool(sums_to_1.all() & ((rows > 0) & (rows < 1)).any()):
+        way_out = (
+            "F.cross_entropy takes probabilities of one softmax; for a sigmoid per class set "
+            "problem_type='multi_label_classification'"
+        )
+        raise InputValueError(
+            expected("labels", "be class indices, or one float per class", "rows that sum to 1", way_out)
+        )
 
 
 def _kept_statistics(reads: tuple[Statistic, ...], rows: Mapping[str, Tensor]) -> dict[Statistic, Tensor]:

@@ -21,9 +21,10 @@ from hf_calib.losses.penalties import ExcessOverMargin, LogitNormPenalty, Negati
 def cross_entropy(*, class_weights: ClassWeights = None, problem_type: ProblemType = None) -> CalibrationLoss:
     r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
-    The same as `F.cross_entropy`, in less time and memory for large logits, and with the reductions and the
-    multi-label form of the other losses. It is a proper loss; trained for long, it ends over-confident, which
-    `focal` and its relatives counter.
+    The same as `F.cross_entropy` of class indices, in less time and memory for large logits, and with the
+    reductions of the other losses. Float labels are multi-label, a sigmoid per class; soft labels of a softmax have
+    no form here. It is a proper loss; trained for long, it ends over-confident, which `focal` and its relatives
+    counter.
 
     $$L = -\log p_y$$
 

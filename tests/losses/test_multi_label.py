@@ -214,3 +214,22 @@ def test_class_weights_of_ignored_decisions_do_not_count_in_the_mean() -> None:
     expected = (per_decision * weights * counts).sum() / (weights * counts).sum()
     torch.testing.assert_close(loss(logits, labels), expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(loss.normalizer(labels).double(), (weights * counts).sum())
+
+
+def test_soft_labels_of_one_softmax_are_refused() -> None:
+    """`F.cross_entropy` reads them as probabilities; a sigmoid per class is another loss."""
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    soft = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.4, 0.4, 0.2]])
+    with pytest.raises(
+        ValueError, match=r"got rows that sum to 1; F.cross_entropy takes .* set problem_type="
+    ):
+        make_loss("cross_entropy")(logits, soft)
+    named = make_loss("cross_entropy", problem_type="multi_label_classification")
+    assert_close(named(logits, soft), F.binary_cross_entropy_with_logits(logits, soft))
+    for other in (
+        soft.round(),
+        soft[:, :1],
+        0.9 * soft,
+        soft - 100 * (soft == 1),
+    ):  # one label each, or no shares
+        assert torch.isfinite(make_loss("cross_entropy")(logits[:, : other.shape[1]], other))
