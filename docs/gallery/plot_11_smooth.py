@@ -34,9 +34,9 @@ panels = {"bent": (stated, correct), "shifted": (stated, shifted)}
 figure = smooth_reliability_diagram(panels, title="Smooth reliability with 95% bands")
 
 # %%
-# CORP: the curve leaves the band of a calibrated model where it is off.
+# CORP: the pointwise band is of a calibrated model, whose curve may leave it in places, but not over whole ranges.
 
-figure = corp_diagram(panels, title="CORP diagrams with 90% consistency bands")
+figure = corp_diagram(panels, title="CORP diagrams with pointwise 90% consistency bands")
 
 # %%
 # Several models in one figure.

@@ -45,7 +45,7 @@ class CorpCurve(NamedTuple):
     Args:
         confidences: (K,) rising.
         recalibrated: (K,) the frequency of right predictions, never falling.
-        low: (K,) of the band in which the curve of a calibrated model would be, pointwise.
+        low: (K,) of the pointwise band in which the curve of a calibrated model would be at each confidence.
         high: (K,).
     """
 
@@ -73,7 +73,8 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats.
 
     Returns:
-        The score and its three parts. With "log" a confidence of 0 or 1 that is wrong costs as much as one of 1e-38.
+        The score and its three parts. With "log" a confidence of 0 or 1 that is wrong costs 708 nats: the
+        probability of what happened counts as 2e-308, as in `negative_log_likelihood`.
 
     Raises:
         TypeError: if a dtype is wrong.
@@ -81,7 +82,8 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
     Notes:
         The same rows choose the recalibration and are scored with it, so that noise counts as miscalibration; with few
-        rows more of it. The curve has no parameter to choose.
+        rows more of it. The curve has no parameter to choose. Confidences that are equal in float32 are recalibrated
+        together, so that ties which rounding broke stay ties.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers", Eq. 1 to 3.
@@ -97,14 +99,12 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
 def decompose_top_label(confidences: FloatArray, correct: FloatArray, score: Score) -> CorpDecomposition:
     """The same of confidences (N,) and correctness (N,)."""
-    values, rows, right = _pooled(confidences, correct)
-    recalibrated = _recalibrated(rows, right)
-    overall = np.full_like(values, right.sum() / rows.sum())
-
-    def mean(stated: FloatArray) -> float:
-        return float(_scores(stated, rows, right, score) / rows.sum())
-
-    own, best, uncertainty = mean(values), mean(recalibrated), mean(overall)
+    _, rows, right = _pooled(confidences, correct)
+    n_rows = len(confidences)
+    overall = np.full_like(rows, right.sum() / n_rows)
+    own = _scores(confidences, np.ones(n_rows), correct, score) / n_rows
+    best = _scores(_recalibrated(rows, right), rows, right, score) / n_rows
+    uncertainty = _scores(overall, rows, right, score) / n_rows
     return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
 
 
@@ -119,8 +119,8 @@ def corp_curve(
     r"""The recalibrated confidence against the confidence, with the band of a calibrated model.
 
     For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. The band is of
-    consistency: labels are drawn from the confidences themselves, and recalibrated. Where the curve leaves it, the
-    model is not calibrated there, beyond chance at that point.
+    consistency: labels are drawn from the confidences themselves, and recalibrated. It is pointwise: the curve of a
+    calibrated model, too, leaves it somewhere in most samples. `consistency_test` tests all confidences together.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
@@ -168,10 +168,12 @@ def top_label_corp_curve(
 
 
 def _pooled(confidences: FloatArray, correct: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The different confidences (K,), the rows (K,) that have each, and the right ones (K,) of them."""
-    values, places = np.unique(confidences, return_inverse=True)
-    rows = np.bincount(places).astype(np.float64)
-    return values, rows, np.bincount(places, correct).astype(np.float64)
+    """The confidences (K,) that differ in float32, the rows (K,) that have each, and the right ones (K,) of them."""
+    order = np.argsort(confidences, kind="stable")
+    ordered = confidences[order]
+    starts = np.flatnonzero(np.diff(ordered.astype(np.float32), prepend=-1))
+    rows = np.diff(starts, append=len(ordered)).astype(np.float64)
+    return ordered[starts], rows, np.add.reduceat(correct[order], starts)
 
 
 def _recalibrated(rows: FloatArray, right: FloatArray) -> FloatArray:

@@ -42,7 +42,8 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
     Notes:
         Among equal confidences the errors count as evenly spread, which is their mean over all orders. So the
-        order of the examples never matters; if all confidences are equal, the value is the error rate.
+        order of the examples never matters; if all confidences are equal, the value is the error rate. Confidences
+        count as equal if they are so in float32, as `AbstainRule` decides on them.
 
     References:
         Geifman and El-Yaniv 2017; Geifman, Uziel and El-Yaniv 2019.
@@ -55,7 +56,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
 def mean_risk(confidences: FloatArray, correct: FloatArray) -> float:
     """The AURC of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
-    return float(risk_coverage_curve(confidences, correct).risk.mean())
+    return float(risk_coverage_curve(confidences.astype(np.float32), correct).risk.mean())
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:

@@ -34,8 +34,9 @@ def corp_diagram(
     r"""Draw the recalibrated confidence against the confidence, one panel for each name.
 
     For a diagram that neither a number of bins nor a bandwidth decides: the steps are those of an isotonic regression.
-    The band is where the curve of a calibrated model with these confidences would be: where the curve leaves it, the
-    model is over-confident (below) or under-confident (above) beyond chance. Above each panel stand the parts of the
+    The band is where the curve of a calibrated model with these confidences would be at each of them. It is pointwise:
+    the curve of a calibrated model, too, leaves it somewhere in most diagrams, so that leaving it in a few places shows
+    nothing; `hf_calib.metrics.consistency_test` tests all confidences together. Above each panel stand the parts of the
     top label's Brier score, miscalibration, discrimination and uncertainty; below it is a histogram of the confidences.
 
     Args:
@@ -100,7 +101,7 @@ def _draw_panel(
         confidences, correct, n_resamples=min(n_resamples, affordable), confidence_level=level, seed=seed
     )
     draw_diagonal(axes)
-    band: dict[str, Any] = {"color": SKY, "label": f"{100 * level:g}% band if calibrated"}
+    band: dict[str, Any] = {"color": SKY, "label": f"{100 * level:g}% pointwise band if calibrated"}
     line: dict[str, Any] = {"color": BLUE, "label": "recalibrated", "clip_on": False, "zorder": 3}
     if len(curve.confidences) == 1:
         low, high = curve.confidences - curve.low, curve.high - curve.confidences

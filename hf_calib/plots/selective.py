@@ -139,7 +139,8 @@ def risk_coverage_diagram(
     checked = check_panels(models)
     curves = {}
     for name, panel in checked.items():
-        coverage, risk = risk_coverage_curve(*panel)
+        confidences, correct = panel
+        coverage, risk = risk_coverage_curve(confidences.astype(np.float32), correct)  # As for the metric.
         few = _thin(len(risk))
         curves[f"{textwrap.shorten(name, 44, placeholder='…')} (area {risk.mean():.4f})"] = (
             coverage[few],

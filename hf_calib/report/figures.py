@@ -34,8 +34,8 @@ CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy, thick where confidences are frequent, "
     "with a bootstrap band.",
-    "corp": "Reliability by isotonic regression (CORP): the recalibrated confidence, and where that of a calibrated "
-    "model would be.",
+    "corp": "Reliability by isotonic regression (CORP): the recalibrated confidence, and a pointwise band, which the "
+    "curve of a calibrated model, too, leaves somewhere in most diagrams.",
     "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "

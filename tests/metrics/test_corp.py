@@ -7,7 +7,13 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from hf_calib.metrics import accuracy, corp_curve, corp_decomposition
+from hf_calib.metrics import (
+    accuracy,
+    area_under_risk_coverage,
+    corp_curve,
+    corp_decomposition,
+    negative_log_likelihood,
+)
 
 Array = NDArray[np.float64]
 
@@ -67,12 +73,14 @@ def test_the_curve_never_falls_and_is_that_of_the_different_confidences() -> Non
 
 
 def test_the_band_holds_the_curve_of_a_calibrated_model_at_nine_points_of_ten() -> None:
-    inside = []
+    inside, left = [], 0
     for seed in range(60):
         curve = corp_curve(*sample(400, 0.0, seed), n_resamples=200)
         held = (curve.low <= curve.recalibrated) & (curve.recalibrated <= curve.high)
         inside.append(held[5:-5].mean())  # pointwise; at the ends steps of few rows jump
+        left += not held.all()
     assert 0.85 <= np.mean(inside) <= 0.97
+    assert left > 30  # so that leaving it somewhere shows nothing
     outside = corp_curve(*sample(2000, 0.15, 0), n_resamples=200)
     assert (outside.recalibrated < outside.low).mean() > 0.8
 
@@ -99,3 +107,32 @@ def test_one_row() -> None:
     curve = corp_curve([[0.9, 0.1]], [1], n_resamples=20)
     assert curve.recalibrated.tolist() == [0.0]
     assert accuracy([[0.9, 0.1]], [1]) == 0.0
+
+
+@pytest.mark.parametrize("n_rows", [6, 2])
+def test_ties_that_rounding_broke_are_ties(n_rows: int) -> None:
+    """0.7 and the next float64 above it, as a division by a row's sum leaves them."""
+    exact = np.full(n_rows, 0.7)
+    broken = np.where(np.arange(n_rows) % 2 == 0, np.nextafter(0.7, 1), 0.7)
+    correct = (np.arange(n_rows) % 2 == 0).astype(int)
+    probs, nearly = (np.stack([top, 1 - top], axis=1) for top in (exact, broken))
+    labels = 1 - correct
+    for score in ("brier", "log"):
+        wanted = corp_decomposition(probs, labels, score=score)
+        assert corp_decomposition(nearly, labels, score=score) == pytest.approx(wanted, abs=1e-12)
+    assert corp_curve(nearly, labels, n_resamples=1).recalibrated.tolist() == [0.5]
+    assert area_under_risk_coverage(nearly, labels) == 0.5
+
+
+def test_a_wrong_certainty_costs_as_much_as_in_the_log_likelihood() -> None:
+    certain = np.array([[1.0, 0.0]])
+    found = corp_decomposition(certain, [1], score="log").score
+    assert found == pytest.approx(negative_log_likelihood(certain, [1]))
+    assert found == pytest.approx(708.4, abs=0.1)
+
+
+def test_the_score_is_of_the_confidences_as_they_are() -> None:
+    """Confidences near 1 that are one in float32 differ in what a wrong answer costs."""
+    rest = np.array([1e-9, 1e-12])
+    found = corp_decomposition(np.stack([1 - rest, rest], axis=1), [1, 1], score="log")
+    assert found.score == pytest.approx(-np.log(rest).mean(), rel=1e-4)

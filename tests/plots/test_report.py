@@ -328,6 +328,8 @@ def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
         f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
     )
     assert sum(bar.get_height() for bar in lower.patches) == 600
+    (legend,) = upper.figure.legends
+    assert "90% pointwise band if calibrated" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_many_confidences_take_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
