@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import pickle
+import tracemalloc
 from functools import reduce
 
 import numpy as np
@@ -290,4 +294,67 @@ class TestRefused:
         for bad in (b"", b"nothing", good[:200], pickle.dumps([1])):
             with pytest.raises(InputError, match="the state to be bytes that to_bytes wrote"):
                 CalibrationState.from_bytes(bad)
+        for place in np.random.default_rng(0).integers(len(good), size=50):
+            with contextlib.suppress(InputError):  # Some bytes, as those of a date, may have any value.
+                CalibrationState.from_bytes(good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1 :])
         assert CalibrationState.from_bytes(CalibrationState(n_classes=4).to_bytes()).n_rows == 0
+
+    @pytest.mark.parametrize(
+        ("header", "message"),
+        [
+            ({"version": 2}, "version 2, where this is version 1"),
+            ({"n_classes": 10**9}, r"n_classes \* n_bins to be at most 4,194,304, got 15,000,000,000"),
+            ({"n_classes": 10**18}, "n_bins to be at most"),
+            ({"n_classes": "2"}, "n_classes to be an integer, got '2'"),
+            ({"n_bins": 10**18}, "n_bins to be at most 10,000"),
+            ({"n_bins": None}, "n_bins to be an integer, got None"),
+            ({"weighted": "no"}, "weighted to be True or False, got 'no'"),
+            ({"n_classes": 3}, "of shape"),
+        ],
+    )
+    def test_bytes_with_another_header(self, header: dict[str, object], message: str) -> None:
+        for weights in (None, np.ones(2)):
+            good = state_of(np.eye(2), np.arange(2), weights).to_bytes()
+            with pytest.raises(InputError, match=message):
+                CalibrationState.from_bytes(with_arrays(good, header=header))
+
+    @pytest.mark.parametrize("key", ["version", "n_classes", "n_bins", "weighted"])
+    def test_bytes_without_a_part_of_the_header(self, key: str) -> None:
+        good = state_of(np.eye(2), np.arange(2)).to_bytes()
+        with pytest.raises(InputError, match=f"bytes that are none .'{key}'"):
+            CalibrationState.from_bytes(with_arrays(good, without=key))
+
+    @pytest.mark.parametrize("value", [-1, np.nan, np.inf])
+    def test_sums_that_no_rows_have(self, value: float) -> None:
+        good = state_of(np.eye(2), np.arange(2), np.ones(2)).to_bytes()
+        with pytest.raises(InputError, match="bin_mass that are not sums of rows"):
+            CalibrationState.from_bytes(with_arrays(good, bin_mass=np.full(30, float(value))))
+        with pytest.raises(InputError, match="bin_mass of shape"):
+            CalibrationState.from_bytes(with_arrays(good, bin_mass=np.ones(30, np.float32)))
+        with pytest.raises(InputError, match="arrays that do not go together"):
+            CalibrationState.from_bytes(with_arrays(good, more=np.ones(30)))
+
+    def test_an_array_is_not_read_before_its_size_is_known(self) -> None:
+        """A few bytes can hold a file that unpacks to gigabytes."""
+        good = state_of(np.eye(2), np.arange(2)).to_bytes()
+        bomb = with_arrays(good, bin_mass=np.zeros(2**24, np.int64))
+        tracemalloc.start()
+        with pytest.raises(InputError, match="bin_mass of shape"):
+            CalibrationState.from_bytes(bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**25  # of 2**27 bytes
+
+
+def with_arrays(
+    state: bytes, header: dict[str, object] | None = None, without: str = "", **changed: NDArray[np.generic]
+) -> bytes:
+    """The bytes of a state with other arrays, or another header."""
+    with np.load(io.BytesIO(state)) as file:
+        arrays = dict(file)
+    fields = json.loads(arrays["header"].tobytes()) | (header or {})
+    fields.pop(without, None)
+    arrays["header"] = np.frombuffer(json.dumps(fields).encode(), np.uint8)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **(arrays | changed))  # type: ignore[arg-type]
+    return stream.getvalue()
