@@ -26,6 +26,7 @@ from hf_calib.cards.facts import (
 from hf_calib.losses import LOSSES
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.predictions.prompts import PromptTemplate
+from hf_calib.report.tables import p_in_words
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, PACKAGES, POOLER_CONFIG, map_title
 from hf_calib.tasks import TASKS, Task
@@ -179,7 +180,7 @@ def _tests(results: Results, after: str) -> list[str]:
 def _test(column: str, test: Consistency, level: float, after: str) -> str:
     when = {"before": "Before", "after": escape(after.strip().capitalize() or "After"), "value": ""}[column]
     subject = "the" if when else "The"
-    chance = f"{test.expected:.4f} on average, p = {test.p_value:.2g}"
+    chance = f"{test.expected:.4f} on average, {p_in_words(test.p_value)}"
     start = f"{when}{', ' if when else ''}{subject} ECE of {test.value:.4f}"
     if test.p_value <= 1 - level:
         return (

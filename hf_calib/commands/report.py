@@ -22,7 +22,8 @@ from hf_calib.predictions.logs import LogOptions, is_log, load_log
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
 from hf_calib.report.saved import read_report
-from hf_calib.report.text import with_interval
+from hf_calib.report.tables import p_cell
+from hf_calib.report.text import outside_intervals, with_interval
 from hf_calib.report.writing import write_document
 
 _REPORT = "report.json"
@@ -52,11 +53,22 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the comparison."""
+        notes = outside_intervals(
+            [
+                {
+                    key: (metric["value"], metric["low"], metric["high"])
+                    for key, metric in column["metrics"].items()
+                }
+                for column in self.columns.values()
+            ]
+        )
         sizes = {name: report["n_examples"] for name, report in self.reports.items()}
-        if len(set(sizes.values())) == 1:
-            return ()
-        counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        return (f"These are not the same examples ({counts}): the data may differ, not the models.",)
+        if len(set(sizes.values())) > 1:
+            counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+            notes.insert(
+                0, f"These are not the same examples ({counts}): the data may differ, not the models."
+            )
+        return tuple(notes)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A header, and a row for each metric that any of them has."""
@@ -71,7 +83,7 @@ class Comparison:
         found = [
             column.get("consistency_test") for column in columns.values()
         ]  # none of several labels a row
-        tests = ["" if test is None else f"{test['p_value']:.3g}" for test in found]
+        tests = ["" if test is None else p_cell(test["p_value"]) for test in found]
         if any(tests):
             rows.append(["Consistency test of the ECE (p)", *tests])
         return ["metric", *columns], rows

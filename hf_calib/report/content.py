@@ -28,7 +28,7 @@ def document_of(report: CalibrationReport, *, with_figures: bool) -> Document:
         report: of any kind.
         with_figures: whether to draw them, which takes longer than all else.
     """
-    title = f"Calibration of {report.name}"
+    title = f"Calibration report: {report.name}"
     level = f"{100 * report.confidence_level:g}%"
     metrics = Table(f"Metrics with their {level} intervals", *metric_table(report), title=title)
     images = {name: draw(figure) for name, figure in report.figures().items()} if with_figures else {}

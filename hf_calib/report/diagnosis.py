@@ -10,7 +10,8 @@ from scipy.stats import t
 
 from hf_calib.metrics.proper_scores import negative_logs
 from hf_calib.report.label_diagnosis import diagnose_labels, warnings_about_labels
-from hf_calib.report.tables import BinRow, ClassRow, row_of_sums
+from hf_calib.report.tables import BinRow, ClassRow, p_in_words, row_of_sums
+from hf_calib.report.text import outside_intervals
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -28,11 +29,13 @@ class Claims(NamedTuple):
 
     Args:
         level: of each kind of claim; 0 where there may be none, as a calibrated model would often show as much.
+        n_claims: kinds of claims, over all sets of probabilities of the report.
         overall: the difference of confidence and accuracy.
         smallest: kind of claim -> the smallest p-value of its tests, corrected for their number.
     """
 
     level: float
+    n_claims: int
     overall: Overall
     smallest: Mapping[str, float]
 
@@ -42,6 +45,11 @@ class Claims(NamedTuple):
         if self.smallest["overall"] >= self.level:
             return "neither"
         return "over-confident" if self.overall.gap > 0 else "under-confident"
+
+    @property
+    def corrected(self) -> str:
+        """The reason why what is beyond chance alone is not claimed."""
+        return f"not beyond chance once corrected for the {self.n_claims} statements of this report"
 
 
 def claims(report: AnyReport, measured: Measurements) -> Claims:
@@ -55,7 +63,8 @@ def claims(report: AnyReport, measured: Measurements) -> Claims:
         Simes 1986, "An improved Bonferroni procedure for multiple tests of significance" (valid for tests that
         depend on each other as these do, all of them on the same labels).
     """
-    level = (1 - report.confidence_level) / (1 if report.after is None else 2)
+    n_sets = 1 if report.after is None else 2
+    level = (1 - report.confidence_level) / n_sets
     found = measured.overall
     assert found is not None
     assert measured.consistency is not None
@@ -69,7 +78,7 @@ def claims(report: AnyReport, measured: Measurements) -> Claims:
     }
     ordered = sorted(smallest.values())
     rejected = any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1))
-    return Claims(level if rejected else 0.0, found, smallest)
+    return Claims(level if rejected else 0.0, n_sets * len(smallest), found, smallest)
 
 
 def _smallest(p_values: Iterable[float]) -> float:
@@ -109,7 +118,7 @@ def _of_state(report: AnyReport, measured: Measurements) -> list[str]:
     return [
         _overall_sentence(may, report.confidence_level),
         *_where(measured, may.level),
-        _chance_sentence(measured, may),
+        _chance_sentence(measured, may, report.confidence_level),
     ]
 
 
@@ -119,21 +128,24 @@ def _overall_sentence(may: Claims, level: float) -> str:
     interval = f"difference {found.gap:+.3f}, {100 * level:g}% interval {found.low:+.3f} to {found.high:+.3f}"
     if may.verdict == "neither":
         if not round(found.low, 3) <= 0 <= round(found.high, 3):  # the verdict is corrected for all claims
-            interval += "; alone without 0, but not beyond what several such comparisons show by chance"
+            interval += f", which excludes 0 alone; {may.corrected}"
         return f"Overall neither over- nor under-confident beyond chance: {means} ({interval})."
     return f"Overall {may.verdict}: {means} ({interval})."
 
 
-def _chance_sentence(measured: Measurements, may: Claims) -> str:
+def _chance_sentence(measured: Measurements, may: Claims, level: float) -> str:
     test = measured.consistency
     assert test is not None
     expected = (
-        f"on {may.overall.n_examples:,} examples a perfectly calibrated model with these confidences would show "
-        f"{test.expected:.4f} by chance alone (p = {test.p_value:.2g})"
+        f"{test.value:.4f}, and on {may.overall.n_examples:,} examples a perfectly calibrated model with these "
+        f"confidences would show {test.expected:.4f} by chance alone"
     )
+    p_value = p_in_words(test.p_value)
     if test.p_value <= may.level:
-        return f"The top-label ECE is beyond chance: it is {test.value:.4f}, and {expected}."
-    return f"The top-label ECE by itself is within chance: it is {test.value:.4f}, and {expected}."
+        return f"The top-label ECE is beyond chance: it is {expected} ({p_value})."
+    if test.p_value <= 1 - level:
+        return f"The top-label ECE is {expected} ({p_value} alone; {may.corrected})."
+    return f"The top-label ECE by itself is within chance: it is {expected} ({p_value})."
 
 
 def _where(assessment: Measurements, level: float) -> list[str]:
@@ -273,15 +285,15 @@ def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:
             f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
             "and smooth ones, and the intervals."
         )
-    found += warnings_about_classes(report)
+    found += warnings_about_sums(report)
     if np.ptp(report.before.confidences) == 0:
         found.append("All confidences are equal: they lie in one bin, so the diagrams show one point.")
     return tuple(found)
 
 
-def warnings_about_classes(report: AnyReport) -> list[str]:
-    """Classes that are absent or rare, and two classes."""
-    found = []
+def warnings_about_sums(report: AnyReport) -> list[str]:
+    """Values outside their intervals, classes that are absent or rare, and two classes."""
+    found = outside_intervals([state.metrics for state in (report.before, report.after) if state is not None])
     absent = [row for row in report.before.classes if row.support == 0]
     rare = [row for row in report.before.classes if 0 < row.support < _FEW_IN_A_CLASS]
     if absent:

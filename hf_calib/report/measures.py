@@ -154,6 +154,7 @@ def _measure(
         return metrics.bootstrap_interval(measure.metric, probs, labels, **drawing, **options)
     result = getattr(metrics, measure.metric)(probs, labels, **options)
     value = float(result if measure.part is None else getattr(result, measure.part))
+    value = max(value, 0.0)  # No measure is negative; an unbiased estimate of one may be.
     if measure.interval != "inversion":
         return Interval(value)
     options.pop("debias", None)  # with or without it, the error of the population is the same

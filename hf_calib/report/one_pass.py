@@ -17,12 +17,12 @@ from hf_calib.metrics.error_interval import interval_of_bins
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Measurements, Overall
 from hf_calib.report.coins import Coins
-from hf_calib.report.diagnosis import of_states, warnings_about_classes
+from hf_calib.report.diagnosis import of_states, warnings_about_sums
 from hf_calib.report.document import Bullets, Document, Figures, Lead, Section, Table, draw
 from hf_calib.report.measures import MEASURES, Settings
 from hf_calib.report.record import measurements_record
 from hf_calib.report.slices import SliceSection
-from hf_calib.report.tables import BinRow, ClassRow
+from hf_calib.report.tables import BinRow, ClassRow, p_cell
 from hf_calib.report.text import (
     bin_table,
     class_table,
@@ -91,7 +91,7 @@ class OnePassReport(AnyReport):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences: the caveats, what makes the numbers uncertain."""
-        return (*self.notes, *warnings_about_classes(self))
+        return (*self.notes, *warnings_about_sums(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but figures, of JSON's own types; None where there is no number."""
@@ -125,7 +125,7 @@ class OnePassReport(AnyReport):
 
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer to draw than all else."""
-        title = f"Calibration of {self.name}"
+        title = f"Calibration report: {self.name}"
         level = f"{100 * self.confidence_level:g}%"
         metrics = Table(f"Metrics with their {level} intervals", *self._metric_table(), title=title)
         images = {name: draw(figure) for name, figure in self.figures().items()} if with_figures else {}
@@ -208,9 +208,7 @@ class OnePassReport(AnyReport):
             for key in self.before.metrics
         ]
         tests = [state.consistency.p_value for state in states.values() if state.consistency is not None]
-        rows.append(
-            ["Consistency test of the ECE (p)", *(f"{p:.2g}" for p in tests), "from the sums of the bins"]
-        )
+        rows.append(["Consistency test of the ECE (p)", *map(p_cell, tests), "from the sums of the bins"])
         return ["metric", *states, "how"], rows
 
     def _how(self, key: str) -> str:

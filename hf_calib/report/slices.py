@@ -16,6 +16,7 @@ from hf_calib.metrics.error_interval import interval_of_bins
 from hf_calib.metrics.slices import SliceSums
 from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
+from hf_calib.report.tables import p_cell
 from hf_calib.report.text import Table, with_interval
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class SliceSection:
             f"{each.mce:.3f}",
             f"{each.nll.value:.4f}",
             f"{each.brier.value:.4f}",
-            "" if each.p_value is None else f"{each.p_value:.2g}{mark}",
+            "" if each.p_value is None else f"{p_cell(each.p_value)}{mark}",
         ]
 
 

@@ -94,6 +94,25 @@ def row_of_sums(
     )
 
 
+def p_cell(p_value: float) -> str:
+    """A p-value as tables show it: none below the least that 1,000 resamples can give.
+
+    >>> p_cell(0.6543), p_cell(1 / 1001)
+    ('0.65', '< 0.001')
+    """
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
+def p_in_words(p_value: float) -> str:
+    """A p-value as sentences state it.
+
+    >>> p_in_words(0.0071), p_in_words(1e-9)
+    ('p = 0.0071', 'p < 0.001')
+    """
+    cell = p_cell(p_value)
+    return f"p {cell}" if cell.startswith("<") else f"p = {cell}"
+
+
 def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
     """The bins that add most to the ECE, worst first.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE, MEASURES
-from hf_calib.report.tables import ClassRow, worst_bins
+from hf_calib.report.tables import ClassRow, p_cell, worst_bins
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
@@ -74,7 +75,7 @@ def metric_table(report: CalibrationReport) -> Table:
     ]
     tests = [each.consistency for each in states.values() if each.consistency is not None]
     if tests:
-        rows.append(["Consistency test of the ECE (p)", *(f"{test.p_value:.2g}" for test in tests)])
+        rows.append(["Consistency test of the ECE (p)", *(p_cell(test.p_value) for test in tests)])
     return ["metric", *states], rows
 
 
@@ -97,6 +98,28 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
     return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
 
+def outside_intervals(states: Iterable[Mapping[str, tuple[float, float | None, float | None]]]) -> list[str]:
+    """A note on the errors whose value lies outside their interval, if there are any.
+
+    Args:
+        states: for each set of probabilities key -> (value, low, high), see `MEASURES`.
+    """
+    outside = [
+        measure.title
+        for key, measure in MEASURES.items()
+        if measure.interval == "inversion"
+        and any(
+            not low <= value <= high for value, low, high in (state[key] for state in states if key in state)
+        )
+    ]
+    if not outside:
+        return []
+    return [
+        f"Outside its interval: {', '.join(outside)}. Noise makes the value of such an error larger; the interval is "
+        "of the error without noise."
+    ]
+
+
 def _cell(found: Interval, form: str = ".4f") -> str:
     return "not defined" if math.isnan(found.value) else with_interval(*found, form)
 
@@ -111,7 +134,7 @@ def bin_table(report: AnyReport) -> Table:
             f"{row.accuracy:.3f}",
             f"{row.gap:+.3f}",
             f"{row.contribution:.4f}",
-            f"{row.p_value:.2g}",
+            p_cell(row.p_value),
         ]
         for row in worst_bins(report.final.bins)
     ]

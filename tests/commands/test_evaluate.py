@@ -52,7 +52,7 @@ class TestEvaluate:
             r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]", result.stdout
         )
         assert "Overall " in result.stdout
-        assert "Calibration of data" in result.stdout
+        assert "Calibration report: data" in result.stdout
         assert names_in(tmp_path / "report") == REPORT
         assert names_in(tmp_path) == {"report"}
         assert (tmp_path / "report" / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")

@@ -380,7 +380,7 @@ def test_a_model_on_two_processes(workplace: Path, tmp_path: Path) -> None:
         env=environment,
     )
     assert both.returncode == 0, both.stderr[-3000:]
-    assert both.stdout.count("Calibration of model") == 1
+    assert both.stdout.count("Calibration report: model") == 1
     one = run(*words, str(tmp_path / "one"), "--predictions", str(tmp_path / "kept"))
     assert one.returncode == 0, one.stderr
     records = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("one", "two")]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom, binomtest
 
-from hf_calib.metrics import calibration_report
+from hf_calib.metrics import ConsistencyTest, calibration_report
 from hf_calib.report import CalibrationReport
 from hf_calib.report.coins import Coins
 from hf_calib.report.diagnosis import claims
@@ -245,8 +246,34 @@ def test_an_interval_without_0_beside_a_verdict_of_chance_is_explained() -> None
             float(number) for number in re.findall(r"interval ([+-][\d.]+) to ([+-][\d.]+)", sentence)[0]
         )
         alone = "neither" in sentence and not low <= 0 <= high
-        assert ("alone without 0" in sentence) == alone, sentence
-    assert any("alone without 0" in sentence for sentence in said)
+        assert (
+            "excludes 0 alone; not beyond chance once corrected for the 5 statements" in sentence
+        ) == alone
+    assert any("excludes 0 alone" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("p_value", "words"),
+    [
+        (
+            0.9,
+            r"The top-label ECE by itself is within chance: it is 0\.0700, .* by chance alone \(p = 0\.9\)\.",
+        ),
+        (
+            0.04,
+            r"The top-label ECE is 0\.0700, .* \(p = 0\.04 alone; not beyond chance once corrected for the 5 ",
+        ),
+        (1 / 1001, r"The top-label ECE is beyond chance: it is 0\.0700, .* by chance alone \(p < 0\.001\)\."),
+    ],
+)
+def test_the_sentence_on_the_ece_agrees_with_its_p_value(p_value: float, words: str) -> None:
+    """0.04 is below 5%, and no evidence beside four other tests."""
+    probs = np.tile([0.7, 0.3], (200, 1))
+    report = calibration_report(probs, (np.arange(200) % 10 < 3).astype(int), n_resamples=1)
+    test = ConsistencyTest(0.07, p_value, 0.03)
+    report = replace(report, before=replace(report.before, consistency=test))
+    (found,) = [sentence for sentence in report.diagnosis if "top-label ECE" in sentence]
+    assert re.match(words, found), found
 
 
 @pytest.mark.slow  # 400 reports

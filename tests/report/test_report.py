@@ -62,8 +62,8 @@ def test_every_number_is_that_of_its_metric() -> None:
         "brier_refinement": metrics.brier_decomposition(probs, labels, n_bins=10).refinement,
         "corp_miscalibration": metrics.corp_decomposition(probs, labels).miscalibration,
         "corp_discrimination": metrics.corp_decomposition(probs, labels).discrimination,
-        "over_confidence": metrics.confidence_errors(probs, labels).over,
-        "under_confidence": metrics.confidence_errors(probs, labels).under,
+        "over_confidence": max(metrics.confidence_errors(probs, labels).over, 0),
+        "under_confidence": max(metrics.confidence_errors(probs, labels).under, 0),
         "ece": metrics.expected_calibration_error(probs, labels, n_bins=10),
         "adaptive_ece": metrics.expected_calibration_error(probs, labels, n_bins=10, binning="quantile"),
         "ece_debiased": metrics.expected_calibration_error(
@@ -78,6 +78,7 @@ def test_every_number_is_that_of_its_metric() -> None:
         "area_under_risk_coverage": metrics.area_under_risk_coverage(probs, labels),
     }
     assert set(expected) == set(MEASURES)
+    assert metrics.confidence_errors(probs, labels).under < 0  # An unbiased estimate, of what is at least 0.
     for key, value in expected.items():
         assert report.before.metrics[key].value == pytest.approx(value, rel=1e-12), key
 
@@ -104,6 +105,23 @@ def test_intervals_of_calibration_errors_hold_or_there_are_none() -> None:
     for key in ("classwise_ece", "smooth_ece", "mce", "ece_sweep", "kde_ece", "brier_calibration"):
         assert before.metrics[key][1:] == (None, None), key
         assert before.n_resamples[key] == 0
+
+
+def test_an_interval_without_its_value_is_explained() -> None:
+    def notes(**found: Interval) -> list[str]:
+        inside = dict.fromkeys(("ece", "adaptive_ece", "ece_debiased"), Interval(0.02, 0.01, 0.03))
+        measured = {
+            state: replace(getattr(overconfident(), state), metrics=inside | more)
+            for state, more in (("before", {}), ("after", found))
+        }
+        return [note for note in replace(overconfident(), **measured).warnings if "interval:" in note]
+
+    outside = Interval(0.046, 0.0, 0.027)
+    assert notes(accuracy=outside) == []
+    (note,) = notes(adaptive_ece=outside)
+    assert note.startswith(
+        "Outside its interval: Adaptive ECE. Noise makes the value of such an error larger;"
+    )
 
 
 def test_a_metric_that_is_slow_to_resample_says_how_often_it_was() -> None:
@@ -298,7 +316,7 @@ def test_the_dict_is_json_of_numbers() -> None:
 
 def test_markdown_has_whole_tables_and_no_live_markup() -> None:
     text = overconfident().to_markdown()
-    assert text.startswith("# Calibration of m&lt;i&gt;\\| \\*x\\*\n")
+    assert text.startswith("# Calibration report: m&lt;i&gt;\\| \\*x\\*\n")
     assert "<script>" not in text
     assert "[x](" not in text
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
