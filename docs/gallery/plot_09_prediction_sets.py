@@ -24,7 +24,8 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# Two ways to make them: `lac` gives small sets, `aps` sets that grow where the model is unsure.
+# Two ways to make them: `lac` gives small sets where the probabilities are right, `aps` sets that grow where the model
+# is unsure.
 
 probs = {part: softmax(z, axis=1) for part, z in logits.items()}
 figure = Figure(figsize=(6, 3.2), layout="constrained")

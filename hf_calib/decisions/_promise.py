@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr
+from scipy.special import bdtr, bdtrik
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_share
@@ -16,9 +16,10 @@ from hf_calib.metrics.binning import FloatArray, IntArray
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
 # Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
-MOST_TIMES = 100  # so many times the rows there are are looked at for what would do
-# Of that rule of thumb.
-_FEWEST_TOP, _TOPS, _SIZES = 20, 100, 60
+# How many rows would do: sizes that are looked at, up to so many times the rows there are.
+MOST_TIMES, _SIZES = 100, 30
+_MOST_DRAWS = 0.8
+_FEWEST_TOP = 10  # The accuracy of fewer rows is not known.
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
@@ -74,31 +75,35 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
 def rows_to_answer(
     scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
 ) -> int | None:
-    """About how many rows like these would promise something; None if 100 times as many would not.
+    """About how many rows like these promise something in four draws of five; None if 100 times as many do not.
 
-    As if their shares of right answers above each score were the true ones: a rule of thumb.
+    The first test of a sequence decides. Error rates above a score are those of these rows, with half an error more
+    (Jeffreys' prior), as few rows often have none, and never larger than above a lower score.
     """
     order = np.argsort(-scores, kind="stable")
-    fewest = min(_FEWEST_TOP, len(scores))  # the accuracy of fewer is anybody's guess
-    top = np.unique(np.linspace(fewest, len(scores), _TOPS).astype(np.intp))
-    share = top / len(scores)
-    # One wrong answer more than seen: the best of many shares looks too good.
-    wrong = (np.cumsum(~right[order])[top - 1] + 1) / len(scores)
+    fewest = min(_FEWEST_TOP, len(scores))
+    rates = (np.cumsum(~right[order]) + 0.5) / np.arange(2, len(scores) + 2)
+    rates = np.minimum.accumulate(rates[fewest - 1 :][::-1])[::-1]
     sizes = np.geomspace(len(scores) + 1, MOST_TIMES * len(scores), _SIZES).astype(int)
     for n_rows in sizes.tolist():
         tested = starts(n_rows, promised, delta)
         if not len(tested):
             continue
-        n_top = np.ceil(share * n_rows).astype(np.intp)
-        p_values = bdtr(np.ceil(wrong * n_rows), n_top, 1 - promised)
-        if ((p_values <= delta / len(tested)) & (n_top >= tested[0])).any():
+        most_errors = np.floor(bdtrik(delta / len(tested), tested, 1 - promised))
+        top = np.ceil(tested / n_rows * len(scores)).astype(np.intp)
+        if bdtr(most_errors, tested, rates[np.maximum(top - fewest, 0)]).max() >= _MOST_DRAWS:
             digits = 10 ** max(0, len(str(n_rows)) - 2)
             return math.ceil(n_rows / digits) * digits
     return None
 
 
 def certified_threshold(
-    scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
+    scores: FloatArray,
+    right: NDArray[np.bool_],
+    *,
+    promised: float,
+    delta: float,
+    tested: IntArray | None = None,
 ) -> float:
     r"""The lowest score above which at least the promised share is right, with confidence 1 - delta.
 
@@ -123,6 +128,7 @@ def certified_threshold(
         right: (N,), whether answering is right.
         promised: a, in (0, 1).
         delta: in (0, 1).
+        tested: where the sequence starts; None for `starts`.
 
     Returns:
         In [0, 1]; answer where the score is *above* it. 1 if nothing can be promised, 0 if all may be answered.
@@ -142,7 +148,8 @@ def certified_threshold(
     True
     """
     n_rows = len(scores)
-    tested = starts(n_rows, promised, delta)
+    if tested is None:
+        tested = starts(n_rows, promised, delta)
     if not len(tested):
         return NEVER
     shuffled = np.random.default_rng(0).permutation(n_rows)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._promise import (
+    ALWAYS,
     MOST_TIMES,
     NEVER,
     certified_threshold,
@@ -18,6 +21,7 @@ from hf_calib.decisions._promise import (
     check_rows_for,
     rows_needed,
     rows_to_answer,
+    starts,
 )
 from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
 from hf_calib.decisions.measured import PromiseCurve, answers
@@ -57,9 +61,11 @@ class AbstainRule(Rule):
 
     Notes:
         An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where
-        the model does not reach it, everything is handed over, with a warning. By class, delta is shared among
-        the classes that are predicted often enough; where these are more than can share it, among those that are
-        predicted most often. Confidences are rounded to float32, as they are served.
+        the model does not reach it, everything is handed over, with a warning. By class, that many predictions of
+        each class are needed, so that rows of many classes answer far less than without; delta is shared among the
+        classes that are predicted often enough; where these are more than can share it, among those that are
+        predicted most often. A class that is answered always hands its share on. Confidences are rounded to float32,
+        as they are served.
 
     References:
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
@@ -90,28 +96,19 @@ class AbstainRule(Rule):
         confidences, predicted = winners(rows)
         right = predicted == targets
         self.check_rows(len(rows))
-        if self.by_class:
-            self.thresholds_ = self._by_class(confidences, predicted, right, rows.shape[1])
-        else:
-            found = certified_threshold(confidences, right, promised=self.accuracy, delta=self.delta)
-            self.thresholds_ = np.full(rows.shape[1], found)
-        if (self.thresholds_ == NEVER).all():
-            needed = rows_to_answer(confidences, right, promised=self.accuracy, delta=self.delta)
-            more = (
-                f"more rows ({MOST_TIMES} times as many like these would not do)"
-                if needed is None
-                else f"more rows (about {needed:,} like these would answer some)"
-            )
+        found = _Confidences(confidences, predicted, right, rows.shape[1])
+        self.thresholds_ = self._thresholds(found, self.accuracy)
+        never = np.flatnonzero(self.thresholds_ == NEVER)
+        if self.answers_nothing:
             warn(
                 f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
-                f"of which {right.mean():.1%} are right. Every input will be handed over. Promise less, or use {more} "
-                "or a better model."
+                f"of which {right.mean():.1%} are right. Every input will be handed over. {self._way_out(found)}"
             )
-        elif (self.thresholds_ == NEVER).any():
-            never = np.flatnonzero(self.thresholds_ == NEVER)
+        elif len(never):
             warn(
                 f"An accuracy of {self.accuracy:g} cannot be promised for predictions of {listed(never, 'class')}. "
-                "They will always be handed over. Promise less, or use more calibration rows."
+                f"They will always be handed over. Promise less, or use more calibration rows: at least "
+                f"{rows_needed(self.accuracy, self.delta):,} predictions of a class."
             )
         return self
 
@@ -175,25 +172,62 @@ class AbstainRule(Rule):
             tuple(row.get("accuracy") for row in found),
         )
 
-    def _by_class(
-        self, confidences: FloatArray, predicted: IntArray, right: IntArray, n_classes: int
-    ) -> FloatArray:
-        """A threshold for each class; delta is shared among those predicted most often that have rows enough.
+    def _thresholds(self, rows: _Confidences, accuracy: float) -> FloatArray:
+        """The thresholds (C,) for a promised accuracy.
 
-        A class that has rows enough for this share, but not for that of one class more, gets none.
+        By class, delta is shared among those classes predicted most often that have rows enough for their share.
+        A class all of whose predictions can be answered needs its share no longer, and the others share anew (Holm's
+        step-down): as long as no promise is broken, the classes left hold all those whose promise could be, and their
+        levels sum to at most delta. More classes left never raise the level of one, and a class keeps its starts, so
+        that a larger level passes all that a smaller one does.
         """
-        counts = np.bincount(predicted, minlength=n_classes)
-        often = np.argsort(-counts, kind="stable")
-        sharing = 0
-        for n, c in enumerate(often, 1):
-            if counts[c] >= rows_needed(self.accuracy, self.delta / n):
-                sharing = n
-        thresholds = np.full(n_classes, NEVER)
-        for c in often[:sharing]:
-            thresholds[c] = certified_threshold(
-                confidences[predicted == c],
-                right[predicted == c],
-                promised=self.accuracy,
-                delta=self.delta / sharing,
-            )
-        return thresholds
+        if not self.by_class:
+            found = certified_threshold(rows.confidences, rows.right, promised=accuracy, delta=self.delta)
+            return np.full(rows.n_classes, found)
+        counts = np.bincount(rows.predicted, minlength=rows.n_classes)
+        left = np.argsort(-counts, kind="stable")
+        thresholds = np.full(rows.n_classes, NEVER)
+        tested: dict[int, IntArray] = {}
+        while True:
+            enough = [n for n, c in enumerate(left, 1) if counts[c] >= rows_needed(accuracy, self.delta / n)]
+            sharing = max(enough, default=0)
+            for c in left[:sharing]:
+                own, delta = rows.predicted == c, self.delta / sharing
+                thresholds[c] = certified_threshold(
+                    rows.confidences[own],
+                    rows.right[own],
+                    promised=accuracy,
+                    delta=delta,
+                    tested=tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta)),
+                )
+            open_ = left[thresholds[left] != ALWAYS]
+            if len(open_) in (0, len(left)):
+                return thresholds
+            left = open_
+
+    def _way_out(self, rows: _Confidences) -> str:
+        """What could be promised, and how many rows would answer something."""
+        percents = range(50, math.ceil(100 * self.accuracy - 1e-9))
+        failing = bisect_left(
+            percents, True, key=lambda p: bool((self._thresholds(rows, p / 100) == NEVER).all())
+        )
+        less = f" ({percents[failing - 1] / 100:g} would answer some)" if failing else ""
+        # By class, something is answered where the class that is predicted most often is.
+        own = rows.predicted == np.bincount(rows.predicted).argmax() if self.by_class else slice(None)
+        right = rows.right[own]
+        needed = rows_to_answer(rows.confidences[own], right, promised=self.accuracy, delta=self.delta)
+        if needed is None:
+            more = f"{MOST_TIMES} times as many like these might not do"
+        else:
+            needed = math.ceil(needed * len(rows.right) / len(right))
+            more = f"with about {needed:,} like these, four draws of five would answer some"
+        return f"Promise less{less}, or use more rows ({more}) or a better model."
+
+
+class _Confidences(NamedTuple):
+    """What a threshold is found on: (N,) of each row, and the number of classes."""
+
+    confidences: FloatArray
+    predicted: IntArray
+    right: NDArray[np.bool_]
+    n_classes: int

@@ -33,9 +33,10 @@ class PredictionSets(Rule):
 
     Args:
         alpha: in (0, 1), the share of sets that may miss the true class.
-        method: "lac" gives the smallest sets on average, and an empty one where no class is probable enough;
-            "aps" gives larger sets where the model is unsure and smaller ones where it is sure, and none is
-            empty: the most probable class is in each.
+        method: "lac" gives the smallest sets on average if the probabilities are right (for an under-confident model
+            those of "aps" may be smaller), and an empty one where no class is probable enough; "aps" gives larger sets
+            where the model is unsure and smaller ones where it is sure, and none is empty: the most probable class is
+            in each.
         by_class: hold the promise for the inputs of every true class, with a threshold for each.
 
     Attributes:
