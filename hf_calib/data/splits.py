@@ -246,6 +246,11 @@ def _row_count(size: float | int, n_train: int) -> int:
     n_rows = round(size * n_train) if is_fraction else int(size)
     if not 1 <= n_rows < n_train:
         raise InputValueError(
-            expected("size", f"leave some of {n_train} rows on both sides", f"{n_rows} rows", "change it")
+            expected(
+                "size",
+                f"leave some of {n_train} rows on both sides",
+                f"{n_rows} rows",
+                "pass a smaller one; it is calibration_size or test_size in a recipe",
+            )
         )
     return n_rows

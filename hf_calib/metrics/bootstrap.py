@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -92,7 +93,8 @@ def bootstrap_interval(
         So take `calibration_error_interval` for the ECE, which holds down to 0. Proper scores and accuracy have no
         such bias.
 
-        Where all resamples are equal (one example, or all alike) the interval is the value.
+        Where all resamples are equal (one example, or all alike) the interval is the value. An interval that excludes
+        its value comes with a warning.
 
     References:
         Efron and Tibshirani 1993, section 13.3.
@@ -111,7 +113,14 @@ def bootstrap_interval(
     value = finite_value(found.function, rows, targets, options)
     resampled = _resampled(found, rows, targets, options)
     (draws,) = _draw([resampled], len(rows), n_resamples, rng)
-    return interval_of(value, draws, two_sided(confidence_level))
+    interval = interval_of(value, draws, two_sided(confidence_level))
+    if not interval.low <= value <= interval.high:
+        warnings.warn(
+            f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, {value:.4g}. Noise makes this "
+            "metric larger, and each resample adds noise again. For the ECE use calibration_error_interval.",
+            stacklevel=2,
+        )
+    return interval
 
 
 def percentile_intervals(

@@ -243,11 +243,25 @@ def test_debiasing_brings_percentile_intervals_of_the_ece_back_to_the_truth() ->
 
 def test_confidence_level_widens_and_seed_repeats() -> None:
     probs, labels = predictions(200)
-    narrow = bootstrap_interval(ECE, probs, labels, confidence_level=0.5)
-    wide = bootstrap_interval(ECE, probs, labels, confidence_level=0.99)
+    narrow = bootstrap_interval("brier_score", probs, labels, confidence_level=0.5)
+    wide = bootstrap_interval("brier_score", probs, labels, confidence_level=0.99)
     assert wide.low < narrow.low < narrow.high < wide.high
-    assert bootstrap_interval(ECE, probs, labels, confidence_level=0.5) == narrow
-    assert bootstrap_interval(ECE, probs, labels, confidence_level=0.5, seed=1) != narrow
+    assert bootstrap_interval("brier_score", probs, labels, confidence_level=0.5) == narrow
+    assert bootstrap_interval("brier_score", probs, labels, confidence_level=0.5, seed=1) != narrow
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_an_interval_that_excludes_its_value_points_to_one_that_holds(debias: bool) -> None:
+    """Of a model that is calibrated, noise is all that there is, and a resample has it twice."""
+    rng = np.random.default_rng(4)
+    top = rng.uniform(0.5, 1, 300)
+    probs = np.stack([top, 1 - top], axis=1)
+    labels = np.where(rng.random(300) < top, 0, 1)
+    with pytest.warns(
+        UserWarning, match=r"excludes the value, 0.* For the ECE use calibration_error_interval\."
+    ):
+        found = bootstrap_interval(ECE, probs, labels, n_resamples=200, debias=debias)
+    assert found.value < found.low
 
 
 @pytest.mark.parametrize("metric", [ECE, "accuracy", "classwise_calibration_error", metrics.brier_score])
