@@ -25,7 +25,7 @@ _NOT_OF_THE_TRAINING = (
     "report_to",
     "cache_dir",
 )
-_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)$")
+_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)$", re.IGNORECASE)
 _KEY_LENGTH = 12
 _MOST_HASHED = 2**32  # bytes of a folder; of larger ones the sizes and times of the files count
 
@@ -197,20 +197,32 @@ def is_secret(name: str) -> bool:
 def secrets(arguments: Sequence[str]) -> set[str]:
     """The words of a command line that nobody else may read, such as a token.
 
-    >>> sorted(secrets(["--hub_token", "hf_x", "--max_length=64", "--hub-token=hf_y"]))
-    ['--hub-token=hf_y', 'hf_x']
+    >>> sorted(secrets(["--hub_token", "hf_x", "--max_length=64", "--hub-token=hf_y", "--env", "HF_TOKEN=hf_z"]))
+    ['--hub-token=hf_y', 'HF_TOKEN=hf_z', 'hf_x']
     """
     found = set()
     hidden = False
     for word in arguments:
         if word.startswith("--"):
-            name, equals, _ = word.removeprefix("--").replace("-", "_").partition("=")
-            hidden = is_secret(name)
-            if hidden and equals:
-                found.add(word)
+            hidden = "=" not in word and is_secret(word.removeprefix("--").replace("-", "_"))
         elif hidden:
             found.add(word)
+        if before_secret(word) is not None:
+            found.add(word)
     return found
+
+
+def before_secret(word: str) -> str | None:
+    """The part of a word before the value of a secret, as of an environment variable; None if it holds none.
+
+    >>> before_secret("--env=HF_TOKEN=hf_x"), before_secret("--learning_rate=0.1")
+    ('--env=HF_TOKEN=', None)
+    """
+    names = word.split("=")[:-1]
+    for n, name in enumerate(names, 1):
+        if is_secret(name.strip("-").replace("-", "_")):
+            return "=".join(names[:n]) + "="
+    return None
 
 
 def given(arguments: Sequence[str]) -> dict[str, Any]:
@@ -252,14 +264,17 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A value; of files and folders what is in them: they may move, and a changed one is a changed configuration."""
+    """A value; of files and folders what is in them: they may move, and a changed one is a changed configuration.
+
+    Secrets are left out.
+    """
     if isinstance(value, list):
         return [_content(each) for each in value]
     if isinstance(value, Mapping):
-        return {name: _content(each) for name, each in value.items()}
+        return {name: _content(each) for name, each in value.items() if not is_secret(str(name))}
     if isinstance(value, str) and is_of_this_machine(value):
         return f"sha256:{path_hash(Path(value))}"
-    return value
+    return (before_secret(value) or value) if isinstance(value, str) else value
 
 
 def is_of_this_machine(value: str) -> bool:

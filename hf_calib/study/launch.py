@@ -25,7 +25,7 @@ from hf_calib.study.folder import (
     remove_cut_short,
     resume_words,
 )
-from hf_calib.study.grid import Cell, secrets
+from hf_calib.study.grid import Cell, before_secret, secrets
 
 try:
     import fcntl
@@ -86,8 +86,10 @@ def for_shell(words: Sequence[str], arguments: Sequence[str]) -> str:
     hidden = secrets(arguments)
 
     def shown(word: str) -> str:
-        name, equals, _ = word.partition("=")
-        return shlex.quote(word) if word not in hidden else f'{name if equals else ""}{equals}"$HF_TOKEN"'
+        if word not in hidden:
+            return shlex.quote(word)
+        before = before_secret(word)
+        return f'{shlex.quote(before) if before else ""}"$HF_TOKEN"'
 
     return " ".join(map(shown, words))
 

@@ -9,6 +9,7 @@ import pytest
 
 from hf_calib.commands.compare import parse_grid, parse_seeds
 from hf_calib.study.grid import Cell, given, resolved, secrets, variants
+from hf_calib.study.launch import for_shell
 from tests.helpers.places import ROOT
 
 RECIPE = ROOT / "recipes" / "text_classification.py"
@@ -94,7 +95,7 @@ def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
     first = key(tmp_path)
     explicit = tmp_path / "focal.yaml"
     explicit.write_text("loss: focal\nloss_kwargs: {gamma: 3}\n")
-    assert first == key(tmp_path, "--report_to", "none")
+    assert first == key(tmp_path, "--report_to", "none", "--run_name", "mine")
     assert first == key(tmp_path, "--learning_rate=2e-5", config="learning_rate: 1\nbf16: true\n")
     assert first == key(tmp_path, "--bf16", "true", "--learning_rate", "2e-5", config="{}")
     assert first != key(tmp_path, "--learning_rate", "3e-5")
@@ -144,6 +145,22 @@ def test_secrets_are_in_no_key_and_no_file(tmp_path: Path) -> None:
     words = ["--hub_token", "hf_secret", "--api-key=hf_secret", "--tokenizer", "x"]
     assert resolved("s.py", [config], words) == {"script": "s.py", "model": "me/x", "tokenizer": "x"}
     assert secrets(words) == {"hf_secret", "--api-key=hf_secret"}
+
+
+def test_secrets_among_environment_variables_are_left_out(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("env: {WANDB_API_KEY: hf_secret, A: 1}\n")
+    assert resolved("s.py", [config], [])["env"] == {"A": 1}
+    words = ["--env", "A=1", "HF_TOKEN=hf_secret=", "--other-env=HF_TOKEN=hf_secret", "--text", "a=b"]
+    recorded = resolved("s.py", [], words)
+    assert recorded == {
+        "script": "s.py",
+        "env": ["A=1", "HF_TOKEN="],
+        "other_env": "HF_TOKEN=",
+        "text": "a=b",
+    }
+    line = for_shell(["python", "s.py", *words], words)
+    assert line == ('python s.py --env A=1 HF_TOKEN="$HF_TOKEN" --other-env=HF_TOKEN="$HF_TOKEN" --text a=b')
 
 
 def test_a_file_of_the_script_sets_no_hyperparameters_of_a_loss(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import pytest
 
 from hf_calib.commands.compare import command_lines, plan_study
 from hf_calib.commands.compare import train as run
-from hf_calib.study.folder import is_finished, newest_checkpoint, problem, read_plan
+from hf_calib.study.folder import is_finished, mark_failed, newest_checkpoint, problem, read_plan
 from hf_calib.study.grid import Cell
-from hf_calib.study.launch import Launch, lock_of
+from hf_calib.study.launch import Launch, Training, lock_of
+from hf_calib.study.progress import progress
 from hf_calib.study.running import _environments, train_cells
 from hf_calib.study.submitit_jobs import submit_cells
 from tests.helpers.places import ROOT
@@ -118,11 +119,13 @@ def test_a_terminal_that_closes_ends_the_trainings(tmp_path: Path) -> None:
 
 
 def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
-    launch, cells = plan(tmp_path / "s", "--hub_token", "hf_secret", "--push-token=hf_other", losses="focal")
+    words = ("--hub_token", "hf_secret", "--push-token=hf_other", "--env", "HF_TOKEN=hf_third")
+    launch, cells = plan(tmp_path / "s", *words, losses="focal")
     (line,) = command_lines(launch, cells)
-    assert '--hub_token "$HF_TOKEN" --push-token="$HF_TOKEN" --loss focal' in line
+    assert '--hub_token "$HF_TOKEN" --push-token="$HF_TOKEN" --env HF_TOKEN="$HF_TOKEN" --loss' in line
     written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-    assert "hf_" not in line + written
+    for token in ("hf_secret", "hf_other", "hf_third"):  # of the clone's path, "hf_" is a part, too
+        assert token not in line + written
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
 
 
@@ -226,6 +229,23 @@ def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for
     assert said == [f"cross_entropy, seed 0 {waits}", f"focal, seed 0 {waits}"]
     assert starts(tmp_path) == {"cross_entropy-seed0": ["None"], "focal-seed0": ["None"]}
     assert not list(tmp_path.glob("cells/*/checkpoint-*"))
+
+
+def test_the_rest_takes_less_time_where_trainings_run_side_by_side() -> None:
+    assert progress(5, 3, 0, [40.0, 80.0], 1) == "2 of 5, about 3 min left"
+    assert progress(5, 3, 1, [40.0, 80.0], 3) == "1 of 5, 1 failed, about 60 s left"
+
+
+def test_a_launcher_is_split_as_a_shell_does_and_an_old_failure_is_forgotten(tmp_path: Path) -> None:
+    launch, cells = plan(tmp_path, losses="focal", launcher="true --name 'a b'")
+    ((cell, folder),) = cells.items()
+    assert launch.command(cell, folder)[:4] == ["true", "--name", "a b", str(SCRIPT)]
+    mark_failed(folder, "of an earlier try")
+    lock = lock_of(folder)
+    assert lock is not None
+    training = Training(launch, cell, folder, lock, {})
+    assert problem(folder) == "not finished"
+    training.stop()
 
 
 def test_a_file_system_without_locks_does_not_keep_a_study_waiting(
