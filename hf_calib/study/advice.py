@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hf_calib._errors import few
-from hf_calib.study.results import LEVEL, UNSCALED, Difference, StudyResults
+from hf_calib.study.results import LEVEL, UNSCALED, Difference, Estimate, StudyResults
 from hf_calib.study.text import MAIN_METRICS, map_name, pair_name
 
 PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
@@ -11,6 +13,7 @@ FEWEST_SEEDS_OF_A_RANK_TEST = 6
 _LARGE_ECE = 0.05
 _REPAIRED = 0.5  # of it, at most, is left after the map
 _HARMED = 0.005  # is added by it, at least
+_FEW_CALIBRATION_ROWS = 200
 
 Pair = tuple[str, str]
 
@@ -23,6 +26,7 @@ def advise(results: StudyResults) -> tuple[str, ...]:
         *_on_the_primary_metric(results, results.baseline),
         *_on_accuracy(results, results.baseline),
         *_on_maps(results, results.baseline[1]),
+        *_on_few_calibration_rows(results),
         _on_what_is_unknown(results),
     )
 
@@ -54,7 +58,7 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
             f"Take {pair_name(*better[0])}. Lower NLL than the baseline beyond chance{rows_only}: {names}."
         )
     elif best == baseline:
-        sentences.append(f"Take {pair_name(*baseline)}: it is the lowest.")
+        sentences.append(_on_the_baseline(results, means, baseline, rows_only))
     else:
         sentences.append(_not_proven(results, best, baseline))
     worse = [pair_name(*pair) for pair in _beyond_chance(results, PRIMARY, sign=1)]
@@ -63,16 +67,34 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> list[str]:
     return sentences
 
 
+def _on_the_baseline(
+    results: StudyResults, means: Mapping[Pair, Estimate], baseline: Pair, rows_only: str
+) -> str:
+    """The baseline has the lowest mean: whether all others are higher beyond chance."""
+    worse = _beyond_chance(results, PRIMARY, sign=1)
+    open_ones = [pair_name(*pair) for pair in means if pair != baseline and pair not in worse]
+    if not open_ones:
+        return f"Take {pair_name(*baseline)}: all others have a higher NLL beyond chance{rows_only}."
+    return f"Nothing is proven against {few(open_ones)}: that {pair_name(*baseline)} is lower may be chance."
+
+
 def _not_proven(results: StudyResults, best: Pair, baseline: Pair) -> str:
     """The lowest mean that is not beyond chance: no reason to take either, and what would decide."""
     said = f"Nothing is proven: that {pair_name(*best)} is lower than {pair_name(*baseline)} may be chance"
     difference = results.differences.get((*best, PRIMARY))
     if difference is None or difference.low is None or difference.n_seeds < 2:
         return f"{said}. Five seeds or more could tell."
-    if difference.seeds_to_find is None:
+    if difference.fewest_seeds is None:
         return f"{said}. A true difference of this size takes more than 100 seeds, or more test rows."
-    needed = difference.seeds_to_find
-    return f"{said}. Of studies with {needed} seeds, 80% would find a true difference of this size."
+    needed = _seeds(difference.fewest_seeds, difference.most_seeds)
+    return f"{said}. To find a true difference of this size in 80% of studies takes {needed}."
+
+
+def _seeds(fewest: int, most: int | None) -> str:
+    """How many seeds are needed, by a variance over seeds that few seeds tell only roughly."""
+    if fewest == most:
+        return f"{most} seeds"
+    return f"{fewest} to {'more than 100' if most is None else most} seeds"
 
 
 def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
@@ -81,8 +103,15 @@ def _on_accuracy(results: StudyResults, baseline: Pair) -> list[str]:
         names = [pair_name(*pair) for pair in _beyond_chance(results, "accuracy", sign=sign)]
         if names:
             sentences.append(f"{word} accuracy than {pair_name(*baseline)} beyond chance: {few(names)}.")
-    if not sentences and len(results.losses) > 1:
+    others = [key for key in results.means if key[2] == "accuracy" and key[:2] != baseline]
+    compared = [_is_compared(results, key) for key in others]
+    if not sentences and len(results.losses) > 1 and any(compared):
         sentences.append("No accuracy differs from that of the baseline beyond chance.")
+    if not all(compared):
+        sentences.append(
+            f"{compared.count(False)} of {len(compared)} accuracies were not compared with that of the baseline, for "
+            "lack of test rows or of seeds that both have."
+        )
     return sentences
 
 
@@ -106,6 +135,15 @@ def _on_maps(results: StudyResults, method: str) -> list[str]:
     if harmed:
         sentences.append(f"ECE that is larger after {method}, in the mean over seeds: {few(harmed)}.")
     return sentences
+
+
+def _on_few_calibration_rows(results: StudyResults) -> list[str]:
+    if not 0 < results.n_calibration < _FEW_CALIBRATION_ROWS or results.methods == (UNSCALED,):
+        return []
+    return [
+        f"The maps were fitted on {results.n_calibration:,} calibration rows: other rows would give other maps, which "
+        "no interval here covers."
+    ]
 
 
 def _on_other_maps(results: StudyResults, method: str) -> list[str]:
@@ -209,15 +247,15 @@ def _on_power(results: StudyResults) -> list[str]:
     notes = []
     for metric, found in results.detectable.items():
         half = (
-            f"half of it with {found.seeds_for_half} seeds"
-            if found.seeds_for_half is not None
+            f"half of it with {_seeds(found.fewest_seeds, found.most_seeds)}"
+            if found.fewest_seeds is not None
             else "half of it not with 100 seeds: the test rows, too, are a sample"
         )
         if _one_seed(results):
             half = "on these models only"
         notes.append(
-            f"A true difference in {MAIN_METRICS[metric]} of {found.value:.2g} would be found in 80% of such studies "
-            f"(the median of the comparisons), {half}."
+            f"A true difference in {MAIN_METRICS[metric]} of {found.value:.2g} would be found in 80% of such studies, "
+            f"{half}."
         )
     if results.variance == "pooled":
         notes.append(
@@ -248,16 +286,22 @@ def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pai
 
     In a study of several seeds, one that a pair has a single seed for says nothing: its p is of the test rows only.
     """
-    fewest = 1 if _one_seed(results) else 2
     return [
         (loss, method)
         for (loss, method, of), found in results.differences.items()
         if of == metric
         and found.value * sign > 0
+        and _is_compared(results, (loss, method, of))
         and found.p_corrected is not None
         and found.p_corrected < LEVEL
-        and found.n_seeds >= fewest
     ]
+
+
+def _is_compared(results: StudyResults, key: tuple[str, str, str]) -> bool:
+    """Whether a difference has a p that says something: in a study of several seeds, of more than one seed."""
+    found = results.differences.get(key)
+    fewest = 1 if _one_seed(results) else 2
+    return found is not None and found.p_corrected is not None and found.n_seeds >= fewest
 
 
 def _comparison(found: Difference) -> str:

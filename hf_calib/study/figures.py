@@ -97,8 +97,9 @@ def alt_texts(results: StudyResults) -> dict[str, str]:
         if ranks:
             loss, method, _ = first = min(ranks, key=ranks.__getitem__)
             firsts.append(f"{short}: {pair_name(loss, method)}, mean rank {ranks[first]:.1f} of {len(ranks)}")
-        ps = [d.p_corrected for key, d in results.differences.items() if key[2] == metric]
-        count = sum(p is not None and p < LEVEL for p in ps)
+        found = (d.p_corrected for key, d in results.differences.items() if key[2] == metric)
+        ps = [p for p in found if p is not None]
+        count = sum(p < LEVEL for p in ps)
         distinct.append(f"{short}: {count} of {len(ps)}")
     name = best_map(results)
     state = "without a map" if name is None else f"without a map and with {name}"

@@ -27,7 +27,7 @@ from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS
 from hf_calib.study.matched import at_matched_accuracy, slope_of
 from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
 from hf_calib.study.pooled import Pooled, pooled_variance
-from hf_calib.study.power import detectable, seeds_to_find
+from hf_calib.study.power import detectable, range_of_seeds, typical
 from hf_calib.study.results import (
     CONFIDENCE_LEVEL,
     LEVEL,
@@ -44,7 +44,6 @@ BASELINE_LOSS = "cross_entropy"
 RANKED_METRICS = ("nll", "ece")
 _HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
 _FEWEST_RESAMPLES = 50
-_FEW_CALIBRATION_ROWS = 200
 
 Variance = Literal["own", "pooled"]
 
@@ -242,12 +241,13 @@ def differences_to(
         p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
         for pair, column in columns.items():
-            value, low, high, needed = _mean(column), None, None, None
+            value, low, high, needed = _mean(column), None, None, (None, None)
             if pair in spreads:
                 low, high = spreads[pair].interval()
-                needed = seeds_to_find(spreads[pair], abs(value), level)
+                spread, known = _typical(spreads, baseline[0], pair[0] == baseline[0])
+                needed = range_of_seeds(spread, abs(value), level, known)
             p, p_corrected = p_values.get(pair), corrected.get(pair)
-            found[(*pair, metric)] = Difference(value, low, high, p, p_corrected, len(column), needed)
+            found[(*pair, metric)] = Difference(value, low, high, p, p_corrected, len(column), *needed)
     return found
 
 
@@ -277,19 +277,29 @@ def _spreads(
     }
 
 
+def _typical(
+    spreads: Mapping[Pair, TwoLevel], baseline_loss: str, is_its_own: bool
+) -> tuple[TwoLevel, float]:
+    """By the comparisons of other losses with the baseline, or by those of other maps of the baseline's trainings."""
+    alike = {pair: spread for pair, spread in spreads.items() if (pair[0] == baseline_loss) == is_its_own}
+    return typical(alike.values(), len({loss for loss, _ in alike}))
+
+
 def detectable_differences(numbers: Numbers, baseline: Pair, variance: Variance) -> dict[str, Detectable]:
-    """What the study could have found: metric -> the median over its comparisons."""
+    """What the study could have found: by metric, of another loss than the baseline's where there is one."""
     found = {}
     for metric in RANKED_METRICS:
         columns = _differences(numbers, baseline, metric)
-        spreads = list(_spreads(columns, numbers, baseline, metric, variance).values())
+        spreads = _spreads(columns, numbers, baseline, metric, variance)
         if not spreads:
             continue
         level = LEVEL / len(spreads)
-        sizes = [detectable(spread, level) for spread in spreads]
-        middle = int(np.argsort(sizes)[len(sizes) // 2])
-        half = seeds_to_find(spreads[middle], sizes[middle] / 2, level) if sizes[middle] else None
-        found[metric] = Detectable(sizes[middle], half)
+        is_its_own = all(loss == baseline[0] for loss, _ in spreads)
+        spread, known = _typical(spreads, baseline[0], is_its_own)
+        size = detectable(spread, level, known)
+        found[metric] = Detectable(
+            size, *(range_of_seeds(spread, size / 2, level, known) if size else (None, None))
+        )
     return found
 
 
@@ -443,11 +453,6 @@ def _notes_on_rows(
     if min(n_calibration) != max(n_calibration):
         between = f"{min(n_calibration):,} to {max(n_calibration):,}"
         notes.append(f"The trainings have different numbers of calibration rows, {between}.")
-    if 0 < min(n_calibration) < _FEW_CALIBRATION_ROWS and len(results.methods) > 1:
-        notes.append(
-            f"The maps were fitted on {min(n_calibration):,} calibration rows: other rows would give other maps, which "
-            "no interval here covers."
-        )
     if not kind.independent:
         notes.append(
             f"The tokens of a sentence are no independent draws: resamples are of the {n_drawn:,} test sentences, each "

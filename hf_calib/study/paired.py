@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtri
-from scipy.stats import t
+from scipy.special import ndtri, stdtrit
 
 from hf_calib.metrics.binning import FloatArray
 from hf_calib.study.pooled import Pooled
@@ -64,7 +63,7 @@ class TwoLevel(NamedTuple):
         of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
         if self.n_seeds == 1:
             return np.asarray(of_rows_alone)
-        of_both = ndtri(tail) ** 2 * self.row_variance + t.isf(tail, self.degrees) ** 2 * self.seed_variance
+        of_both = ndtri(tail) ** 2 * self.row_variance + stdtrit(self.degrees, tail) ** 2 * self.seed_variance
         return np.maximum(of_both, of_rows_alone)
 
 

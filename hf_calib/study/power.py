@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr
-from scipy.stats import chi2
+from scipy.special import gammaincinv, ndtr
 
+from hf_calib.metrics.binning import FloatArray
 from hf_calib.study.paired import TwoLevel
 
 WANTED = 0.8
 MOST_SEEDS = 100
-_DRAWS = 200  # of the variance over seeds
+# Of the variance over seeds that another study would find.
+_PROBABILITIES = (np.arange(200) + 0.5) / 200
+# Of this study's estimate, for the true variances that it may have come from.
+_POSSIBLE = (np.arange(20) + 0.5) / 20
+# Of this study's estimate, at which the fewest and the most seeds are told.
+_RANGE = (0.9, 0.1)
 
 
 def power(spread: TwoLevel, difference: float, level: float) -> float:
@@ -28,24 +35,95 @@ def power(spread: TwoLevel, difference: float, level: float) -> float:
     >>> round(power(spread, 0.0, 0.05), 3), round(power(spread, 5.0, 0.05), 2)
     (0.05, 0.72)
     """
-    varied, variance = spread, spread.variance_of_rows_alone
+    reaches, deviation = _other_studies(spread, level)
+    return _found(difference, reaches, deviation) if deviation else float(difference != 0)
+
+
+def _other_studies(spread: TwoLevel, level: float) -> tuple[FloatArray, float]:
+    """How far the intervals of other studies reach (D,), and the standard deviation of their means."""
+    if spread.n_seeds == 1:
+        return np.sqrt(spread.square_of_reach(level / 2)), float(np.sqrt(spread.variance_of_rows_alone))
+    drawn = _of_estimate(_PROBABILITIES, spread.degrees)
+    varied = spread._replace(seed_variance=drawn * spread.seed_variance)
+    return np.sqrt(varied.square_of_reach(level / 2)), float(
+        np.sqrt(spread.row_variance + spread.seed_variance)
+    )
+
+
+def _found(difference: float, reaches: FloatArray, deviations: FloatArray | float) -> float:
+    return float(
+        np.mean(ndtr((difference - reaches) / deviations) + ndtr((-difference - reaches) / deviations))
+    )
+
+
+def _of_estimate(probability: FloatArray | float, degrees: float) -> FloatArray:
+    """Quantiles of an estimated variance over the true one."""
+    return np.asarray(2 * gammaincinv(degrees / 2, probability) / degrees)
+
+
+def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, float]:
+    r"""The spread of a comparison by the mean variances of several, and the degrees of freedom of that mean.
+
+    Each comparison's own variance over S seeds has S - 1 degrees of freedom, of which studies of few seeds learn next
+    to nothing. The mean over L losses has more, but not L times as many, as all are compared with one baseline: where
+    they vary alike, two variances have a correlation of 1/4, and the mean has $4 L (S - 1) / (L + 3)$.
+
+    Args:
+        spreads: of the paired differences; those with the most seeds count.
+        n_losses: L, that are not the baseline's.
+    """
+    n_seeds = max(spread.n_seeds for spread in spreads)
+    alike = [spread for spread in spreads if spread.n_seeds == n_seeds]
+    means = {
+        name: float(np.mean([getattr(spread, name) for spread in alike]))
+        for name in ("row_variance", "seed_variance", "variance_of_rows_alone")
+    }
+    found = alike[0]._replace(**means)
+    if found.pooled_degrees is not None:
+        return found, found.pooled_degrees
+    return found, 4 * n_losses * found.degrees / (n_losses + 3)
+
+
+def detectable(spread: TwoLevel, level: float, known: float) -> float:
+    """The true difference that is found in 80% of such studies.
+
+    That is a mean over the variances over seeds that the estimate may have come from: by the estimate itself, which is
+    as often too small as too large, a study of three seeds would find it in 58 to 68%.
+
+    Args:
+        spread: of a comparison.
+        level: two-sided, in (0, 1).
+        known: degrees of freedom of its variance over seeds.
+    """
+    possible = [spread]
     if spread.n_seeds > 1:
-        drawn = chi2.ppf((np.arange(_DRAWS) + 0.5) / _DRAWS, spread.degrees) / spread.degrees
-        varied = spread._replace(seed_variance=drawn * spread.seed_variance)
-        variance = spread.row_variance + spread.seed_variance
-    reach, deviation = np.sqrt(varied.square_of_reach(level / 2)), np.sqrt(variance)
-    if deviation == 0:
-        return float(difference != 0)
-    return float(np.mean(ndtr((difference - reach) / deviation) + ndtr((-difference - reach) / deviation)))
+        possible = [_at_quantile(spread, probability, known) for probability in _POSSIBLE]
+    reaches, deviations = zip(*(_other_studies(each, level) for each in possible), strict=True)
+    if max(deviations) == 0:
+        return 0.0
+    all_reaches, all_deviations = np.stack(reaches), np.array(deviations)[:, None]
+    most = 10 * float(np.max(all_reaches) + np.max(all_deviations))
+    return float(brentq(lambda d: _found(d, all_reaches, all_deviations) - WANTED, 0.0, most, rtol=1e-4))
 
 
-def detectable(spread: TwoLevel, level: float) -> float:
-    """The true difference that is found in 80% of such studies."""
-    variance = spread.square_of_reach(level / 2) + spread.row_variance + spread.seed_variance
-    most = 10 * float(np.sqrt(variance))
-    if power(spread, most, level) < WANTED:  # no variance at all
-        return most
-    return float(brentq(lambda difference: power(spread, difference, level) - WANTED, 0.0, most))
+def range_of_seeds(
+    spread: TwoLevel, difference: float, level: float, known: float
+) -> tuple[int | None, int | None]:
+    """The fewest and the most seeds of studies that find a true difference in 80% of cases, see `seeds_to_find`.
+
+    By the ends of the 80% interval of the variance over seeds, of which `known` are the degrees of freedom.
+    """
+    if spread.n_seeds == 1:
+        return None, None
+    fewest, most = (
+        seeds_to_find(_at_quantile(spread, quantile, known), difference, level) for quantile in _RANGE
+    )
+    return fewest, most
+
+
+def _at_quantile(spread: TwoLevel, quantile: float, known: float) -> TwoLevel:
+    """The spread whose true variance over seeds is the one of which the estimate is this quantile."""
+    return spread._replace(seed_variance=spread.seed_variance / float(_of_estimate(quantile, known)))
 
 
 def seeds_to_find(spread: TwoLevel, difference: float, level: float) -> int | None:

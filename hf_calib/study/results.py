@@ -25,12 +25,15 @@ class Detectable(NamedTuple):
     """The difference of a metric that a study would find in 80% of the cases.
 
     Args:
-        value: the median over its comparisons; a true difference of this size, in the metric's unit.
-        seeds_for_half: how many seeds would find half of it, as often; None if more than 100 or any number would not.
+        value: a true difference of this size, in the metric's unit, by the mean variances of its comparisons.
+        fewest_seeds: that would find half of it, as often, if the seeds vary as little as they may by what the study
+            tells; None if more than 100, or any number, would not.
+        most_seeds: the same, if they vary as much as they may.
     """
 
     value: float
-    seeds_for_half: int | None
+    fewest_seeds: int | None
+    most_seeds: int | None
 
 
 class Estimate(NamedTuple):
@@ -59,8 +62,9 @@ class Difference(NamedTuple):
         p: two-sided; None where there is no interval.
         p_corrected: by Holm, over all comparisons of the metric.
         n_seeds: seeds that both have. With one, interval and p cover the test rows only.
-        seeds_to_find: how many would find a true difference of this size in 80% of studies; None where more than 100,
-            or any number, would not.
+        fewest_seeds: that would find a true difference of this size in 80% of studies, if the seeds vary as little as
+            they may (80% interval); None where more than 100, or any number, would not.
+        most_seeds: the same, if they vary as much as they may.
     """
 
     value: float
@@ -69,7 +73,8 @@ class Difference(NamedTuple):
     p: float | None
     p_corrected: float | None
     n_seeds: int
-    seeds_to_find: int | None = None
+    fewest_seeds: int | None = None
+    most_seeds: int | None = None
 
 
 class Panel(NamedTuple):

@@ -185,8 +185,8 @@ def how_to_read_differences(results: StudyResults) -> str:
     return (
         f"Differences are to {pair_name(*results.baseline)}, on the same seeds and {results.counted[0]}. p is "
         f"corrected by Holm within its metric, intervals are not; where p is below {LEVEL:g}, a word says whether the "
-        "loss with its map is better or worse than the baseline. No word: the study cannot tell them apart. "
-        + _on_matched_accuracy(results)
+        "loss with its map is better or worse than the baseline. No word: the study cannot tell them apart; "
+        f"{_NONE}: they were not compared. " + _on_matched_accuracy(results)
     )
 
 

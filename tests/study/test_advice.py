@@ -36,7 +36,7 @@ def results(
                 change = value - table[baseline]
                 p = (p_corrected or {}).get((*pair, metric), 1.0)
                 differences[(*pair, metric)] = Difference(
-                    change, change - 0.01, change + 0.01, p / 2, p, n_seeds, 7
+                    change, change - 0.01, change + 0.01, p / 2, p, n_seeds, 4, 15
                 )
     return StudyResults(
         losses=tuple(dict.fromkeys(loss for loss, _ in nll)),
@@ -79,8 +79,8 @@ def test_nothing_that_can_be_told_from_the_baseline() -> None:
         "95% interval -0.0160 to +0.0040, corrected p = 1)."
     )
     assert second == (
-        "Nothing is proven: that focal with temperature is lower than cross_entropy with temperature may be chance. Of "
-        "studies with 7 seeds, 80% would find a true difference of this size."
+        "Nothing is proven: that focal with temperature is lower than cross_entropy with temperature may be chance. To "
+        "find a true difference of this size in 80% of studies takes 4 to 15 seeds."
     )
     study = results(NLL)
     found = study.differences["focal", "temperature", "nll"]
@@ -88,7 +88,7 @@ def test_nothing_that_can_be_told_from_the_baseline() -> None:
         study,
         differences={
             **study.differences,
-            ("focal", "temperature", "nll"): found._replace(seeds_to_find=None),
+            ("focal", "temperature", "nll"): found._replace(fewest_seeds=None),
         },
     )
     assert advise(hopeless)[1].endswith("takes more than 100 seeds, or more test rows.")
@@ -109,6 +109,12 @@ def test_a_loss_that_beats_the_baseline() -> None:
     assert not any("nothing here" in sentence for sentence in found)
 
 
+def test_what_is_beyond_chance_alone_but_not_corrected_proves_nothing() -> None:
+    study = results(NLL, p_corrected={("focal", "temperature", "nll"): 0.06})
+    assert study.differences["focal", "temperature", "nll"].p == 0.03
+    assert advise(study)[1].startswith("Nothing is proven: ")
+
+
 def test_the_lowest_mean_need_not_be_what_is_beyond_chance() -> None:
     nll = NLL | {("brier", "temperature"): 0.338}
     found = advise(results(nll, p_corrected={("focal", "temperature", "nll"): 0.02}))
@@ -119,7 +125,22 @@ def test_the_lowest_mean_need_not_be_what_is_beyond_chance() -> None:
 def test_the_baseline_itself_is_the_lowest() -> None:
     found = advise(results(NLL | {("focal", "temperature"): 0.36}))
     assert found[0] == "Lowest NLL: cross_entropy with temperature, 0.3470, the baseline itself."
-    assert found[1].startswith("Take cross_entropy with temperature")
+    assert found[1] == (
+        "Nothing is proven against cross_entropy without a map, focal without a map, focal with temperature: that "
+        "cross_entropy with temperature is lower may be chance."
+    )
+    others = [("cross_entropy", "none"), ("focal", "none"), ("focal", "temperature")]
+    p_corrected = dict.fromkeys([(*pair, "nll") for pair in others], 0.01)
+    sure = results(NLL | {("focal", "temperature"): 0.36}, p_corrected=p_corrected, n_seeds=1)
+    assert advise(sure)[1] == (
+        "Take cross_entropy with temperature: all others have a higher NLL beyond chance on these test rows."
+    )
+
+
+def test_few_calibration_rows_are_said() -> None:
+    said = "The maps were fitted on 26 calibration rows: other rows would give other maps"
+    assert said in " ".join(advise(replace(results(NLL), n_calibration=26)))
+    assert "calibration rows" not in " ".join(advise(results(NLL)))
 
 
 def test_a_best_loss_that_shares_no_seed_with_the_baseline() -> None:
@@ -175,15 +196,15 @@ def test_rank_tests_need_six_seeds(n_seeds: int, smallest: str | None) -> None:
 
 
 def test_what_the_study_could_have_found() -> None:
-    study = replace(results(NLL), detectable={"nll": Detectable(0.0312, 9), "ece": Detectable(0.02, None)})
-    notes = " ".join(notes_on_statistics(study))
+    found = {"nll": Detectable(0.0312, 9, None), "ece": Detectable(0.02, None, None)}
+    notes = " ".join(notes_on_statistics(replace(results(NLL), detectable=found)))
     assert (
-        "A true difference in NLL of 0.031 would be found in 80% of such studies (the median of the comparisons), half "
-        "of it with 9 seeds." in notes
+        "A true difference in NLL of 0.031 would be found in 80% of such studies, half of it with 9 to more than 100 "
+        "seeds." in notes
     )
     assert "half of it not with 100 seeds: the test rows, too, are a sample." in notes
-    one = replace(results(NLL, n_seeds=1), detectable={"nll": Detectable(0.0312, None)})
-    assert "(the median of the comparisons), on these models only." in " ".join(notes_on_statistics(one))
+    one = replace(results(NLL, n_seeds=1), detectable={"nll": Detectable(0.0312, None, None)})
+    assert "in 80% of such studies, on these models only." in " ".join(notes_on_statistics(one))
 
 
 def test_a_pooled_variance_says_what_it_rests_on() -> None:
@@ -225,6 +246,20 @@ def test_accuracy_is_named_where_it_differs() -> None:
     )
 
 
+def test_comparisons_that_were_not_made_are_no_evidence() -> None:
+    study = results(NLL, accuracy=dict.fromkeys(NLL, 0.9))
+    key = ("focal", "none", "accuracy")
+    study.differences[key] = study.differences[key]._replace(p=None, p_corrected=None)  # type: ignore[index]
+    found = advise(study)
+    assert "No accuracy differs from that of the baseline beyond chance." in found
+    assert any(each.startswith("1 of 3 accuracies were not compared with that of the") for each in found)
+    for other in [key for key in study.differences if key[2] == "accuracy"]:
+        study.differences[other] = study.differences[other]._replace(n_seeds=1)  # type: ignore[index]
+    found = advise(study)
+    assert not any(each.startswith("No accuracy differs") for each in found)
+    assert any(each.startswith("3 of 3 accuracies were not compared") for each in found)
+
+
 def test_what_the_map_does_to_the_ece() -> None:
     ece = {
         ("cross_entropy", "none"): 0.032,
@@ -243,10 +278,13 @@ def test_a_map_that_leaves_most_of_the_ece_has_not_repaired_it() -> None:
     ece = {
         ("cross_entropy", "none"): 0.1,
         ("cross_entropy", "temperature"): 0.08,
-        ("focal", "none"): 0.04,  # nothing to repair
+        ("focal", "none"): 0.04,  # nothing to repair, and hardly any harm
         ("focal", "temperature"): 0.01,
+        ("brier", "none"): 0.02,
+        ("brier", "temperature"): 0.024,
     }
-    assert not [each for each in advise(results(NLL, ece=ece)) if "repairs" in each or "larger after" in each]
+    found = advise(results(NLL | {("brier", "none"): 0.4, ("brier", "temperature"): 0.4}, ece=ece))
+    assert not [each for each in found if "repairs" in each or "larger after" in each]
 
 
 def test_missing_trainings_are_counted() -> None:
