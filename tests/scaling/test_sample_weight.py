@@ -61,6 +61,15 @@ def test_ones_change_nothing(name: str) -> None:
     np.testing.assert_allclose(found, WEIGHTED[name]().fit(LOGITS, LABELS).predict_proba(LOGITS), atol=1e-7)
 
 
+def test_default_penalties_follow_the_number_of_rows_of_kish() -> None:
+    kish = TIMES.sum() ** 2 / (TIMES**2).sum()
+    penalties = {"off_diagonal_penalty": 10 * C**2 * (C - 1) / kish, "bias_penalty": C / (2 * kish)}
+    for kind in (MatrixScaling, DirichletScaling):
+        found = kind().fit(LOGITS, LABELS, sample_weight=TIMES)
+        wanted = kind(**penalties).fit(LOGITS[ROWS], LABELS[ROWS])
+        np.testing.assert_allclose(found.weight_, wanted.weight_, atol=1e-3)
+
+
 def test_masks_and_many_classes() -> None:
     """The paths that these take are others."""
     rng = np.random.default_rng(1)
