@@ -9,7 +9,7 @@ between classes by the curvature of each class, or for many classes by a Kroneck
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,14 @@ from hf_calib.scaling._objectives import SoftmaxObjective
 from hf_calib.scaling._solver import BOUNDS, best_temperature
 
 Linear = tuple[FloatArray, FloatArray]  # weight (C,) or (C, C), bias (C,)
+
+
+class Near(NamedTuple):
+    """What a fit to the same rows has found, for the next one: the temperature, and parameters to start from."""
+
+    temperature: float
+    solution: FloatArray | None = None
+
 
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
 _LEAST_CURVATURE = 1e-13  # relative to the largest: flatter directions are left where they start
@@ -52,18 +60,16 @@ class LinearProblem:
         self.smoothing = 0.0
         self.unit = 1.0
         self.left_to_gain = LEFT_TO_GAIN
-        self.start: FloatArray | None = None  # a `solution` for other penalties; None: the identity
+        self.start: FloatArray | None = None  # a solution for other penalties; None: the identity
         self.solution: FloatArray | None = None
 
-    def typical_unit(self) -> float:
-        """The temperature; where there is none, the spread of the features."""
-        objective = SoftmaxObjective(self.logits, self.labels, self.weights)
-        if objective.is_constant:
-            return 1.0
-        if not objective.is_no_better_than_chance:
-            temperature = best_temperature(objective)
-            if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
-                return temperature
+    def typical_unit(self, temperature: float | None = None) -> float:
+        """The temperature, which may be known; where there is none, the spread of the features."""
+        if temperature is None:
+            objective = SoftmaxObjective(self.logits, self.labels, self.weights)
+            temperature = 1.0 if objective.is_constant else best_temperature(objective)
+        if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
+            return temperature
         total = sum(np.square(rows - rows.mean(axis=1, keepdims=True)).sum() for rows, *_ in self)
         spread = float(np.sqrt(total / self.logits.size))
         return spread if spread > _SMALLEST_SPREAD else 1.0

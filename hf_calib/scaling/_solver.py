@@ -26,8 +26,8 @@ class _Point(NamedTuple):
     curvature: float
 
 
-def best_temperature(objective: Objective) -> float:
-    """Return the T within `BOUNDS` at which the negative log-likelihood is least.
+def best_temperature(objective: Objective, guess: float | None = None) -> float:
+    """Return the T within `BOUNDS` at which the negative log-likelihood is least, perhaps near a guess.
 
     Where every label is ranked first that would be T = 0. The labels are then smoothed by 1 / (N + 1), which
     adds a constant to the slope in beta.
@@ -40,7 +40,7 @@ def best_temperature(objective: Objective) -> float:
         curve = objective.nll(beta)
         return curve.slope + smoothing_slope, curve.curvature
 
-    return 1 / _root(slope_and_curvature, start=_first_guess(objective))
+    return 1 / _root(slope_and_curvature, start=_first_guess(objective) if guess is None else 1 / guess)
 
 
 def undetermined(objective: Objective, temperature: float, *, smoothed: bool) -> str | None:

@@ -16,20 +16,24 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_flag, check_seed
 from hf_calib.scaling._base import AffineScaling, n_masked, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
+from hf_calib.scaling._linear import Near
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
 from hf_calib.scaling.scaler import Fitted
-from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredScaling, StructuredVectorScaling
+from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
 from hf_calib.scaling.temperature import TemperatureScaling
 from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
 
 _MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
 _CHOSEN_ON = 20_000  # rows at most: enough to tell a thousandth of a nat
-# That a map's gain over the temperature has to exceed: a dozen candidates make the best one look better than it is.
-# With fewer, of those tried, some setting of benchmarks/choice_rules.py ends more than .002 nats above the temperature.
-_STANDARD_ERRORS = 3
+# That a map's gain over the temperature has to exceed: a dozen candidates make the best one look better than it is, and
+# with few rows the freer ones look best where they fail. By benchmarks/choice_rules.py, in which no setting then ends
+# more than .002 nats above the temperature.
+_STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
+_MANY = 1000  # rows, from which on freer maps need no more than the others
+_FIRM = "(penalty=1)"  # of the maps that are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
 # Rows from which on the logits may stay as they are: with fewer, standard errors miss the rare row that is wrong with
 # high confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/choice_rules.py).
@@ -41,7 +45,7 @@ _ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
 
-_Fits = dict[tuple[str, int], StructuredScaling]
+_Fits = dict[tuple[str, int], Near]
 
 
 class _Candidate(NamedTuple):
@@ -92,9 +96,10 @@ class AutoScaling(AffineScaling):
     Notes:
         Each candidate is fitted on all parts but one, and maps the rows of that one. A map that is right for
         the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
-        rows of the other parts, and the loss of the rows judged with it. Chosen is the least d + 3 SE(d), where
-        d is the mean difference to the temperature's loss, row by row. The logits as they are may win on at
-        least 300 rows. Once a smaller penalty is worse by two standard errors, freer maps of the kind are not
+        rows of the other parts, and the loss of the rows judged with it. Chosen is the least d + 2 SE(d), where
+        d is the mean difference to the temperature's loss, row by row; with fewer than 1,000 rows the least
+        d + 3 SE(d) for maps that are freer than those with a penalty of 1, and for the logits as they are, which may
+        win on at least 300 rows. Once a smaller penalty is worse by two standard errors, freer maps of the kind are not
         tried. The chosen map is fitted again on all rows, with the temperature of all mapped rows on top: one
         affine map in the end. Only this fit warns. Of more than 20,000 rows, a random 20,000 choose, and all are
         fitted.
@@ -316,19 +321,22 @@ class AutoScaling(AffineScaling):
         folds: NDArray[np.int64],
         fitted: _Fits,
     ) -> tuple[FloatArray, float]:
-        """The loss of each row (N,), and the temperature on top; `fitted` has the last fits of each method, by fold."""
+        """The loss of each row (N,), and the temperature on top; `fitted` has the last fit of each kind, by fold."""
         if candidate.make is None:
             return self._losses(logits.astype(np.float64), labels), 1.0
         mapped = np.empty(logits.shape)
+        kind = candidate.method.removeprefix("structured_")
         for fold, (train, held_out) in enumerate(_parts(folds)):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 scaler = candidate.make()
                 scaler._left_to_gain = _ROUGHLY
-                if candidate.penalty is not None:
-                    scaler._near = fitted.get((candidate.method, fold))
-                    fitted[candidate.method, fold] = scaler
+                scaler._near = fitted.get((kind, fold), fitted.get(("temperature", fold)))
                 mapped[held_out] = scaler.fit(logits[train], labels[train]).affine_map()(logits[held_out])
+                if kind == "temperature":
+                    fitted[kind, fold] = Near(scaler.temperature_)
+                elif candidate.penalty is not None:
+                    fitted[kind, fold] = scaler._found
         if candidate.method == "temperature":
             return self._losses(mapped, labels), 1.0
         losses = np.empty(len(labels))
@@ -339,7 +347,7 @@ class AutoScaling(AffineScaling):
 
     def _temperature(self, logits: FloatArray, labels: NDArray[Any]) -> float:
         objective = self._objective(logits, labels)
-        return 1.0 if objective.is_constant else best_temperature(objective)
+        return 1.0 if objective.is_constant else best_temperature(objective, guess=1.0)  # of fitted maps
 
     def _losses(self, logits: FloatArray, labels: NDArray[Any]) -> FloatArray:
         """Negative log-likelihood of each row, (N,)."""
@@ -363,19 +371,20 @@ def _fitted(candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any]) -
     return candidate.make().fit(logits, labels).affine_map()
 
 
-def choose(losses: Mapping[str, FloatArray], standard_errors: float = _STANDARD_ERRORS) -> str:
+def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
     """Name the map to take, by the cross-validated loss of each row under each map.
 
-    That of the least d + k SE(d), where d is the mean difference to the temperature, row by row, and k is
-    `standard_errors`: a freer map has to gain more than the noise of its gain. The logits as they are may win from
-    `_ENOUGH` rows on.
+    That of the least d + k SE(d), where d is the mean difference to the temperature, row by row: a freer map has to
+    gain more than its noise. k is 2 for penalties of 1, and for all maps from 1,000 rows on, else 3; or
+    `standard_errors` for all. The logits as they are may win from `_ENOUGH` rows on.
     """
+    n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:
         difference, error = _mean(losses[name] - losses["temperature"])
-        return difference + standard_errors * error
+        k = _STANDARD_ERRORS if n_rows >= _MANY or name.endswith(_FIRM) else _OF_FREE_MAPS
+        return difference + (k if standard_errors is None else standard_errors) * error
 
-    n_rows = len(losses["temperature"])
     return min((name for name in losses if name != "identity" or n_rows >= _ENOUGH), key=upper_end)
 
 

@@ -16,7 +16,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._inputs import check_flag
 from hf_calib.scaling._base import AffineScaling, refuse_masks, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
-from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, fit_matrix, fit_vector
+from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, Near, fit_matrix, fit_vector
 from hf_calib.scaling._logistic import fit_columns
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
@@ -28,10 +28,9 @@ class StructuredScaling(AffineScaling):
 
     penalty: float
     _left_to_gain = LEFT_TO_GAIN
-    # The same map, fitted to the same rows with another penalty: its temperature is taken, and its solution is near.
-    _near: StructuredScaling | None = None
-    _unit: float
-    _solution: FloatArray | None = None
+    # Of the same rows: its temperature is taken, and its solution, with another penalty, is near.
+    _near: Near | None = None
+    _found: Near
 
     def _checked_penalty(self) -> float:
         if not (isinstance(self.penalty, Real) and 0 < self.penalty < np.inf):
@@ -44,21 +43,21 @@ class StructuredScaling(AffineScaling):
     def _temperature(self, make_objective: Callable[[], Objective]) -> float:
         """The temperature that the map starts from, with a warning if the data do not determine it."""
         if self._near is not None:
-            self._unit = self._near._unit
-            return self._unit
+            self._found = Near(self._near.temperature)
+            return self._near.temperature
         objective = make_objective()
         temperature = 1.0 if objective.is_constant else best_temperature(objective)
         problem = undetermined(objective, temperature, smoothed=True)
         if problem:
             warnings.warn(problem, UserWarning, stacklevel=3)
-        self._unit = temperature
+        self._found = Near(temperature)
         return temperature
 
     def _problem(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> LinearProblem:
         problem = LinearProblem(logits, labels, lambda block: block)
         problem.unit = unit
         problem.left_to_gain = self._left_to_gain
-        problem.start = None if self._near is None else self._near._solution
+        problem.start = None if self._near is None else self._near.solution
         return problem
 
     def _fit_two_classes(self, logits: NDArray[Any], labels: NDArray[np.int64], unit: float) -> None:
@@ -152,7 +151,7 @@ class StructuredVectorScaling(StructuredScaling):
         problem = self._problem(matrix, classes, unit)
         (weight, self.bias_), _ = fit_vector(problem, penalty * c / n, penalty * c / n)
         self.weight_ = weight / unit
-        self._solution = problem.solution
+        self._found = Near(unit, problem.solution)
         return self
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -229,5 +228,5 @@ class StructuredMatrixScaling(StructuredScaling):
         own, between = penalty * c / n, penalty * c * (c - 1) / n
         (weight, self.bias_), _ = fit_matrix(problem, between, bias_penalty=own, diagonal_penalty=own)
         self.weight_ = weight / unit
-        self._solution = problem.solution
+        self._found = Near(unit, problem.solution)
         return self

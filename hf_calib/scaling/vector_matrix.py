@@ -13,7 +13,15 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import InputValueError, expected
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, listed, refuse_masks
 from hf_calib.scaling._inputs import as_class_labels, as_matrix, without_zero_weights
-from hf_calib.scaling._linear import LEFT_TO_GAIN, FloatArray, Linear, LinearProblem, fit_matrix, fit_vector
+from hf_calib.scaling._linear import (
+    LEFT_TO_GAIN,
+    FloatArray,
+    Linear,
+    LinearProblem,
+    Near,
+    fit_matrix,
+    fit_vector,
+)
 from hf_calib.scaling._solver import SMOOTHED
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.scaler import Fitted
@@ -30,11 +38,15 @@ class LinearScaling(LogitScaling):
     weight_: FloatArray
     bias_: FloatArray
     _left_to_gain = LEFT_TO_GAIN
+    _near: Near | None = None  # a structured map of the same rows
 
     def _fit(self, logits: NDArray[Any], labels: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         rows, targets, weights = without_zero_weights(logits, as_class_labels(labels, logits), sample_weight)
         problem = LinearProblem(rows, targets, self._features, weights)
-        problem.unit = problem.typical_unit()
+        if self._near is None:
+            problem.unit = problem.typical_unit()
+        else:
+            problem.unit, problem.start = problem.typical_unit(self._near.temperature), self._near.solution
         problem.left_to_gain = self._left_to_gain
         reason = _undetermined_classes(problem, free_bias=self._has_free_bias())
         problem.smoothing = 1 / (problem.effective_size + 1) if reason else 0.0
@@ -96,7 +108,9 @@ class PenalisedMatrixScaling(LinearScaling):
         Args:
             logits: (N, C), any real dtype, read in float64; finite.
             labels: (N,) int in [0, C), without -100.
-            sample_weight: (N,) of at least 0; None counts every example once.
+            sample_weight: (N,) of at least 0; None counts every example once. Whole numbers are the same as repeated
+                rows only where both penalties are given: the default ones, and smoothed labels, follow Kish's number
+                of rows, (sum of w)^2 / (sum of w^2), which is smaller.
 
         Returns:
             self, with `weight_` and `bias_`.
@@ -184,7 +198,8 @@ class VectorScaling(LinearScaling):
         Args:
             logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
             labels: (N,) int in [0, C), without -100.
-            sample_weight: (N,) of at least 0; None counts every example once.
+            sample_weight: (N,) of at least 0; None counts every example once. Whole numbers are the same as repeated
+                rows unless labels are smoothed, which is by Kish's number of rows, (sum of w)^2 / (sum of w^2).
 
         Returns:
             self, with `weight_` and `bias_`.

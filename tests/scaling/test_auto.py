@@ -20,6 +20,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
 )
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.auto import choose
 
 METHODS = ["identity", "temperature", "structured_vector", "vector", "structured_matrix", "matrix"]
 
@@ -168,6 +169,32 @@ class TestChoice:
         assert sizes["structured_vector"] == 2 * sizes["per_label_temperature"] == 4
 
 
+class TestRule:
+    @pytest.mark.parametrize(
+        ("name", "n", "gain", "taken"),
+        [
+            ("structured_matrix(penalty=1)", 500, 2.5, True),
+            ("structured_matrix(penalty=1)", 500, 1.5, False),
+            ("structured_matrix(penalty=0.1)", 500, 2.5, False),
+            ("matrix", 500, 2.5, False),
+            ("matrix", 500, 3.5, True),
+            ("matrix", 1000, 2.5, True),
+            ("matrix", 1000, 1.5, False),
+            ("identity", 500, 2.5, False),
+            ("identity", 500, 3.5, True),
+            ("identity", 200, 9.0, False),
+        ],
+    )
+    def test_how_many_standard_errors_a_map_has_to_gain(
+        self, name: str, n: int, gain: float, taken: bool
+    ) -> None:
+        noise = np.random.default_rng(0).normal(size=n)
+        noise -= noise.mean()
+        error = noise.std(ddof=1) / np.sqrt(n)
+        losses = {"temperature": np.zeros(n), name: noise - gain * error}
+        assert choose(losses) == (name if taken else "temperature")
+
+
 class TestResults:
     def test_say_what_each_got(self) -> None:
         logits = some_logits(600, 4)
@@ -180,8 +207,7 @@ class TestResults:
         tried = [row for row in rows if row["left_out"] is None]
         temperature = next(row for row in rows if row["method"] == "temperature")
         assert all(row["difference"] == pytest.approx(row["nll"] - temperature["nll"]) for row in tried)
-        chosen = min(tried, key=lambda row: row["difference"] + 1.5 * row["difference_standard_error"])
-        assert chosen["chosen"]
+        chosen = next(row for row in tried if row["chosen"])
         assert chosen["difference"] < 0
         name = chosen["method"] + ("" if chosen["penalty"] is None else f"(penalty={chosen['penalty']:g})")
         assert scaler.choice_ == name
