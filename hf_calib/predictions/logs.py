@@ -80,10 +80,13 @@ def load_log(path: str | os.PathLike[str], options: LogOptions = LogOptions()) -
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # a byte order mark, where an editor has left one, is no JSON
         found = json.loads(text) if path.suffix.lower() == ".json" else None
         if found is None:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Not splitlines, which also ends a line at a U+2028 within a text.
+            found = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         got, way_out = f"{path.name} ({error})", "write one JSON object a line, or a list of them"
         raise InputValueError(expected("the log", "be readable as JSON", got, way_out)) from error
@@ -120,7 +123,7 @@ def _in_order(label: str) -> tuple[str, int]:
 
 
 def _harness(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
-    scores, labels = [], []
+    scores, options_of = [], []
     seen = set()
     for place, row in enumerate(rows):
         key = (row.get("doc_id"), row.get("filter"))
@@ -131,11 +134,12 @@ def _harness(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
         answers = [str(argument["arg_1"]).strip() for argument in row["arguments"].values()]
         found = row["filtered_resps"]
         try:
-            likelihoods = [float(each[0]) for each in found][: len(answers)]
+            likelihoods = [float(each[0]) for each in found]
         except (TypeError, ValueError, IndexError):
             likelihoods = []
-        if len(likelihoods) < 2:
-            got, way_out = f"{few(found)} in row {place}", "log a multiple-choice task"
+        if not len(likelihoods) == len(answers) >= 2:
+            got = f"{few(found)} for {len(answers)} answers in row {place}"
+            way_out = "log a multiple-choice task"
             requirement = "hold a log-likelihood for each of at least 2 answers"
             raise InputValueError(expected("filtered_resps", requirement, got, way_out))
         lengths = {
@@ -146,9 +150,35 @@ def _harness(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
         scores.append(
             {str(i): value / max(n, 1) for i, (value, n) in enumerate(zip(likelihoods, lengths, strict=True))}
         )
-        target = str(row["target"])
-        labels.append(str(answers.index(target)) if target in answers else target)
-    return _Rows(scores, labels)
+        best = max(range(len(answers)), key=likelihoods.__getitem__)
+        options_of.append((answers, best))
+    return _Rows(scores, _targets(rows, options_of))
+
+
+def _targets(rows: list[dict[str, Any]], options_of: list[tuple[list[str], int]]) -> list[str]:
+    """The indices of the right answers, which a task names by their index or by their text.
+
+    A number may be both, the index of one answer and the text of another. The accuracies in the log decide.
+    """
+    targets = [str(row["target"]).strip() for row in rows]
+    texts = [
+        str(answers.index(target)) if target in answers else target
+        for target, (answers, _) in zip(targets, options_of, strict=True)
+    ]
+    for labels in (targets, texts):
+        if all(map(_is_target, labels, rows, options_of)):
+            return labels
+    place = list(map(_is_target, targets, rows, options_of)).index(False)
+    got, way_out = f"{targets[place]!r} in row {place}", "log a multiple-choice task"
+    requirement = "be the index or the text of the right answer, as acc says"
+    raise InputValueError(expected("the target", requirement, got, way_out))
+
+
+def _is_target(label: str, row: Mapping[str, Any], options: tuple[list[str], int]) -> bool:
+    """Whether a label can be the index of the right answer, by the row's accuracy."""
+    answers, best = options
+    right = label == str(best)
+    return label in map(str, range(len(answers))) and row.get("acc", right) == right
 
 
 def _outputs_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -169,11 +199,13 @@ def _pipeline(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
     scores, labels = [], []
     for place, row in enumerate(rows):
         found = _outputs_of(row)
-        total = 0.0 if found is None else math.fsum(float(each["score"]) for each in found)
-        if found is None or abs(total - 1) > 1e-3:
-            got, way_out = f"{total:.4g} in row {place}", "call the pipeline with top_k=None"
-            raise InputValueError(expected("the scores of all labels", "be there and sum to 1", got, way_out))
-        scores.append({str(each["label"]): _log(float(each["score"])) for each in found})
+        shares = {str(each["label"]): float(each["score"]) for each in found or ()}
+        total, least = math.fsum(shares.values()), min(shares.values(), default=0.0)
+        if least < 0 or not abs(total - 1) <= 1e-3:
+            got = f"{least if least < 0 else total:.4g} in row {place}"
+            requirement, way_out = "be probabilities that sum to 1", "call the pipeline with top_k=None"
+            raise InputValueError(expected("the scores of all labels", requirement, got, way_out))
+        scores.append({label: _log(share) for label, share in shares.items()})
         labels.append(_label_of(row, options, place))
     return _Rows(scores, labels)
 
@@ -205,7 +237,12 @@ def _next_token(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
     if options.label_tokens is None:
         way_out = 'name them: --label-tokens \'{"yes": ["Yes", " yes"], "no": ["No", " no"]}\''
         raise InputValueError(expected("label_tokens", "say which tokens are which label", "none", way_out))
-    tokens = {token: label for label, all_of in options.label_tokens.items() for token in all_of}
+    tokens: dict[str, str] = {}
+    for label, all_of in options.label_tokens.items():
+        for token in all_of:
+            if tokens.setdefault(token, label) != label:
+                got, way_out = f"{token!r} for {tokens[token]} and {label}", "leave it out of one of them"
+                raise InputValueError(expected("label_tokens", "have each token in one label", got, way_out))
     scores, labels = [], []
     for place, row in enumerate(rows):
         shares = dict.fromkeys(options.label_tokens, 0.0)
@@ -250,7 +287,8 @@ def _argilla(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
         if name is None:
             found.append((None, None, None))
             continue
-        response, suggestion = row["responses"][name], row["suggestions"][name]
+        suggestion = row["suggestions"][name]
+        response = [each for each in row["responses"][name] if each.get("status") != "discarded"]
         truth = response[0].get("value") if response else None
         found.append((suggestion.get("value"), suggestion.get("score"), truth))
     return _of_one_label(found, "a response, and a suggestion with its score, to one question")

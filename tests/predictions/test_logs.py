@@ -49,7 +49,7 @@ class TestHarness:
 
     def test_bytes_and_targets_as_texts(self, tmp_path: Path) -> None:
         row = json.loads(HARNESS.read_text().splitlines()[1])
-        row["target"] = row["doc"]["choices"][2]
+        row |= {"target": f"{row['doc']['choices'][2]} ", "acc": 0.0}
         row["arguments"]["gen_args_0"]["arg_1"] = " ééé"
         found = load_log(written(tmp_path / "a.jsonl", [row]), LogOptions(option_scores="per_byte"))
         assert found.labels.tolist() == [2]
@@ -63,8 +63,27 @@ class TestHarness:
             InputError, match=r"a log-likelihood for each of at least 2 answers, got .*in row 0"
         ):
             load_log(written(tmp_path / "b.jsonl", [row | {"filtered_resps": ["a text"]}]))
-        with pytest.raises(InputError, match=r"the label to be one of 0, 1, 2, got '7' in row 0 of c.jsonl"):
-            load_log(written(tmp_path / "c.jsonl", [row | {"target": "7"}]))
+        longer = row | {"filtered_resps": [*row["filtered_resps"], ["-1.0", "False"]]}
+        with pytest.raises(InputError, match=r"log-likelihood for each .*, got .* for 3 answers in row 0"):
+            load_log(written(tmp_path / "c.jsonl", [longer]))
+        for target in ("7", "3", "a whale", "1"):  # the last is another answer than the one acc says
+            message = rf"the target to be the index or the text .* as acc says, got '{target}' in row 0"
+            with pytest.raises(InputError, match=message):
+                load_log(written(tmp_path / "d.jsonl", [row | {"target": target}]))
+
+    def test_an_index_that_is_also_the_text_of_another_answer(self, tmp_path: Path) -> None:
+        def row(place: int, target: str, best: int, acc: float | None) -> dict[str, Any]:
+            answers = {f"gen_args_{i}": {"arg_1": f" {each}"} for i, each in enumerate((3, 2, 1, 4))}
+            likelihoods = [[str(-1.0 - (i != best)), "False"] for i in range(4)]
+            found = {"doc_id": place, "arguments": answers, "filtered_resps": likelihoods, "target": target}
+            return found if acc is None else found | {"acc": acc}
+
+        indices = [row(0, "3", 3, 1.0), row(1, "2", 3, 0.0)]
+        assert load_log(written(tmp_path / "a.jsonl", indices)).labels.tolist() == [3, 2]
+        texts = [row(0, "3", 0, 1.0), row(1, "2", 3, 0.0)]
+        assert load_log(written(tmp_path / "b.jsonl", texts)).labels.tolist() == [0, 1]
+        unsaid = [row(0, "3", 0, None)]
+        assert load_log(written(tmp_path / "c.jsonl", unsaid)).labels.tolist() == [3]
 
 
 class TestPipeline:
@@ -93,6 +112,10 @@ class TestPipeline:
         top = {"label": "a", "output": [{"label": "a", "score": 0.7}]}
         with pytest.raises(InputError, match=r"sum to 1, got 0.7 in row 0; call the pipeline with top_k"):
             load_log(written(tmp_path / "a.jsonl", [top]))
+        for scores, got in (((-0.5, 1.5), "-0.5"), ((math.nan, 1.0), "nan")):
+            both = [{"label": name, "score": score} for name, score in zip("ab", scores, strict=True)]
+            with pytest.raises(InputError, match=f"to be probabilities that sum to 1, got {got} in row 0"):
+                load_log(written(tmp_path / "c.jsonl", [{"label": "a", "output": both}]))
         whole = {"output": [{"label": "a", "score": 0.7}, {"label": "b", "score": 0.3}]}
         with pytest.raises(InputError, match=r"each row to have the key 'label', got output in row 0"):
             load_log(written(tmp_path / "b.jsonl", [whole]))
@@ -132,6 +155,11 @@ class TestNextToken:
             InputError, match=r"top_logprobs to hold a token of a label, got 'Maybe' in row 0"
         ):
             load_log(path, LogOptions(label_tokens=TOKENS))
+        twice = {"yes": ["Yes"], "no": ["No", "Yes"]}
+        with pytest.raises(
+            InputError, match="label_tokens to have each token in one label, got 'Yes' for yes and no"
+        ):
+            load_log(path, LogOptions(label_tokens=twice))
 
 
 class TestOneLabel:
@@ -183,6 +211,20 @@ class TestOneLabel:
         found = load_log(written(tmp_path / "r.json", [record("a", 0.6, "a"), record("b", 0.7, "a")]))
         np.testing.assert_allclose(found.probabilities()[:, 0], [0.6, 0.7])
         assert found.labels.tolist() == [0, 1]
+        discarded = record("a", 0.6, "a")
+        discarded["responses"]["topic"].insert(0, {"value": "b", "user_id": "v", "status": "discarded"})
+        assert load_log(written(tmp_path / "d.json", [discarded])).labels.tolist() == [0]
+
+
+def test_a_byte_order_mark_and_a_line_separator_in_a_text(tmp_path: Path) -> None:
+    row = {
+        "text": "one\u2028line",
+        "label": "a",
+        "output": [{"label": "a", "score": 0.7}, {"label": "b", "score": 0.3}],
+    }
+    line = json.dumps(row, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
+    assert load_log(tmp_path / "a.jsonl").labels.tolist() == [0, 0]
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:
