@@ -19,7 +19,16 @@ from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions.files import load_predictions
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
-from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in, one_line
+from tests.helpers.commands import (
+    NAMES,
+    REPORT,
+    TEMPERATURE,
+    assert_refused,
+    call,
+    called_for_json,
+    names_in,
+    one_line,
+)
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import TRUE_TEMPERATURE, assert_same, tokenizer, weights
 
@@ -185,6 +194,7 @@ class TestCalibrateModel:
                 workplace / "data.csv",
                 "--output",
                 tmp_path / "out",
+                *TEMPERATURE,
             )
         )
         assert result.exit_code == 1

@@ -19,7 +19,16 @@ from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.methods import SCALERS
-from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in, one_line
+from tests.helpers.commands import (
+    NAMES,
+    REPORT,
+    TEMPERATURE,
+    assert_refused,
+    call,
+    called_for_json,
+    names_in,
+    one_line,
+)
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
@@ -122,8 +131,16 @@ class TestInSample:
         table = pandas.DataFrame(found.probabilities(), columns=[f"prob_{name}" for name in NAMES])
         table["label"] = found.labels
         table.sample(frac=1, random_state=0).to_csv(tmp_path / "shuffled.csv", index=False)
-        for test in (workplace / "test.npz", tmp_path / "copy.npz", tmp_path / "shuffled.csv"):
-            words = ("calibrate", workplace / "test.npz", "--test-data", test, "--output", tmp_path / "out")
+        for test in (tmp_path / "copy.npz", tmp_path / "shuffled.csv"):
+            words = (
+                "calibrate",
+                *TEMPERATURE,
+                workplace / "test.npz",
+                "--test-data",
+                test,
+                "--output",
+                tmp_path / "out",
+            )
             result = call(*words)
             self.assert_said(result, tmp_path / "out", self.ALL.format(80))
             assert one_line(result.stdout).count(f"Note: {self.ALL.format(80)}") == 1
@@ -138,7 +155,7 @@ class TestInSample:
             for name in ("logits", "labels")
         }
         save_predictions(Predictions(**rows, class_names=NAMES), tmp_path / "mixed.npz")
-        words = ("calibrate", workplace / "data.npz", "--test-data", tmp_path / "mixed.npz")
+        words = ("calibrate", *TEMPERATURE, workplace / "data.npz", "--test-data", tmp_path / "mixed.npz")
         result = call(*words, "--output", tmp_path / "out")
         self.assert_said(
             result, tmp_path / "out", "The scaler was fitted on 7 of the 87 rows of this report."
@@ -146,7 +163,7 @@ class TestInSample:
 
     def test_other_rows_are_not_taken_for_the_same(self, workplace: Path, tmp_path: Path) -> None:
         result = call(
-            *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
+            *("calibrate", *TEMPERATURE, workplace / "data.npz", "--test-data", workplace / "test.npz"),
             *("--output", tmp_path / "out"),
         )
         assert "was fitted on all" not in one_line(result.output)
@@ -159,7 +176,7 @@ class TestInSample:
             labels = (rng.random(n) > confident).astype(int)
             predictions = Predictions(labels, probs=np.stack([confident, 1 - confident], axis=1))
             save_predictions(predictions, tmp_path / f"{name}.npz")
-        words = ("calibrate", tmp_path / "a.npz", "--output", tmp_path / "out", "--test-data")
+        words = ("calibrate", *TEMPERATURE, tmp_path / "a.npz", "--output", tmp_path / "out", "--test-data")
         assert "rows of this report" not in one_line(call(*words, tmp_path / "b.npz").output)
         assert self.ALL.format(500) in one_line(call(*words, tmp_path / "a.npz").output)
 
@@ -174,7 +191,7 @@ class TestInSample:
         save_predictions(others, tmp_path / "b.npz")
         save_predictions(Predictions(labels[3000:5000], values[3000:5000]), tmp_path / "half.npz")
         assert len(np.unique(values[:4000], axis=0)) < 4000
-        words = ("calibrate", tmp_path / "a.npz", "--method", "temperature", "--output", tmp_path / "out")
+        words = ("calibrate", *TEMPERATURE, tmp_path / "a.npz", "--output", tmp_path / "out")
         assert "rows of this report" not in one_line(call(*words, "--test-data", tmp_path / "b.npz").output)
         seen = one_line(call(*words, "--test-data", tmp_path / "half.npz").output)
         assert "of the 2,000 rows of this report" in seen
@@ -182,17 +199,17 @@ class TestInSample:
     def test_a_label_that_differs_is_another_row(self, workplace: Path, tmp_path: Path) -> None:
         test = load_predictions(workplace / "test.npz")
         save_predictions(Predictions((test.labels + 1) % 4, test.logits, None, NAMES), tmp_path / "other.npz")
-        words = ("calibrate", workplace / "test.npz", "--test-data", tmp_path / "other.npz")
+        words = ("calibrate", *TEMPERATURE, workplace / "test.npz", "--test-data", tmp_path / "other.npz")
         assert "rows of this report" not in one_line(call(*words, "--output", tmp_path / "out").output)
 
     def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "test.csv")
-        words = ("calibrate", workplace / "model", *data, "--test-data", workplace / "test.csv")
+        words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", workplace / "test.csv")
         result = call(*words, "--output", tmp_path / "out")
         self.assert_said(result, tmp_path / "out" / "calibration", self.ALL.format(80))
         tables = [pandas.read_csv(workplace / f"{name}.csv") for name in ("test", "data")]
         pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(tmp_path / "mixed.csv", index=False)
-        words = ("calibrate", workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
+        words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
         result = call(*words, "--output", tmp_path / "mixed")
         note = "The scaler was fitted on 3 of the 23 rows of this report."
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)

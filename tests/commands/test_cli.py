@@ -19,7 +19,7 @@ from hf_calib.cli import app
 from hf_calib.commands import console
 from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from tests.helpers.commands import NAMES, assert_refused, call, names_in, run
+from tests.helpers.commands import NAMES, assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
@@ -108,31 +108,23 @@ def test_only_errors_in_the_input_end_with_code_2(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-def test_as_a_program(workplace: Path, tmp_path: Path) -> None:
-    done = run("evaluate", str(workplace / "test.npz"), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["n_examples"] == 80
-    failed = run("evaluate", str(tmp_path / "nothing.npz"))
-    assert failed.returncode == 2
-    assert failed.stdout == ""
-    assert failed.stderr.startswith("hf-calib: expected predictions to name an existing file, got ")
-    assert len(failed.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_commands_on_files_start_without_torch(workplace: Path, tmp_path: Path) -> None:
+def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path) -> None:
     file = str(workplace / "test.npz")
     commands = [["evaluate", file], ["calibrate", file, "--output", str(tmp_path / "out")], ["report", file]]
     code = (
         f"import sys; from hf_calib.cli import app\n"
         f"for words in {commands!r}:\n"
         "    app([*words, '--json'], standalone_mode=False)\n"
-        "    print(words[0], sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)), file=sys.stderr)"
+        "    print(words[0], sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)), file=sys.stderr)\n"
+        f"app(['evaluate', {str(tmp_path / 'nothing.npz')!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    loaded = [line for line in done.stderr.splitlines() if line.endswith("]")]
+    assert done.returncode == 2, done.stderr
+    *said, last = done.stderr.splitlines()
+    assert last.startswith("hf-calib: expected predictions to name an existing file, got ")
+    loaded = [line for line in said if line.endswith("]")]
     assert loaded == ["evaluate []", "calibrate []", "report []"]
+    assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80
     assert len(names_in(tmp_path / "out" / "figures")) == 6
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 

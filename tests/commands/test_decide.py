@@ -18,7 +18,7 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.predictions.files import save_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import TemperatureScaling
-from tests.helpers.commands import assert_refused, call, called_for_json, names_in
+from tests.helpers.commands import TEMPERATURE, assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
@@ -87,7 +87,8 @@ def test_rule_and_scaler_are_fitted_on_different_rows_and_measured_on_others(wor
 
 
 def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
-    result = call("decide", workplace / "data.npz", "--accuracy", 0.9, "--output", tmp_path / "out")
+    words = ("--accuracy", 0.9, *TEMPERATURE, "--output", tmp_path / "out")
+    result = call("decide", workplace / "data.npz", *words)
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "Decisions of data decisions before after" in text
@@ -97,7 +98,7 @@ def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
         "It was fitted on 800 rows (400 of them after calibration), and measured on the same rows by cross-"
         in text
     )
-    assert "After calibration: auto, fitted on 400 other rows." in text
+    assert "After calibration: temperature, fitted on 400 other rows." in text
     assert (
         "Measured on all 800 rows, each by a rule that was fitted without it (cross-fitting in 5 folds"
         in text
@@ -119,7 +120,7 @@ def test_people_get_a_table_and_files(workplace: Path, tmp_path: Path) -> None:
 class TestModels:
     def test_a_model_that_is_not_calibrated(self, workplace: Path) -> None:
         words = ("--data", workplace / "data.csv", "--test-data", workplace / "test.csv", "--accuracy", 0.3)
-        found = called_for_json("decide", workplace / "plain", *words)
+        found = called_for_json("decide", workplace / "plain", *words, *TEMPERATURE)
         assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (120, 240, 120)
         assert set(found["curves"]) == {"before", "after calibration"}
         assert found["before"]["answered"]["value"] > 0.1
@@ -178,7 +179,8 @@ def test_costs_in_any_order(workplace: Path, tmp_path: Path) -> None:
     shuffled = costs.loc[["film", "art", "sport", "law"], ["abstain", "sport", "law", "art", "film"]]
     shuffled.to_csv(tmp_path / "costs.csv")
     found = called_for_json(
-        "decide", workplace / "data.npz", "--costs", tmp_path / "costs.csv", "--output", tmp_path
+        *("decide", workplace / "data.npz", "--costs", tmp_path / "costs.csv", "--output", tmp_path),
+        *TEMPERATURE,
     )
     rule = Decisions.from_pretrained(tmp_path).rule
     assert isinstance(rule, CostRule)
@@ -190,7 +192,7 @@ def test_costs_in_any_order(workplace: Path, tmp_path: Path) -> None:
 
 
 def test_sets(workplace: Path, tmp_path: Path) -> None:
-    words = ("--alpha", 0.2, "--sets", "aps", "--by-class", "--output", tmp_path)
+    words = ("--alpha", 0.2, "--sets", "aps", "--by-class", *TEMPERATURE, "--output", tmp_path)
     found = called_for_json("decide", workplace / "data.npz", *words)
     rule = Decisions.from_pretrained(tmp_path).rule
     assert isinstance(rule, PredictionSets)
@@ -204,18 +206,21 @@ def test_a_broken_promise_is_said(workplace: Path, tmp_path: Path) -> None:
     test = drawn(500, 2)
     wrong = np.where(np.arange(500) < 250, (test.labels + 1) % 4, test.labels)
     save_predictions(Predictions(wrong, logits=test.logits, class_names=NAMES), tmp_path / "other.npz")
-    result = call("decide", workplace / "data.npz", "--test-data", tmp_path / "other.npz", "--accuracy", 0.8)
+    words = ("--test-data", tmp_path / "other.npz", "--accuracy", 0.8, *TEMPERATURE)
+    result = call("decide", workplace / "data.npz", *words)
     assert "of the answers are right" in result.stderr
     assert "less than the 80% promised. They are unlike the calibration rows" in result.stderr
 
 
 def test_rows_that_are_fitted_on_and_measured(workplace: Path) -> None:
-    result = call("decide", workplace / "data.npz", "--test-data", workplace / "data.npz", "--accuracy", 0.9)
+    words = ("--test-data", workplace / "data.npz", "--accuracy", 0.9, *TEMPERATURE)
+    result = call("decide", workplace / "data.npz", *words)
     assert "800 of the 800 measured rows are also among those to fit on." in result.stderr
 
 
 def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(workplace: Path) -> None:
-    found = called_for_json("decide", workplace / "data.npz", "--accuracy", 0.9, "--seed", 4)
+    words = ("--accuracy", 0.9, "--seed", 4, *TEMPERATURE)
+    found = called_for_json("decide", workplace / "data.npz", *words)
     data = drawn(800, 1)
     probs = softmax(data.logits, axis=1)
     folds = np.random.default_rng(4).permutation(800) % 5
@@ -230,7 +235,7 @@ def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(workplace: Pa
 
 
 def test_a_rule_that_answers_nothing_is_not_written(workplace: Path, tmp_path: Path) -> None:
-    words = ("--accuracy", 0.99, "--output", tmp_path)
+    words = ("--accuracy", 0.99, *TEMPERATURE, "--output", tmp_path)
     result = call("decide", workplace / "data.npz", *words)
     assert result.exit_code == 0, result.output
     assert re.search(

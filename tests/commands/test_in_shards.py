@@ -160,10 +160,11 @@ class TestRefused:
 
     @pytest.mark.usefixtures("few_are_held")
     def test_too_many_rows_for_decide(self, folder: Path) -> None:
-        result = call("decide", folder, "--accuracy", 0.9)
+        result = call("decide", folder, "--accuracy", 0.9, "--method", "temperature")
         assert result.exit_code == 0, result.output
         assert "a sample of 1,000 of the 4,000 rows" in " ".join(result.stderr.split())
 
+    @pytest.mark.deep
     @pytest.mark.usefixtures("few_are_held")
     def test_a_bad_row_keeps_what_was_done(self, folder: Path, tmp_path: Path) -> None:
         """Amid the work: one sentence with file and row; after the repair the same command goes on."""
@@ -243,7 +244,7 @@ class TestCalibrate:
         assert again["before"]["metrics"]["ece"]["value"] < 0.03
 
     @pytest.mark.usefixtures("few_are_held")
-    @pytest.mark.parametrize("method", ["temperature", "vector"])
+    @pytest.mark.parametrize("method", ["temperature", pytest.param("vector", marks=pytest.mark.deep)])
     def test_all_rows(self, method: str, folder: Path, tmp_path: Path) -> None:
         """Sums of gradients over files give the fit on all rows at once."""
         test = tmp_path / "test.parquet"
@@ -267,7 +268,7 @@ class TestCalibrate:
         [
             (),
             pytest.param(("--method", "vector"), marks=pytest.mark.slow),
-            pytest.param(("--method", "vector", "--all-rows"), marks=pytest.mark.slow),
+            pytest.param(("--method", "vector", "--all-rows"), marks=pytest.mark.deep),
         ],
     )
     def test_weights(self, words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
@@ -284,6 +285,7 @@ class TestCalibrate:
         probs = Scaler.from_pretrained(tmp_path / "out").predict_proba(logits)
         np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
 
+    @pytest.mark.deep
     @pytest.mark.usefixtures("few_are_held")
     def test_finished_files_are_not_done_again(self, folder: Path, tmp_path: Path) -> None:
         work = tmp_path / "work"
@@ -335,7 +337,7 @@ def test_reports_of_many_rows_are_compared(folder: Path, tmp_path: Path, few_are
     assert names_in(tmp_path / "out") == {"comparison.md", "comparison.html", "comparison.json", "figures"}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_and_gone_on(tmp_path: Path) -> None:
     """SIGKILL to all processes amid a pass; the same command gives what an uninterrupted one does, bit for bit."""
     for i in range(24):
@@ -364,7 +366,7 @@ def test_killed_and_gone_on(tmp_path: Path) -> None:
     assert records[0]["n_examples"] == 24 * 300_000
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_model_on_two_processes(workplace: Path, tmp_path: Path) -> None:
     """Equal to one process, bit for bit; a killed run keeps its files."""
     table = pandas.concat([pandas.read_csv(workplace / "data.csv")] * 40, ignore_index=True)  # three files

@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification, GPT2Config, GPT2ForSeque
 
 import hf_calib
 from hf_calib.cards import write_card
-from tests.helpers.commands import NAMES, assert_refused, call, called_for_json
+from tests.helpers.commands import NAMES, TEMPERATURE, assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
 
@@ -96,7 +96,7 @@ def test_rows_in_two_roles_are_the_same_pair(place: Path, tmp_path: Path) -> Non
     rows = pandas.read_csv(place / "data.csv")
     rows.assign(hypothesis=rows["hypothesis"][::-1].to_numpy()).to_csv(tmp_path / "other.csv", index=False)
     for test_data, said in ((tmp_path / "other.csv", False), (place / "data.csv", True)):
-        words = ("--data", place / "data.csv", "--test-data", test_data, *PAIRS)
+        words = ("--data", place / "data.csv", "--test-data", test_data, *PAIRS, *TEMPERATURE)
         result = call("calibrate", place / "model", *words, "--output", tmp_path / f"m{said}")
         assert result.exit_code == 0, result.output
         assert ("in-sample" in " ".join(result.output.split())) == said, result.output

@@ -10,14 +10,26 @@ from typing import Any
 
 import pytest
 
-from hf_calib.predictions.files import load_predictions, save_predictions
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
-from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def saved(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report on 80 rows."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        few_resamples(patch)
+        no_figures(patch)
+        report = called_for_json("evaluate", workplace / "test.npz", "--output", folder)
+        assert called_for_json("report", folder / "report.json")["reports"] == {"test": report}
+    return folder
 
 
 class TestReport:
     def test_files_and_reports_side_by_side(self, workplace: Path, tmp_path: Path) -> None:
-        call("calibrate", workplace / "data.npz", "--output", tmp_path / "scaled")
+        scaled = ("calibrate", workplace / "data.npz", "--method", "temperature")
+        assert call(*scaled, "--output", tmp_path / "scaled").exit_code == 0
         words = ("report", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
         result = call(*words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
@@ -32,12 +44,12 @@ class TestReport:
         assert found["reports"][str(workplace / "test.npz")] == alone  # two are named "data"
         assert [report["n_examples"] for report in found["reports"].values()] == [240, 80, 120]
 
-    def test_names_and_notes_are_no_markup(self, workplace: Path, tmp_path: Path) -> None:
+    def test_names_and_notes_are_no_markup(self, workplace: Path, saved: Path, tmp_path: Path) -> None:
         """Of files, and of a report.json that somebody else has written."""
         hostile = "<script>alert(1)<script> a|b"
         shutil.copy(workplace / "test.npz", tmp_path / f"{hostile}.npz")
-        assert call("evaluate", workplace / "test.npz", "--output", tmp_path / "made").exit_code == 0
-        record = json.loads((tmp_path / "made" / "report.json").read_text())
+        (tmp_path / "made").mkdir()
+        record = json.loads((saved / "report.json").read_text())
         record |= {"name": hostile, "warnings": [hostile], "diagnosis": [hostile]}
         (tmp_path / "made" / "report.json").write_text(json.dumps(record))
         words = (tmp_path / f"{hostile}.npz", tmp_path / "made")
@@ -53,12 +65,11 @@ class TestReport:
         ]
         assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
 
-    @pytest.mark.slow
-    def test_columns_that_do_not_fit_follow_below(self, workplace: Path, tmp_path: Path) -> None:
-        predictions = load_predictions(workplace / "test.npz")
-        files = [tmp_path / f"predictions_{i}.npz" for i in range(7)]
+    def test_columns_that_do_not_fit_follow_below(self, saved: Path, tmp_path: Path) -> None:
+        record = (saved / "report.json").read_text()
+        files = [tmp_path / f"predictions_{i}.json" for i in range(7)]
         for path in files:
-            save_predictions(predictions, path)
+            path.write_text(record.replace('"name": "test"', f'"name": "{path.stem}"'))
         shown = call("report", *files).stdout
         assert shown.count("Calibration compared") == 2
         assert re.findall(r"predictions_\d", shown) == [path.stem for path in files]
@@ -142,15 +153,11 @@ class TestReport:
             (lambda r: r.update(note="1e999 "), "readable as JSON, got .*1e999 is not a finite number"),
         ],
     )
-    @pytest.mark.slow
-    def test_an_edited_report(self, change: Any, message: str, workplace: Path, tmp_path: Path) -> None:
-        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
-        path = tmp_path / "report.json"
-        record = json.loads(path.read_text())
-        assert called_for_json("report", path)["reports"] == {"test": record}
+    def test_an_edited_report(self, change: Any, message: str, saved: Path, tmp_path: Path) -> None:
+        record = json.loads((saved / "report.json").read_text())
         change(record)
-        path.write_text(json.dumps(record).replace('"1e999 "', "1e999"))
-        assert_refused(call("report", path), message)
+        (tmp_path / "report.json").write_text(json.dumps(record).replace('"1e999 "', "1e999"))
+        assert_refused(call("report", tmp_path), message)
 
     @pytest.mark.parametrize("text", ["[]", "3", "null", '"report"', "[" * 100_000])
     def test_json_that_is_no_report(self, text: str, tmp_path: Path) -> None:

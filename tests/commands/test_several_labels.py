@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hf_calib.predictions.files import load_predictions
-from tests.helpers.commands import assert_refused, call, called_for_json, one_line
+from tests.helpers.commands import TEMPERATURE, assert_refused, call, called_for_json, one_line
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
@@ -48,12 +48,13 @@ class TestSeveralLabels:
         for name in ("logits", "labels"):
             arrays[name] = arrays[name][:40]
         np.savez(tmp_path / "some.npz", **arrays)
-        words = ("calibrate", path, "--test-data", tmp_path / "some.npz", "--output", tmp_path / "out")
+        words = ("calibrate", *TEMPERATURE, path, "--output", tmp_path / "out")
+        words = (*words, "--test-data", tmp_path / "some.npz")
         done = called_for_json(*words)
         assert any("fitted on all 40 rows of this report" in one_line(note) for note in done["notes"])
         arrays["labels"] = 1 - arrays["labels"].clip(0)
         np.savez(tmp_path / "others.npz", **arrays)
-        words = ("calibrate", path, "--test-data", tmp_path / "others.npz", "--output", tmp_path / "out2")
+        words = (*words[:-1], tmp_path / "others.npz")
         assert not any("in-sample" in note for note in called_for_json(*words)["notes"])
 
     def test_what_is_for_one_class_is_refused(self, path: Path, tmp_path: Path) -> None:

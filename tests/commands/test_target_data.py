@@ -15,7 +15,16 @@ import transformers
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in, one_line
+from tests.helpers.commands import (
+    NAMES,
+    REPORT,
+    TEMPERATURE,
+    assert_refused,
+    call,
+    called_for_json,
+    names_in,
+    one_line,
+)
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of
 
@@ -80,7 +89,7 @@ class TestTargetData:
     def test_without_labelled_target_rows_the_report_is_on_the_map(
         self, shifted: Path, tmp_path: Path
     ) -> None:
-        data = ("calibrate", shifted / "source.npz")
+        data = ("calibrate", *TEMPERATURE, shifted / "source.npz")
         done = called_for_json(
             *data, "--target-data", shifted / "target.npz", "--output", tmp_path / "corrected"
         )
@@ -95,7 +104,7 @@ class TestTargetData:
         assert done["prior"]["shifted"]
 
     def test_noise_is_not_corrected(self, workplace: Path, shifted: Path, tmp_path: Path) -> None:
-        words = ("calibrate", workplace / "model", "--data", shifted / "source.csv", "--output")
+        words = ("calibrate", workplace / "model", "--data", shifted / "source.csv", *TEMPERATURE, "--output")
         done = called_for_json(*words, tmp_path / "a", "--target-data", shifted / "same.csv")
         assert not done["prior"]["shifted"]
         assert any(
@@ -107,7 +116,7 @@ class TestTargetData:
         assert configs[0] == configs[1]
 
     def test_files_of_predictions(self, shifted: Path, tmp_path: Path) -> None:
-        words = ("calibrate", shifted / "source.npz", "--target-data", shifted / "target.npz")
+        words = ("calibrate", shifted / "source.npz", *TEMPERATURE, "--target-data", shifted / "target.npz")
         done = called_for_json(*words, "--test-data", shifted / "test.npz", "--output", tmp_path / "out")
         assert names_in(tmp_path / "out") == {*REPORT, "predictions.npz", "target.npz"}
         with np.load(tmp_path / "out" / "target.npz") as written:
@@ -122,7 +131,7 @@ class TestTargetData:
             table = pandas.DataFrame(file["logits"], columns=[f"logit_{name}" for name in NAMES])
         table.to_csv(tmp_path / "target.csv", index=False)
         again = called_for_json(
-            *words[:2], "--target-data", tmp_path / "target.csv", "--output", tmp_path / "out2"
+            *words[:4], "--target-data", tmp_path / "target.csv", "--output", tmp_path / "out2"
         )
         low, high = np.transpose(done["prior"]["interval"])  # whose source rows are others
         assert ((low < again["prior"]["prior"]) & (again["prior"]["prior"] < high)).all()

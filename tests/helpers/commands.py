@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hf_calib.cli import app
 
 NAMES = ("art", "law", "film", "sport")
+TEMPERATURE = ("--method", "temperature")  # faster than auto, where the map does not matter
 REPORT = {"report.md", "report.html", "report.json", "figures"}
 
 

@@ -8,6 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from hf_calib.report import CalibrationReport, calibration_report
+from hf_calib.report.one_pass import OnePassReport
+
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
@@ -17,8 +20,10 @@ def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
 
 
 def no_figures(patch: pytest.MonkeyPatch) -> None:
-    """Reports have one empty figure, and no page."""
-    patch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    """Reports have one empty figure, no document's figures are drawn, and there is no page."""
+    for report in (CalibrationReport, OnePassReport):
+        patch.setattr(report, "figures", lambda self: {"reliability": Figure((1, 1))})
+    patch.setattr("hf_calib.report.document.write_image", lambda figure, stream, **_: stream.write(PNG))
     patch.setattr("hf_calib.report.document.Document.to_html", lambda self: "<!DOCTYPE html>")
 
 
