@@ -119,7 +119,7 @@ class TestEvaluate:
             f"{tmp_path.name}/same.npz",
             0.5,
         )
-        wanted = ood_detection(inside.as_logits(), logits)
+        wanted = ood_detection(inside.as_logits(), logits, n_resamples=20)
         for score, detection in wanted.items():
             interval = detection.auroc._asdict()
             assert found["out_of_distribution"][0]["before"][score]["auroc"] == pytest.approx(interval)

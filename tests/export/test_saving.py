@@ -1,4 +1,4 @@
-"""A saved calibrated model needs no code of ours: a plain pipeline serves softmax(z / T)."""
+"""A saved calibrated model is served by a plain pipeline, as softmax(z / T)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from scipy.special import expit, softmax
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import VectorScaling
+from tests.helpers.serve import answers_of
 from tests.helpers.tiny import (
     arguments,
     assert_same,
@@ -35,7 +36,7 @@ from tests.helpers.tiny import (
 )
 from tests.helpers.trained import images_trainer, lora, served_logits, trained
 
-# ---- Served without this package ----
+# ---- Served ----
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], di
     images.save_calibrated_model(folder / "images")
     wanted["images"] = softmax(served_logits(images), axis=1)
 
-    (folder / "requests.json").write_text(json.dumps(requests))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.serve", str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout), wanted
+    return answers_of(folder, requests), wanted
 
 
 def multi_label_by_labels() -> Any:
@@ -130,8 +121,14 @@ def test_a_plain_pipeline_serves_calibrated_probabilities(
 # ---- The directory, and the model in memory ----
 
 
-def test_the_model_in_memory_stays_as_it_is(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "out")
+@pytest.fixture(scope="module")
+def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> CalibrationTrainer:
+    """A trained trainer, for tests that only save."""
+    return trained(tmp_path_factory.mktemp("shared") / "out")
+
+
+def test_the_model_in_memory_stays_as_it_is(shared_trainer: CalibrationTrainer, tmp_path: Path) -> None:
+    trainer = shared_trainer
     before, config = weights(trainer.model), trainer.model.config.to_dict()
     modes = [module.training for module in trainer.model.modules()]
     random_state = torch.get_rng_state()
@@ -167,11 +164,8 @@ def test_saving_twice_and_training_on_are_fine(tmp_path: Path) -> None:
     trainer.save_calibrated_model(tmp_path / "b")
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config["calibration"]["temperature"] == trainer.temperature != first
-
-
-def test_a_served_model_can_be_trained_further(tmp_path: Path) -> None:
-    trained(tmp_path / "out").save_calibrated_model(tmp_path / "model")
-    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    # What was served can be trained further, and is calibrated anew.
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "a")
     assert model.config.calibration["folded"] is True
     again = trained(tmp_path / "out", model)
     again.save_calibrated_model(tmp_path / "again")
@@ -195,6 +189,26 @@ def test_nothing_is_saved_without_a_map(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         trainer.save_calibrated_model(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_an_existing_directory_holds_the_new_model_only(
+    shared_trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
+    """Shards or weights of another form would be loaded instead of the new ones."""
+    trainer = shared_trainer
+    target = tmp_path / "model"
+    trainer.model.save_pretrained(target, max_shard_size="5KB")
+    (target / "pytorch_model.bin").write_bytes(b"old")
+    (target / "notes.txt").write_text("mine")
+    trainer.save_calibrated_model(target)
+    names = {path.name for path in target.iterdir()}
+    assert {"config.json", "model.safetensors", "notes.txt", "tokenizer.json"} <= names
+    assert not [name for name in names if name.startswith(("model-0", "model.safetensors.", "pytorch_"))]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(target)
+    ids = torch.tensor(trainer.calibration_dataset["input_ids"])
+    np.testing.assert_allclose(
+        model(input_ids=ids).logits.detach(), served_logits(trainer), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,24 +259,6 @@ def test_a_network_of_ones_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="expected the model to have save_pretrained, got Network; wrap"):
         trainer.save_calibrated_model(tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_an_existing_directory_holds_the_new_model_only(tmp_path: Path) -> None:
-    """Shards or weights of another form would be loaded instead of the new ones."""
-    trainer = trained(tmp_path / "out")
-    target = tmp_path / "model"
-    trainer.model.save_pretrained(target, max_shard_size="5KB")
-    (target / "pytorch_model.bin").write_bytes(b"old")
-    (target / "notes.txt").write_text("mine")
-    trainer.save_calibrated_model(target)
-    names = {path.name for path in target.iterdir()}
-    assert {"config.json", "model.safetensors", "notes.txt", "tokenizer.json"} <= names
-    assert not [name for name in names if name.startswith(("model-0", "model.safetensors.", "pytorch_"))]
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(target)
-    ids = torch.tensor(trainer.calibration_dataset["input_ids"])
-    np.testing.assert_allclose(
-        model(input_ids=ids).logits.detach(), served_logits(trainer), rtol=1e-4, atol=1e-5
-    )
 
 
 class TestOriginals:
@@ -319,10 +315,12 @@ class TestOriginals:
             trainer.save_calibrated_model(tmp_path / "adapters")
         assert {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()} == before
 
-    def test_a_model_of_ones_own_has_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_of_ones_own_has_none(
+        self, shared_trainer: CalibrationTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A model that was never loaded has the empty name, which is not the working directory."""
         monkeypatch.chdir(tmp_path)
-        trained(tmp_path / "out").save_calibrated_model(".")
+        shared_trainer.save_calibrated_model(".")
         assert (tmp_path / "model.safetensors").exists()
 
 
@@ -361,19 +359,21 @@ def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(interrupted:
         assert (each["same"], each["new"], each["leftovers"]) == (True, False, 0)
 
 
-def test_an_existing_directory_may_be_on_another_file_system(tmp_path: Path) -> None:
+def test_an_existing_directory_may_be_on_another_file_system(
+    shared_trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no second file system here")
     with tempfile.TemporaryDirectory(dir=other) as mount:
         (tmp_path / "model").symlink_to(mount)
-        trained(tmp_path / "out").save_calibrated_model(tmp_path / "model")
+        shared_trainer.save_calibrated_model(tmp_path / "model")
         assert {"config.json", "model.safetensors"} <= {path.name for path in Path(mount).iterdir()}
         assert not list(Path(mount).glob("_*"))
 
 
-def test_the_directory_is_as_open_as_any_other(tmp_path: Path) -> None:
-    trained(tmp_path / "out").save_calibrated_model(tmp_path / "deep" / "model")
+def test_the_directory_is_as_open_as_any_other(shared_trainer: CalibrationTrainer, tmp_path: Path) -> None:
+    shared_trainer.save_calibrated_model(tmp_path / "deep" / "model")
     (tmp_path / "ordinary").mkdir()
     model, ordinary = (tmp_path / "deep" / "model").stat(), (tmp_path / "ordinary").stat()
     assert model.st_mode == ordinary.st_mode

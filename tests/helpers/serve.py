@@ -1,4 +1,4 @@
-"""A server of saved models, `python -m tests.helpers.serve FOLDER`; importing hf_calib fails in it.
+"""Plain pipelines on saved models; `python -m tests.helpers.serve FOLDER` is a server in which hf_calib is missing.
 
 FOLDER/requests.json maps the name of a saved directory to a task and its inputs. Answers are printed as JSON.
 """
@@ -17,11 +17,12 @@ class Blocked:
             raise ImportError(f"{name} is not installed on a server")
 
 
-def main(folder: Path) -> None:
+def answers_of(folder: Path, requests: dict[str, Any]) -> dict[str, Any]:
+    """What the pipelines answer, by the names of the requests."""
     from transformers import pipeline
 
     answers = {}
-    for name, (task, inputs) in json.loads((folder / "requests.json").read_text()).items():
+    for name, (task, inputs) in requests.items():
         options = {"image-classification": {"top_k": 100}, "text-classification": {"top_k": None}}.get(
             task, {}
         )
@@ -31,6 +32,11 @@ def main(folder: Path) -> None:
 
             inputs = [Image.open(path) for path in inputs]
         answers[name] = serve(inputs, **options)
+    return answers
+
+
+def main(folder: Path) -> None:
+    answers = answers_of(folder, json.loads((folder / "requests.json").read_text()))
     try:
         import hf_calib  # noqa: F401
     except ImportError:
