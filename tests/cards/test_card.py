@@ -248,6 +248,8 @@ def test_writing_it_again_changes_nothing_and_keeps_what_the_user_wrote(
     assert "criterion: ece" in again.text
     assert "me/x" not in again.text
     assert 'model="me/y"' in again.text
+    write_card(folder, license="bsd")  # what is given replaces what is there
+    assert card_of(folder).data.license == "bsd"
 
 
 class TestMarks:
@@ -426,6 +428,40 @@ def test_half_an_interval_is_none(calibrated: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"[\d.]+", rows["NLL (nats)"][0])
     assert re.fullmatch(r"[\d.]+", rows["Accuracy"][0])
     assert "<br>" in rows["NLL (nats)"][1]
+
+
+def test_a_confidence_level_that_is_none_is_not_taken(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(folder / "calibration/report.json", confidence_level=95)
+    write_card(folder, license="mit")
+    found = {each.metric_type: each for each in card_of(folder).data.eval_results}
+    assert set(found["nll"].metric_args) == {"source", "n_bins", "interval_95"}
+
+
+def test_a_figure_is_shown_if_it_is_of_these_measurements(calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    (folder / "calibration/report.json").unlink()
+    (folder / "reliability.png").write_bytes(b"of another training")
+    for figure in (False, True):
+        metrics = {"before": {"ece": 0.1}, "after": {"ece": 0.05}, "n": 20, "figure": figure}
+        change(folder / "calibration.json", metrics=metrics)
+        write_card(folder, license="mit")
+        text = card_of(folder).text
+        assert table(text)["ECE"] == ["0.1000", "0.0500"]
+        assert ("](reliability.png)" in text) == figure
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_limits_are_one_sentence(several: bool, folded: bool, calibrated: Path, tmp_path: Path) -> None:
+    folder = copied(calibrated, tmp_path)
+    change(folder / "calibration.json", folded=folded)
+    config: dict[str, Any] = {"problem_type": "multi_label_classification"} if several else {}
+    change(folder / "config.json", calibration={"method": "temperature", "folded": folded}, **config)
+    write_card(folder, license="mit")
+    limits = card_of(folder).text.split("It is no promise for:\n\n")[1].split("\n\n")[0].splitlines()
+    assert {line[:2] for line in limits} == {"- "}
+    assert [line[-1] for line in limits] == [";"] * (len(limits) - 1) + ["."]
 
 
 def test_counts_below_zero_and_marks_that_are_not_seen_are_left_out(calibrated: Path, tmp_path: Path) -> None:

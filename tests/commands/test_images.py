@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ def logits_of(place: Path, name: str) -> np.ndarray:
 
 def labels_of(place: Path) -> np.ndarray:
     return pandas.read_parquet(place / "test.parquet")["label"].to_numpy()
+
+
+def png_of_no_pixels() -> bytes:
+    """A file whose checksums are right, and whose pixels cannot be decoded."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 32, 32, 8, 2, 0, 0, 0)), (b"IDAT", b"none"), (b"IEND", b"")]
+    parts = [
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 class TestEvaluate:
@@ -118,6 +130,7 @@ class TestEvaluate:
         ("change", "words", "message"),
         [
             ("cut", (), r"row 17 of .*rows\.parquet: expected image to be readable, .*truncated"),
+            ("pixels", ("--batch-size", 2), r"rows\.parquet, row 5: expected image to be readable"),
             ("label", (), r"hold the model's ids, 0\.\.9, got 10 \(first in row 3\)"),
             ("name", (), r"hold the model's classes .*got 'zebra' \(first in row 4\)"),
             ("no image", (), "to be one of label, got 'image'"),
@@ -151,6 +164,8 @@ class TestEvaluate:
             rows = rows[["label"]]
         elif change == "cut":
             rows["image"][17]["bytes"] = rows["image"][17]["bytes"][:-100]
+        elif change == "pixels":
+            rows["image"][5]["bytes"] = png_of_no_pixels()
         rows.to_parquet(tmp_path / "rows.parquet")
         others = pandas.read_parquet(place / "mnist.parquet").head(4)
         others.iloc[:0].to_parquet(tmp_path / "empty.parquet")

@@ -204,6 +204,7 @@ def test_pickles_checkpoints_and_hidden_files_stay(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("secret")
     (folder / "old.bin").write_bytes(b"")
+    (folder / "OLDER.BIN").write_bytes(b"")
     with zipfile.ZipFile(folder / "texts.zip", "w") as archive:
         archive.writestr("a.txt", "a")
     (folder / "empty.txt").touch()

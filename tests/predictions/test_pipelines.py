@@ -205,6 +205,21 @@ def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_t
         np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
 
 
+def test_a_map_that_is_not_in_the_weights_is_applied_whatever_else_is_recorded(tmp_path: Path) -> None:
+    model = tiny_bert()
+    scaler = fitted(scaling.TemperatureScaling(), model)
+    model.config.calibration = {"method": "temperature", "folded": False}
+    beside = hf_calib.pipeline("text-classification", saved(tmp_path / "beside", model, scaler), top_k=None)
+    wanted = scaler.predict_proba(logits_of_texts(model))
+    np.testing.assert_allclose(as_rows(beside(TEXTS)), wanted, atol=1e-6)
+    del model.config.calibration
+    fold(model, scaler)
+    spline = fitted(scaling.SplineScaling(), model)
+    on_top = hf_calib.pipeline("text-classification", saved(tmp_path / "top", model, spline), top_k=None)
+    wanted = spline.predict_proba(logits_of_texts(model))
+    np.testing.assert_allclose(as_rows(on_top(TEXTS)), wanted, atol=1e-6)
+
+
 def test_another_task_is_left_alone(tmp_path: Path) -> None:
     model = tiny_bert(label2id={"entailment": 0, "b": 1, "c": 2, "contradiction": 3})
     folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))

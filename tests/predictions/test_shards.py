@@ -111,6 +111,11 @@ class TestFound:
         values = [batch.by[0][1] for i, piece in shards.pieces for _, batch in shards.batches(i, piece)]
         assert values == [["de"], ["fr"]]
         assert choose_slicings(shards) == (Slicing("country"),)
+        table_of(predictions_of(250)).drop(columns="country").to_parquet(tmp_path / "part.parquet")
+        with pytest.raises(
+            InputError, match=r"part.parquet to be in folders as the first shard is, got other"
+        ):
+            open_shards(str(tmp_path))
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".npz"])
     def test_other_formats(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
