@@ -116,7 +116,10 @@ class TextOptions:
     label_column: LabelColumn = "label"
     class_names: Annotated[
         str | None,
-        typer.Option(help="The class names in the data, a,b,c in the model's order, if they differ."),
+        typer.Option(
+            help="The class names in the data, a,b,c in the model's order, if they differ. A model without names "
+            "takes them as its own."
+        ),
     ] = None
     max_length: Annotated[
         int | None,

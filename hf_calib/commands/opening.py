@@ -247,7 +247,9 @@ def open_source(
         stages(f"reading {each.data}")
         opened.rows[name] = each.load()
     stages(f"loading {source}")
-    opened.classifier = load_classifier(source, task, trust_remote_code=running.trust_remote_code)
+    opened.classifier = load_classifier(
+        source, task, trust_remote_code=running.trust_remote_code, class_names=reading.class_names
+    )
     if prepare is not None:
         prepare(opened.classifier)
     for name, each in given.items():

@@ -71,7 +71,9 @@ def predict_shards(
     with nullcontext() if state is None else state.main_process_first():
         dataset = rows.load()
     running.stages(f"loading {source}")
-    classifier = load_classifier(source, task, trust_remote_code=running.trust_remote_code)
+    classifier = load_classifier(
+        source, task, trust_remote_code=running.trust_remote_code, class_names=reading.class_names
+    )
     check_kind(task.labels, reading, {})
     if task.labels is not SINGLE_LABEL:
         got, way_out = (

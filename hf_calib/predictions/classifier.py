@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.predictions.labels import check_class_names, label_ids
+from hf_calib.predictions.labels import are_unnamed, check_class_names, label_ids
 from hf_calib.predictions.loading import check_problem, load_trained
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading
@@ -160,7 +160,11 @@ class Classifier(ABC):
 
 
 def load_classifier(
-    source: str | Path, task: str | Task = "text", *, trust_remote_code: bool = False
+    source: str | Path,
+    task: str | Task = "text",
+    *,
+    trust_remote_code: bool = False,
+    class_names: Sequence[str] | None = None,
 ) -> Classifier:
     """Load a fine-tuned classifier, on the accelerator where there is one.
 
@@ -168,6 +172,7 @@ def load_classifier(
         source: a model on the Hub, or a local folder.
         task: a row of `TASKS`, or its name.
         trust_remote_code: whether code that comes with the model may run here.
+        class_names: names for a model without any, whose config says LABEL_0, LABEL_1, ...; in its order.
 
     Raises:
         ValueError: if it cannot be loaded, has no trained head or no tokenizer or image processor of its own, or is of
@@ -175,8 +180,13 @@ def load_classifier(
     """
     row = TASKS[task] if isinstance(task, str) else task
     classifier = row.classifier_class.load(source, row, trust_remote_code=trust_remote_code)
-    check_problem(classifier.model.config, row)
-    return classifier
+    config = classifier.model.config
+    check_problem(config, row)
+    if class_names is None or not are_unnamed(classifier.class_names):
+        return classifier
+    names = check_class_names(classifier.class_names, class_names, "classes")
+    config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    return replace(classifier, class_names=names)
 
 
 def predict(

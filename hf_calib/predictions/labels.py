@@ -47,6 +47,11 @@ def check_class_names(
     return names
 
 
+def are_unnamed(model_names: Sequence[str]) -> bool:
+    """Whether class names are those that transformers gives where nobody has given any."""
+    return list(model_names) == [f"LABEL_{i}" for i in range(len(model_names))]
+
+
 def label_ids(
     rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
 ) -> NDArray[np.int64]:
@@ -62,14 +67,13 @@ def label_ids(
         raise InputValueError(expected("the rows", "be labelled", -1, way_out))
     if isinstance(labels[0], float) and all(label.is_integer() for label in labels):
         labels = [int(label) for label in labels]  # pandas writes integers so where some were missing
-    unnamed = data_names is None and list(model_names) == [f"LABEL_{i}" for i in range(len(names))]
-    if isinstance(feature, ClassLabel) and not unnamed:
+    if isinstance(feature, ClassLabel) and (data_names is not None or not are_unnamed(model_names)):
         labels = [feature.names[label] for label in labels]
     elif isinstance(labels[0], bool):
         labels = [str(label) for label in labels]
     elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
         labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
-    elif isinstance(labels[0], int) and data_names is not None:
+    elif isinstance(labels[0], int) and data_names is not None and names != list(model_names):
         way_out = "leave class_names out where the labels are the model's ids"
         raise InputValueError(
             expected("class_names", f"name the labels of {column!r}", "numbers there", way_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,27 @@ class TestCalibrateModel:
         scores = hf_calib.pipeline("text-classification", str(tmp_path / "out"), top_k=None)([text])[0]
         wanted = dict(zip(NAMES, scaler.predict_proba(logits)[0].tolist(), strict=True))
         assert {each["label"]: each["score"] for each in scores} == pytest.approx(wanted, abs=1e-5)
+
+    def test_a_model_without_names_takes_those_that_are_given(self, workplace: Path, tmp_path: Path) -> None:
+        shutil.copytree(workplace / "model", tmp_path / "model")
+        config = json.loads((tmp_path / "model" / "config.json").read_text())
+        names = [f"LABEL_{i}" for i in range(4)]
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        data = ("--data", workplace / "data.csv")
+        words = ("--class-names", ",".join(NAMES), *TEMPERATURE, "--output", tmp_path / "out")
+        done = called_for_json("calibrate", tmp_path / "model", *data, *words)
+        assert [row["name"] for row in done["report"]["after"]["classes"]] == list(NAMES)
+        served = transformers.pipeline("text-classification", str(tmp_path / "out"), top_k=None)(["w1 w2"])[0]
+        assert {each["label"] for each in served} == set(NAMES)
+        again = called_for_json("evaluate", tmp_path / "out", *data)
+        table = pandas.read_csv(workplace / "data.csv")
+        table.assign(label=table["label"].map(NAMES.index)).to_csv(tmp_path / "ids.csv", index=False)
+        by_ids = called_for_json("evaluate", tmp_path / "model", "--data", tmp_path / "ids.csv", *words[:2])
+        assert [row["name"] for row in by_ids["before"]["classes"]] == list(NAMES)
+        assert by_ids["before"]["metrics"]["accuracy"] == again["before"]["metrics"]["accuracy"]
+        few = call("evaluate", tmp_path / "model", *data, "--class-names", "art,law")
+        assert_refused(few, "class_names to name the model's 4 classes")
 
     def test_wrong_test_data_are_found_before_the_model_runs(self, workplace: Path, tmp_path: Path) -> None:
         table = pandas.read_csv(workplace / "data.csv")

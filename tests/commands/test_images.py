@@ -200,6 +200,7 @@ class TestSoftLabels:
             np.savez(place / "counts.npz", soft_labels=file["counts"][:N])
             np.savez(place / "half.npz", soft_labels=file["probs"][: N // 2])
             np.savez(place / "named.npz", shares=file["probs"][:N])
+            np.savez(place / "twice.npz", soft_labels=2 * file["probs"][:N])
         return place / "shares.npz"
 
     def test_the_numbers_are_those_of_the_definitions(self, place: Path, shares: Path) -> None:
@@ -239,6 +240,7 @@ class TestSoftLabels:
         [
             ("missing.npz", "soft_labels to name an existing file"),
             ("counts.npz", "soft_labels to be a float array, got dtype int64; divide counts"),
+            ("twice.npz", r"labels to lie in \[0, 1\], got values from 0 to 2"),
             ("half.npz", r"soft_labels in .*half\.npz to have shape \(160, 10\), .*got shape \(80, 10\)"),
             ("named.npz", r"named\.npz to hold the array soft_labels or probs, got shares"),
             ("test.parquet", r"soft_labels to be readable as npz, got .*test\.parquet"),
@@ -246,7 +248,9 @@ class TestSoftLabels:
     )
     def test_other_files_are_refused(self, name: str, message: str, place: Path, shares: Path) -> None:
         words = ("--data", place / "test.parquet", "--soft-labels", place / name)
-        assert_refused(call("evaluate", place / "model", *words), message)
+        result = call("evaluate", place / "model", *words)
+        assert_refused(result, message)
+        assert f"/{N}" not in result.stderr  # before the model runs
 
 
 class TestCalibrate:
