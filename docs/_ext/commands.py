@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -18,6 +19,8 @@ COMMANDS = {
     command.callback.__name__: command for command in hf_calib.registered_commands if command.callback
 }
 KINDS = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}
+# JSON, commands and options, whose quotes and dashes are to be copied.
+TYPED = re.compile(r"(?<!\w)'[^']*(?: --|\{)[^']*'|(?<![\w-])--\w[\w-]*")
 
 
 class Command(SphinxDirective):
@@ -26,32 +29,35 @@ class Command(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Make the text and the table."""
+        """Make the text and a definition list, which wraps on a narrow screen as a table does not."""
         command = COMMANDS[self.arguments[0]]
         lines = [inspect.getdoc(command.callback) or "", ""]
-        lines += ["| argument | default | what it is |", "|---|---|---|"]
-        parameters = inspect.signature(command.callback, eval_str=True).parameters.values()
-        lines += [row(parameter) for parameter in parameters]
+        for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+            lines += [*entry(parameter), ""]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
-def row(parameter: inspect.Parameter) -> str:
-    """An argument or option in a line of the table."""
+def entry(parameter: inspect.Parameter) -> tuple[str, str]:
+    """The term and the definition of an argument or option."""
     annotation, info = get_args(parameter.annotation)[:2]
     assert get_origin(parameter.annotation) is Annotated
     default = getattr(parameter.default, "value", parameter.default)
-    is_required = default is inspect.Parameter.empty
     if type(info).__name__ == "ArgumentInfo":
         name = info.metavar or parameter.name.upper()
     else:
         first = info.default if isinstance(info.default, str) and info.default.startswith("--") else None
         names = [first] if first else info.param_decls or [f"--{parameter.name.replace('_', '-')}"]
         name = " ".join([names[0], *kind(annotation, info)])
-    shown = "" if default in (None, False, ()) else f"`{default}`"
-    if isinstance(info.show_default, str):  # what stands for None
-        shown = f"`{info.show_default}`"
-    told = " ".join((info.help or "").split()).replace("|", r"\|")
-    return f"| `{name}` | {'required' if is_required else shown} | {told} |"
+        if default is True:
+            name = f"{name}, --no-{name.removeprefix('--')}"
+    definition = [TYPED.sub(r"`\g<0>`", " ".join((info.help or "").split()))]
+    if default is inspect.Parameter.empty:
+        definition.append("Required.")
+    elif isinstance(info.show_default, str):  # what stands for None
+        definition.append(f"Default: {info.show_default}.")
+    elif default is not None and default is not False and default != ():
+        definition.append(f"Default: `{default}`.")
+    return f"`{name}`", f": {' '.join(definition)}"
 
 
 def kind(annotation: Any, info: Any) -> list[str]:

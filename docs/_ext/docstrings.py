@@ -6,6 +6,7 @@ import re
 from textwrap import indent
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from transformers import TrainingArguments
 
@@ -45,8 +46,15 @@ def without_ranges(
     return _ALIAS.sub(r"\1", _RANGE.sub(r"\1", signature)) if signature else signature, returned
 
 
+def with_dashes(app: Sphinx, tree: nodes.document) -> None:
+    """Write the dash between an argument and its description, which Sphinx leaves to smart quotes, as one."""
+    for text in [each for each in tree.findall(nodes.Text) if each == " -- "]:
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to autodoc, before napoleon does; called by Sphinx."""
+    app.connect("doctree-read", with_dashes)
     app.connect("autodoc-process-signature", without_ranges)
     app.connect("autodoc-process-docstring", with_formulas, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -38,9 +38,7 @@ class Plot(SphinxDirective):
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, metadata={"Date": None}, bbox_inches="tight")
         here = Path(self.env.doc2path(self.env.docname)).parent
-        image = nodes.image(
-            uri=os.path.relpath(file, here), alt=self.arguments[0], classes=["figure-on-white"]
-        )
+        image = nodes.image(uri=os.path.relpath(file, here), alt=self.arguments[0])
         shown = nodes.literal_block(code, code, language="python")
         return [image] if "hide-code" in self.options else [shown, image]
 

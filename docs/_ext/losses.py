@@ -64,7 +64,7 @@ class Loss(SphinxDirective):
         file = folder / f"{name}.svg"
         alt = draw(name, file)
         here = Path(self.env.doc2path(self.env.docname)).parent
-        return [nodes.image(uri=os.path.relpath(file, here), alt=alt, classes=["figure-on-white"])]
+        return [nodes.image(uri=os.path.relpath(file, here), alt=alt)]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
