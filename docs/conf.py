@@ -2,16 +2,23 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from sphinx_gallery.sorting import FileNameSortKey
 
+import hf_calib.data
 from hf_calib import __version__
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # what an example prints is on its page
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take more than they give
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 from gallery_figures import scrape
+
+# Six examples read the same rows, which takes seconds; none of them changes any.
+hf_calib.data.docstring_dataset = cache(hf_calib.data.docstring_dataset)
 
 project = "hf_calib"
 author = "the hf_calib developers"
@@ -72,6 +79,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 20,
     "remove_config_comments": True,
     "plot_gallery": True,
+    "capture_repr": (),
     "write_computation_times": False,
     "image_scrapers": (scrape,),
 }

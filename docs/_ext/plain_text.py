@@ -10,28 +10,39 @@ from sphinx.application import Sphinx
 from sphinx.builders.text import TextBuilder
 from sphinx.writers.text import TextTranslator
 
+# What a page says first, and all of it, by its name: kept as each is resolved, which takes long to do again.
+_TEXTS: dict[str, tuple[str, str]] = {}
+
+
+class PlainText(TextTranslator):
+    """The text of a page, without images and links of the gallery that only a browser shows."""
+
+    def unknown_visit(self, node: nodes.Node) -> None:
+        raise nodes.SkipNode
+
+
+def keep(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """Keep the text of a page that is being written."""
+    if app.builder.name != "html":
+        return
+    builder = TextBuilder(app, app.env)
+    builder.secnumbers = {}
+    translator = PlainText(tree, builder)
+    tree.walkabout(translator)
+    about = next((" ".join(each.astext().split()) for each in tree.findall(nodes.paragraph)), "")
+    _TEXTS[page] = about, translator.body.strip()
+
 
 def write(app: Sphinx, exception: Exception | None) -> None:
     """Write both beside the pages, once these are built."""
     if exception is not None or app.builder.name != "html":
         return
-    root = app.env.get_doctree("index")
-    listed = [f"# {app.config.project}", "", f"> {first_paragraph(root)}", ""]
+    listed = [f"# {app.config.project}", "", f"> {_TEXTS['index'][0]}", ""]
     full = []
-    builder = TextBuilder(app, app.env)
-    builder.secnumbers = {}
     for page in pages(app):
-        tree = app.env.get_doctree(page)
-        title, about = app.env.titles[page].astext(), first_paragraph(tree)
-        listed.append(f"- [{title}]({page}.html): {about}")
-        translator = TextTranslator(tree, builder)
-        app.env.apply_post_transforms(tree, page)
-        for node in [
-            each for each in tree.findall(nodes.Element) if "sphinx_gallery" in type(each).__module__
-        ]:
-            node.parent.remove(node)  # images and links that only a browser shows
-        tree.walkabout(translator)
-        full += [f"<!-- {page} -->", translator.body.strip(), ""]
+        about, text = _TEXTS[page]
+        listed.append(f"- [{app.env.titles[page].astext()}]({page}.html): {about}")
+        full += [f"<!-- {page} -->", text, ""]
     folder = Path(app.outdir)
     (folder / "llms.txt").write_text("\n".join([*listed, ""]), encoding="utf-8")
     (folder / "llms-full.txt").write_text("\n".join(full), encoding="utf-8")
@@ -48,12 +59,8 @@ def pages(app: Sphinx) -> list[str]:
     return found
 
 
-def first_paragraph(tree: nodes.document) -> str:
-    """What a page says first."""
-    return next((" ".join(each.astext().split()) for each in tree.findall(nodes.paragraph)), "")
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect to the end of a build; called by Sphinx."""
+    """Connect to the resolved pages and to the end of a build; called by Sphinx."""
+    app.connect("doctree-resolved", keep)
     app.connect("build-finished", write)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": False}

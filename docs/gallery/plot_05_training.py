@@ -37,7 +37,7 @@ for name in ("cross_entropy", "label_smoothing", "focal", "dual_focal", "brier")
         optimizer.zero_grad()
         loss(model(images[train]), labels[train]).backward()
         optimizer.step()
-        if epoch % 10 == 0:
+        if epoch % 20 == 0:
             with torch.no_grad():
                 logits = model(images).double()
             y = labels.numpy()
