@@ -92,10 +92,10 @@ def texts(folder: Path, hub: Hub) -> None:
     calibrated_model(folder / "calibrated")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     rng = np.random.default_rng(0)
-    logits = rng.normal(scale=3, size=(500, 4))
-    labels = (logits / 1.7 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    logits = rng.normal(scale=4, size=(1000, 4))
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
     np.savez(folder / "predictions.npz", logits=logits, labels=labels)
-    np.savez(folder / "other_predictions.npz", logits=logits / 1.6, labels=labels)
+    np.savez(folder / "other_predictions.npz", logits=logits / 1.9, labels=labels)
     np.save(folder / "unlabelled_logits.npy", logits[labels != 0][:150])
 
 
