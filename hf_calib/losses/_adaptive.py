@@ -129,7 +129,7 @@ class AdaptiveLoss(CalibrationLoss):
 
 
 class GammaTableLoss(AdaptiveLoss):
-    """AdaFocal, AdaDualFocal, CalFocal: gamma comes from a table over bins of the true-class probability.
+    """AdaFocal, CalFocal: gamma comes from a table over bins of the true-class probability. AdaDualFocal: of the lead.
 
     Buffers, float64: `edges` (M + 1,) of the bins, `gammas` (M,), and of the last update `gaps` (M,), mean
     confidence minus accuracy, and `accuracies` (M,), NaN before there is one; `counts` (M,), the held-out

@@ -110,7 +110,10 @@ class CalibrationLoss(nn.Module):
         return False
 
     def gamma(self, p: Tensor, labels: Tensor | None = None) -> Gamma:
-        """The weight's gamma for examples whose label has probability p (N,); negative for the inverse focal."""
+        """The weight's gamma for examples whose label has probability p (N,); negative for the inverse focal.
+
+        For the dual focal losses p is the label's lead over its rival.
+        """
         return self.formula.gamma(p)
 
     def extra_repr(self) -> str:
@@ -367,7 +370,7 @@ class CalibrationLoss(nn.Module):
         formula = self.formula
         loss = stats.cross_entropy
         if formula.weight is not None:
-            gamma = self.gamma(stats.p, labels)
+            gamma = self.gamma(formula.weight.margin(stats), labels)
             loss = _weighted(loss, formula.weight.value(stats, gamma), formula.detach)
         terms = [(formula.scale, loss)] + [(c, penalty.value(stats)) for c, penalty in formula.penalties]
         # A term with coefficient 0 is left out, because 0 * infinity is NaN.

@@ -100,7 +100,9 @@ LOSSES: dict[str, LossEntry] = {
         "Ghosh et al. 2022 (AdaFocal), Algorithm 1",
     ),
     "ada_dual_focal": LossEntry(
-        adaptive_losses.ada_dual_focal, "dual_focal with AdaFocal's gammas", "Tao et al. 2023 (DFL), 5.2"
+        adaptive_losses.ada_dual_focal,
+        "dual_focal; gamma by held-out bins, looked up by the label's lead",
+        "Tao et al. 2023 (DFL), 5.2",
     ),
     "calfocal": LossEntry(
         adaptive_losses.calfocal,

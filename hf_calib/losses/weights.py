@@ -24,6 +24,10 @@ class Weight:
     def reads(self) -> tuple[Statistic, ...]:
         return ()
 
+    def margin(self, stats: RowStatistics) -> Tensor:
+        """What a gamma that depends on the example goes by, (N,), without a gradient."""
+        return stats.p
+
     def value(self, stats: RowStatistics, gamma: Gamma) -> Tensor:
         raise NotImplementedError
 
@@ -46,9 +50,16 @@ class DualFocalWeight(Weight):
     def reads(self) -> tuple[Statistic, ...]:
         return (Rival(self.rival),) if isinstance(self.rival, str) else ()
 
+    def margin(self, stats: RowStatistics) -> Tensor:
+        """The label's lead p_y - q over its rival, which is negative for a constant above p_y."""
+        q = self._rival_of(stats)
+        return stats.p - (q.detach() if isinstance(q, Tensor) else q)
+
     def value(self, stats: RowStatistics, gamma: Gamma) -> Tensor:
-        q = stats[Rival(self.rival)] if isinstance(self.rival, str) else self.rival
-        return _modulate(stats.one_minus_p + q, gamma)
+        return _modulate(stats.one_minus_p + self._rival_of(stats), gamma)
+
+    def _rival_of(self, stats: RowStatistics) -> Tensor | float:
+        return stats[Rival(self.rival)] if isinstance(self.rival, str) else self.rival
 
 
 @dataclass(frozen=True)

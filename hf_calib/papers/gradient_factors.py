@@ -56,7 +56,7 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
         return np.full(len(targets), formula.scale)
     with torch.no_grad():
         stats = row_statistics(logits, targets, formula.reads)
-        weights = formula.weight.value(stats, loss.gamma(stats.p, targets))
+        weights = formula.weight.value(stats, loss.gamma(formula.weight.margin(stats), targets))
     return formula.scale * weights.expand(len(targets)).double().numpy()
 
 

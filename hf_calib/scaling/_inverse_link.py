@@ -9,6 +9,7 @@ A class whose posterior would be negative, because no eta leads to these p, gets
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -67,16 +68,23 @@ class ProbabilityBlock(NamedTuple):
 
 
 def modulated(
-    predictions: ProbabilityBlock, gamma: Gamma, *, detached: bool = False, rival: str | float = 0.0
+    predictions: ProbabilityBlock,
+    gamma: Gamma | Callable[[FloatArray], Gamma],
+    *,
+    detached: bool = False,
+    rival: str | float = 0.0,
 ) -> FloatArray:
     """(1 - m)^gamma CE, or (1 + m)^|gamma| CE for a negative gamma, of the margin m = p - q, q a rival or a constant.
 
+    Gamma may be a function of the margin, (B, C). It is a constant to the gradient.
     The gradient for label y, relative to the weight, is (1 + multiplier_y)(p - e_y) and, through a rival j,
     multiplier_y q / p_y (e_j - p): what class y takes from its rival is passed down the ranking.
     """
     p, log_p, log_rest, _ = predictions
     ranking = _Ranking.of(predictions, rival) if isinstance(rival, str) else None
     log_q = np.full_like(p, np.log(rival) if rival else _LOG_ZERO) if ranking is None else ranking.log_rival
+    if callable(gamma):
+        gamma = gamma(p - np.exp(log_q))
     held_back, pushed = np.logaddexp(log_rest, log_q), np.log1p(np.maximum(p - np.exp(log_q), 0))
     log_base = np.where(np.asarray(gamma) >= 0, held_back, pushed)
     log_eta = log_p - np.abs(gamma) * log_base

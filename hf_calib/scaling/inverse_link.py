@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,7 +192,7 @@ def _log_posterior(loss: CalibrationLoss) -> LogPosterior | None:
             )
         case (weights.DualFocalWeight(rival), ()):
             return lambda predictions: link.modulated(
-                predictions, _gamma(loss, predictions), rival=rival, detached=detached
+                predictions, partial(_gamma_at, loss), rival=rival, detached=detached
             )
         case (weights.BrierNormWeight(norm), ()):
             return lambda predictions: link.brier_norm(
@@ -209,10 +210,14 @@ def _log_posterior(loss: CalibrationLoss) -> LogPosterior | None:
 
 
 def _gamma(loss: CalibrationLoss, predictions: link.ProbabilityBlock) -> Any:
-    """Gamma at each p: one number, or (B, C) where it depends on p; negative for the inverse focal loss."""
+    return _gamma_at(loss, predictions.p)
+
+
+def _gamma_at(loss: CalibrationLoss, margin: FloatArray) -> Any:
+    """Gamma at each p, or at each lead over the rival, (B, C); or one number. Negative for the inverse focal loss."""
     import torch
 
-    gamma = loss.gamma(torch.from_numpy(predictions.p))
+    gamma = loss.gamma(torch.from_numpy(margin))
     return gamma.numpy() if isinstance(gamma, torch.Tensor) else gamma
 
 

@@ -25,7 +25,8 @@ TABLES = {
     "calfocal": {"edges", "gammas", "gaps", "accuracies"},
     "ece_ce": {"bin_gaps", "mass_gaps", "class_gaps", "progress"},
 }
-GAMMA_TABLES = ["ada_dual_focal", "adafocal", "calfocal"]
+FIRST_GAMMAS = {"ada_dual_focal": 6, "adafocal": 1, "calfocal": 1}
+GAMMA_TABLES = list(FIRST_GAMMAS)
 
 
 def updated(name: str, **hyperparameters: Any) -> AdaptiveLoss:
@@ -175,8 +176,9 @@ class TestAnUpdateThatNeverComes:
 @pytest.mark.parametrize("name", ["adafocal", "ada_dual_focal"])
 def test_gammas_without_an_upper_limit(name: str, given: Any) -> None:
     """They grow beyond any number, and the loss stays finite."""
-    free = make_loss(name, gamma_max=given)
-    limited = make_loss(name)
+    same = {"gamma_init": 1.0, "update_rate": 1.0}
+    free = make_loss(name, gamma_max=given, **same)
+    limited = make_loss(name, **same)
     logits, labels = random_batch(20, 5)
     logits[0] *= 1e3
     for n in range(400):
@@ -235,7 +237,7 @@ class TestGammaTable:
     def test_first_table(self, name: str) -> None:
         loss = make_loss(name, n_bins=4)
         assert loss.edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
-        assert loss.gammas.tolist() == [1, 1, 1, 1]
+        assert loss.gammas.tolist() == [FIRST_GAMMAS[name]] * 4
         assert loss.gaps.tolist() == [0, 0, 0, 0]
         assert loss.accuracies.isnan().all()
 
@@ -243,14 +245,14 @@ class TestGammaTable:
         loss = make_loss(name, n_bins=1, update_rate=1)
         loss.update([0.4, 0.6, 0.8], [1, 0, 0])  # the smallest is left out
         assert_close(loss.gaps, torch.tensor([0.7], dtype=torch.float64))
-        assert_close(loss.gammas, torch.tensor([0.7], dtype=torch.float64).exp())
+        assert_close(loss.gammas, FIRST_GAMMAS[name] * torch.tensor([0.7], dtype=torch.float64).exp())
         assert loss(*random_batch(5, 3)).isfinite()
 
     def test_one_prediction_or_all_alike_change_nothing(self, name: str) -> None:
         for confidences in ([0.7], [0.7] * 20):
             loss = make_loss(name)
             loss.update(confidences, [0] * len(confidences))
-            assert loss.gammas.tolist() == [1] * 15
+            assert loss.gammas.tolist() == [FIRST_GAMMAS[name]] * 15
             assert loss.edges.tolist() == [0.7] * 16
             assert loss(*random_batch(5, 3)).isfinite()
 

@@ -48,7 +48,7 @@ DEFAULTS = {
     "ece_ce": {"n_bins": 15},
     "focal_calibration": {"gamma": 3.0, "brier_weight": 0.5, "distance": "l2"},
     "adafocal": ADAFOCAL,
-    "ada_dual_focal": ADAFOCAL,
+    "ada_dual_focal": {"n_bins": 15, "update_rate": 2.0, "gamma_init": 6.0, "gamma_max": 20.0},
     "calfocal": {"n_bins": 15, "update_rate": 10.0, "per_sample": False},
     "entropy_regularized": {"entropy_weight": 0.1},
     "logit_norm": {"norm_weight": 0.01, "p": 1.0},
@@ -438,7 +438,6 @@ class TestNamesAndHyperparameters:
         [
             ("inverse_focal", {"gamma": 4}),
             ("adafocal", {"gamma_min": -4}),
-            ("ada_dual_focal", {"gamma_min": -4}),
         ],
     )
     def test_a_warning_where_inverse_focal_turns_against_the_label(

@@ -180,6 +180,26 @@ def test_adafocal_from_gamma_0_goes_the_papers_way(golden: Path) -> None:
     np.testing.assert_allclose(loss.edges[1:], file["edges_upper"][1], **EXACT)
 
 
+def test_ada_dual_focal_over_four_updates(golden: Path, path: str) -> None:
+    """Gamma goes by the lead over the rival; it never changes its sign, whatever the held-out predictions."""
+    file = dict(np.load(golden / "ada_dual_focal.npz"))
+    loss = make_loss("ada_dual_focal", n_bins=10, update_rate=2.0, gamma_init=6.0, gamma_max=20.0)
+    logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
+    for t in range(5):
+        np.testing.assert_allclose(loss.edges, file["edges"][t], **EXACT)
+        np.testing.assert_allclose(loss.gammas, file["gammas"][t], **EXACT)
+        per_example, gradient = (
+            loss(logits, labels, reduction="none"),
+            value_and_gradient(loss, logits, labels, reduction="sum")[1],
+        )
+        np.testing.assert_allclose(per_example, file["per_example"][t], **EXACT)
+        np.testing.assert_allclose(gradient, file["gradient_of_sum"][t], **EXACT)
+        if t < 4:
+            loss.update(file["confidences"][t], file["correct"][t])
+    assert file["gammas"].min() < 0.3
+    assert file["gammas"].max() == 20
+
+
 def test_ece_cross_entropy(golden: Path, path: str) -> None:
     file = dict(np.load(golden / "ece_ce.npz"))
     confidences, predicted = torch.from_numpy(file["stats_logits"]).softmax(1).max(1)
