@@ -11,6 +11,7 @@ The networks of the papers, trained from scratch:
         --config recipes/configs/networks/resnet50.yaml --config recipes/configs/losses/adafocal.yaml
 """
 
+import json
 from dataclasses import dataclass, field
 
 from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
@@ -46,6 +47,12 @@ class ModelArguments:
     )
     model_kwargs: str = field(
         default="{}", metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."}
+    )
+    decay_all: bool = field(
+        default=False,
+        metadata={
+            "help": "Decay biases and norms as well, as SGD does in the papers' code; the Trainer does not."
+        },
     )
     weights: str | None = field(
         default=None,
@@ -119,7 +126,7 @@ if model_args.model in IMAGE_NETWORKS:
 else:
     processor = load_image_processor(model_args.model)
     if model_args.from_scratch:
-        config = AutoConfig.from_pretrained(model_args.model, **labels)
+        config = AutoConfig.from_pretrained(model_args.model, **json.loads(model_args.model_kwargs), **labels)
         model = AutoModelForImageClassification.from_config(config)
     else:  # a head for other classes is replaced
         model = AutoModelForImageClassification.from_pretrained(
@@ -147,8 +154,16 @@ calibration = dataset["calibration"].with_transform(transform(processor))
 test = dataset["test"].with_transform(transform(processor))
 elsewhere = {name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()}
 
+
 # Train, report, save.
-trainer = CalibrationTrainer(
+class Trainer(CalibrationTrainer):
+    def get_decay_parameter_names(self, model):
+        if model_args.decay_all:
+            return [name for name, _ in model.named_parameters()]
+        return super().get_decay_parameter_names(model)
+
+
+trainer = Trainer(
     model,
     training_args,
     train_dataset=train,

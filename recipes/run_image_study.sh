@@ -7,7 +7,7 @@
 set -euo pipefail
 output=$1 data=$2 seeds=${*:3}
 here=$(cd "$(dirname "$0")" && pwd)
-losses=cross_entropy,focal,flsd,dual_focal,adafocal,bsce_gra,focal_calibration_cifar10,$here/configs/losses/mmce.yaml,brier
+losses=cross_entropy,focal,flsd,dual_focal,adafocal,bsce_gra,bsce_gra_authors,focal_calibration_cifar10,$here/configs/losses/mmce.yaml,brier
 
 for seed in ${seeds:-1 42}; do # of the papers' 1, 42 and 71
   hf-calib compare "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml \

@@ -2,7 +2,7 @@
 # All that a lent GPU should answer, the most wanted first: the kernels' tests and times, then the studies. It writes as it
 # goes, can be cut at any minute, and goes on where it was by the same command. Data and models are on disk or on the Hub.
 #   bash recipes/run_on_gpu.sh OUTPUT DATA [BERT [JUDGE]]
-# DATA is as in run_text_studies.sh, with cifar10/{train,test}.parquet and what language_model_tasks.py reads; BERT is
+# DATA, GLOVE and AG_NEWS are as in run_text_studies.sh, with cifar10/{train,test}.parquet and what language_model_tasks.py reads; BERT is
 # bert-base-uncased unless given, JUDGE Qwen/Qwen3-0.6B ("scratch": a small decoder that is pretrained first).
 set -uo pipefail
 output=$1 data=$2 bert=${3:-bert-base-uncased} judge=${4:-Qwen/Qwen3-0.6B}
@@ -18,7 +18,7 @@ step() { # NAME COMMAND...: its output in a file; a step that fails does not kee
 images() {
   for seed in 1 42 71; do
     hf-calib compare "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet50.yaml \
-      --losses cross_entropy,focal,dual_focal,focal_calibration_cifar10,bsce_gra,adafocal --seeds "$seed" \
+      --losses cross_entropy,focal,dual_focal,focal_calibration_cifar10,bsce_gra,bsce_gra_authors,adafocal --seeds "$seed" \
       --output "$output/cifar10_resnet50" $COMPARE --no-keep-models -- --train_file "$data/cifar10/train.parquet" \
       --test_file "$data/cifar10/test.parquet" --image_column image --report_to none --disable_tqdm true
   done

@@ -29,7 +29,7 @@ minilm_study() { # NAME LOSSES ARGUMENTS...
 }
 
 mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, which the weight of the papers is for
-losses=cross_entropy,label_smoothing,focal,flsd,dual_focal,adafocal_every_10_steps,bsce_gra
+losses=cross_entropy,label_smoothing,focal,flsd,dual_focal,adafocal_every_10_steps,bsce_gra,bsce_gra_authors
 ag_losses=$losses,focal_calibration_ag_news,$mmce
 clinc_losses=$losses,focal_calibration,$mmce
 ng_losses=$losses,focal_calibration_20newsgroups,$mmce,brier,inverse_focal,adafocal,ada_dual_focal,logit_norm,entropy_regularized

@@ -57,11 +57,15 @@ def classwise(run):
     return {title: f"{metrics[key]:.4f}" for title, key in keys.items() if key in metrics}
 
 
+# The papers' score is the entropy.
+SCORES = {"max_probability": "maximum probability", "entropy": "entropy", "energy": "energy"}
+
+
 def detection(run):
     return {
         f"{elsewhere['name']}, {title}{words}": with_interval(elsewhere[when][score]["auroc"])
         for elsewhere in run.get("out_of_distribution", [])
-        for score, title in (("max_probability", "maximum probability"), ("energy", "energy"))
+        for score, title in SCORES.items()
         for when, words in (("before", ""), ("after", ", after T"))
     }
 

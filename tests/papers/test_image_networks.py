@@ -32,6 +32,7 @@ from hf_calib.papers import (
     network_config,
 )
 from hf_calib.papers.networks.image_classifier import ImageClassifier
+from hf_calib.papers.networks.residual_blocks import ResidualBlock
 from tests.helpers.places import GOLDEN
 
 AUTHORS = json.loads((GOLDEN / "image_networks.json").read_text())
@@ -47,7 +48,7 @@ THEIRS: dict[str, tuple[PreTrainedConfig, int]] = {
 SMALL = {
     "cifar_resnet": CifarResNetConfig(depth=8, num_labels=3),
     "wide_resnet": WideResNetConfig(depth=8, width=1, num_labels=3),
-    "densenet": DenseNetConfig(num_labels=3),
+    "densenet": DenseNetConfig(depth=40, num_labels=3),
     "vgg": VGGConfig(depth=11, num_labels=3),
 }
 
@@ -105,15 +106,45 @@ def test_parameters_and_logits_are_those_of_the_authors_network(name: str) -> No
     [
         (CifarResNetConfig(depth=20), 269_722),  # He et al. 2016, Table 6: 0.27 million
         (CifarResNetConfig(depth=110, block="basic"), 1_727_962),  # 1.7 million
+        (CifarResNetConfig(depth=110, block="basic", stochastic_depth=0.5), 1_727_962),
         (DenseNetConfig(stem="large", num_labels=1000), 7_978_856),  # torchvision's
+        (DenseNetConfig(depth=40), 1_019_722),  # Huang et al. 2017, Table 2: 1.0 million
         (VGGConfig(), 14_728_266),
     ],
-    ids=["resnet20", "resnet110 of basic blocks", "densenet121 for ImageNet", "vgg16"],
+    ids=["resnet20", "resnet110 basic", "resnet110sd", "densenet121 for ImageNet", "densenet40", "vgg16"],
 )
 def test_sizes_of_the_other_networks(config: PreTrainedConfig, n_parameters: int) -> None:
     if config.num_labels == 2:
         config.num_labels = 10
-    assert sum(weight.numel() for weight in make(config).parameters()) == n_parameters
+    with torch.device("meta"):
+        model = IMAGE_NETWORKS[config.model_type](config)
+    assert sum(weight.numel() for weight in model.parameters()) == n_parameters
+
+
+def test_densenet_40_answers_and_has_no_large_stem() -> None:
+    assert make(DenseNetConfig(depth=40, num_labels=3))(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 3)
+    with pytest.raises(ValueError, match="expected stem of depth 40 to be small, got 'large'"):
+        DenseNetConfig(depth=40, stem="large")
+
+
+def test_stochastic_depth_skips_blocks_in_training_and_scales_them_in_evaluation() -> None:
+    """A block is skipped in its share of the batches; what evaluation gives is the mean of both, before the ReLU."""
+    model = make(CifarResNetConfig(depth=8, stochastic_depth=0.6, num_labels=3))
+    blocks = [module for module in model.modules() if isinstance(module, ResidualBlock)]
+    assert [block.drop for block in blocks] == pytest.approx([0.2, 0.4, 0.6])
+    block, pixels = blocks[-1].requires_grad_(False), torch.rand(2, 32, 8, 8)
+    for layer in block.layers:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval().bias.fill_(1.0)
+    skipped = block.shortcut(pixels)
+    layers = block.layers(pixels)
+    torch.testing.assert_close(block(pixels), (0.4 * layers + skipped).relu())
+    block.training = True
+    outputs = [block(pixels) for _ in range(300)]
+    whole = (layers + skipped).relu()
+    n_skipped = sum(torch.equal(output, skipped.relu()) for output in outputs)
+    assert n_skipped + sum(torch.equal(output, whole) for output in outputs) == 300
+    assert 140 < n_skipped < 220  # binomial of 300 and 0.6: beyond it in 2e-6 of runs
 
 
 def test_the_shortcuts_of_6n_plus_2_have_no_parameters_and_keep_the_pixels() -> None:
@@ -222,7 +253,11 @@ def test_losses_by_the_kind_of_problem() -> None:
         (lambda: CifarResNetConfig(pooled_size=0), "expected pooled_size to be at least 1, got 0"),
         (lambda: WideResNetConfig(depth=28), r"expected depth to be 6n \+ 2, got 28; the papers' is 26"),
         (lambda: WideResNetConfig(width=0), "expected width to be at least 1, got 0"),
-        (lambda: DenseNetConfig(depth=120), "expected depth to be one of 121, 161, 169, 201, got 120"),
+        (
+            lambda: CifarResNetConfig(stochastic_depth=1),
+            r"expected stochastic_depth to be in \[0, 1\), got 1",
+        ),
+        (lambda: DenseNetConfig(depth=120), "expected depth to be one of 40, 121, 161, 169, 201, got 120"),
         (lambda: DenseNetConfig(stem="cifar"), "expected stem to be one of small, large, got 'cifar'"),
         (lambda: VGGConfig(depth=12), "expected depth to be one of 11, 13, 16, 19, got 12"),
     ],

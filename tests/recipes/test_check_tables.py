@@ -36,7 +36,6 @@ def test_the_pages_agree_with_their_files(check_tables: ModuleType, check: str) 
         ("language_models", "results/language_models.md", r"^\| focal \|.*"),
         ("statements", "results/studies.md", r"^\| FCL, Theorem 4\.5.*"),
         ("statements", "papers/adafocal.md", r"^\[20 Newsgroups.*"),
-        ("post_hoc", "results/post_hoc.md", r"^\| least d \+ 1\.5 SE \|.*"),
     ],
 )
 def test_a_changed_number_is_found(

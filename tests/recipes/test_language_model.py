@@ -44,7 +44,7 @@ def options(place: Path, model: str = "llama") -> list[str]:
 
 
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_tiny_decoder_ends_as_a_calibrated_judge(lora: bool, place: Path, tmp_path: Path) -> None:
     task = [
         "--config",
@@ -80,7 +80,7 @@ def test_answers_of_other_classes_are_refused_before_the_model_is_loaded(place: 
     assert not (tmp_path / "out" / "results.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.usefixtures("quick_report")
 def test_two_processes_report_what_one_does(place: Path, tmp_path: Path) -> None:
     same = [*options(place), "--loss", "focal", "--learning_rate", "0", "--lora_rank", "4"]

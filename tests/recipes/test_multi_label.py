@@ -25,7 +25,7 @@ from hf_calib.papers.networks.cifar_resnet import CifarResNetConfig, CifarResNet
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.saved import read_report
 from tests.helpers.mosaics import mosaics
-from tests.helpers.reports import quick_report  # noqa: F401
+from tests.helpers.reports import few_resamples, quick_report  # noqa: F401
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, run_on_two_processes
 
 
@@ -62,7 +62,8 @@ def go_emotions(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def trained(go_emotions: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Files and output of a training."""
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        few_resamples(patch)
         run("text_classification.py", *SHORT, *go_emotions, "--loss", "focal", "--output_dir", str(folder))
     return folder, printed.getvalue()
 
@@ -103,7 +104,7 @@ def test_go_emotions_is_trained_reported_and_served(
 
 
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_default_map_and_no_map(go_emotions: list[str], tmp_path: Path) -> None:
     few = ["--max_train_samples", "32", "--max_calibration_samples", "60", "--max_test_samples", "40"]
     for method in ("auto", "none"):
@@ -113,7 +114,7 @@ def test_the_default_map_and_no_map(go_emotions: list[str], tmp_path: Path) -> N
         assert (record["after"] is None) == (method == "none")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_two_processes_report_the_same(go_emotions: list[str], tmp_path: Path) -> None:
     same = [*SHORT, *go_emotions, "--learning_rate", "0", "--seed", "1"]
     run_on_two_processes("text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
@@ -277,7 +278,7 @@ def test_a_model_that_cannot_be_read_is_not_said_to_have_one_class(tmp_path: Pat
     assert "problem_type" not in done.output
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_study_of_several_labels(
     go_emotions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

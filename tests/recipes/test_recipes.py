@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,14 +56,14 @@ SHORT = [
 ]
 
 
-def run(recipe: str, *arguments: str) -> None:
-    """Run a script as `python recipes/RECIPE ARGUMENTS` does; what it prints goes to capsys."""
+def run(recipe: str, *arguments: str) -> dict[str, Any]:
+    """Run a script as `python recipes/RECIPE ARGUMENTS` does, return its names; what it prints goes to capsys."""
     path = str(ROOT / "recipes" / recipe)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few steps leave models whose temperature is not determined
         patch.setattr(sys, "argv", [path, *arguments])
         patch.syspath_prepend(str(Path(path).parent))
-        runpy.run_path(path, run_name="__main__")
+        return runpy.run_path(path, run_name="__main__")
 
 
 def run_on_two_processes(recipe: str, *arguments: str) -> str:
@@ -108,6 +109,7 @@ def results(output_dir: Path) -> dict[str, object]:
     return content
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_text_recipe_trains_reports_and_saves(
     text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,10 +162,16 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
 
 
 @pytest.mark.parametrize(
-    "task", ["20newsgroups_cnn", "ag_news_cnn", "finsen_cnn", "20newsgroups_bert", "ag_news_bert"]
+    "task",
+    [
+        pytest.param("finsen_cnn", marks=pytest.mark.slow),
+        *(
+            pytest.param(task, marks=pytest.mark.deep)
+            for task in ("20newsgroups_cnn", "ag_news_cnn", "20newsgroups_bert", "ag_news_bert")
+        ),
+    ],
 )
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.slow
 def test_text_recipe_trains_each_task(task: str, text_arguments: list[str], tmp_path: Path) -> None:
     glove = tmp_path / "glove.txt"
     glove.write_text("".join(f"{word} {' '.join(['0.1'] * 8)}\n" for word in ("array", "the", "of")))
@@ -171,7 +179,8 @@ def test_text_recipe_trains_each_task(task: str, text_arguments: list[str], tmp_
     cnn = ["--model", "global_pooling_cnn", "--glove_file", str(glove)] if task.endswith("cnn") else []
     files = (CONFIGS / f"{task}.yaml", CONFIGS / "losses" / f"{loss}.yaml")
     configs = [word for file in files for word in ("--config", str(file))]
-    own = [*cnn, "--eval_max_length", "32", "--output_dir", str(tmp_path / "out")]
+    columns = ["--text_column", "text", "--label_column", "label"]
+    own = [*cnn, *columns, "--eval_max_length", "32", "--output_dir", str(tmp_path / "out")]
     run("text_classification.py", *SHORT, *text_arguments, *configs, *own)
     assert results(tmp_path / "out")["loss"] == loss.removesuffix("_finsen")
     assert results(tmp_path / "out")["calibration_map"] == "temperature scaling"
@@ -227,10 +236,13 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("model", "bf16"), [("vit", "true"), pytest.param("resnet", "false", marks=pytest.mark.slow)]
+    ("model", "bf16"),
+    [
+        pytest.param("vit", "true", marks=pytest.mark.slow),
+        pytest.param("resnet", "false", marks=pytest.mark.deep),
+    ],
 )
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.slow
 def test_image_recipe(
     model: str, bf16: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
 ) -> None:
@@ -246,19 +258,14 @@ def test_image_recipe(
 @pytest.mark.parametrize(
     ("task", "network", "extra"),
     [
-        ("cifar10_papers", "resnet20", ["--loss", "adafocal"]),
-        pytest.param("cifar10_short", "vgg16", ["--bf16", "false"], marks=pytest.mark.slow),
-        pytest.param("cifar100_papers", "densenet121", ["--label_column", "label"], marks=pytest.mark.slow),
-        pytest.param(
-            "tiny_imagenet_papers",
-            "resnet18",
-            ["--load_best_model_at_end", "false", "--image_size", "32"],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("cifar10_papers", "resnet20", ["--loss", "adafocal"], marks=pytest.mark.slow),
+        pytest.param("cifar10_short", "vgg16", ["--bf16", "false"], marks=pytest.mark.deep),
+        pytest.param("cifar100_papers", "densenet40", ["--label_column", "label"], marks=pytest.mark.deep),
+        pytest.param("tiny_imagenet_papers", "resnet18", ["--image_size", "32"], marks=pytest.mark.deep),
+        pytest.param("svhn_papers", "resnet110_stochastic_depth", [], marks=pytest.mark.deep),
     ],
 )
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.slow
 def test_networks_of_the_papers_from_scratch(
     task: str, network: str, extra: list[str], image_arguments: list[str], tmp_path: Path
 ) -> None:
@@ -267,9 +274,13 @@ def test_networks_of_the_papers_from_scratch(
     own = ["--image_column", "image", "--calibration_size", "32", "--dataloader_num_workers", "0"]
     short = [*SHORT, "--num_train_epochs", "2", "--lr_milestones", "1", "--max_steps", "-1"]
     settings = [*configs, *own, *short, *extra, *image_arguments]
-    run("image_classification.py", *settings, "--output_dir", str(tmp_path))
+    trainer = run("image_classification.py", *settings, "--output_dir", str(tmp_path))["trainer"]
     config = json.loads((tmp_path / "calibrated" / "config.json").read_text())
     assert config["calibration"]["folded"] is True
+    if task.endswith("_papers"):  # the authors' SGD decays biases and norms too
+        decayed, spared = trainer.optimizer.param_groups
+        assert len(decayed["params"]) == len(list(trainer.model.parameters()))
+        assert not spared["params"]
     answers = pipeline("image-classification", str(tmp_path / "calibrated"))(Image.new("RGB", (32, 32)))
     assert answers[0]["label"] in config["label2id"]
 
@@ -290,7 +301,7 @@ def test_images_from_elsewhere(
     assert all(0 <= section["after"]["energy"]["auroc"]["value"] <= 1 for section in found)
 
 
-@pytest.mark.slow
+@pytest.mark.deep  # `calibration_from` of small files is tested with the data
 def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_data: Path) -> None:
     folder = shared_data / "cifar10"
     args = DataArguments(
@@ -308,25 +319,19 @@ def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_da
 
 
 @pytest.mark.slow
-def test_image_recipe_on_two_processes(
-    image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
-) -> None:
-    settings = ["--model", image_models["vit"], "--loss", "mmce", "--gather_batch", "true"]
-    options = [*SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path)]
-    printed = run_on_two_processes("image_classification.py", *options)
-    assert printed.count("after T = ") == 1  # auto has chosen a temperature
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_ten_crops_on_two_processes_are_those_on_one(
     image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
 ) -> None:
     settings = ["--model", image_models["vit"], "--ten_crop", "36", "--learning_rate", "0"]
+    settings += ["--loss", "mmce", "--gather_batch", "true"]
     same = [*SHORT, *settings, *image_arguments, "--calibration_method", "temperature"]
     same += ["--max_test_samples", "31"]  # one is repeated, and left out again
     printed = run_on_two_processes("image_classification.py", *same, "--output_dir", str(tmp_path / "two"))
     assert printed.count("Mean of ten crops an image") == 1
+    assert (
+        printed.count("after T = ") == 2
+    )  # one table each of the test set and of its crops, from one process
     run("image_classification.py", *same, "--output_dir", str(tmp_path / "one"))
     paths = (tmp_path / name / "report_ten_crops" / "report.json" for name in ("one", "two"))
     one, two = (json.loads(path.read_text()) for path in paths)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,21 +27,19 @@ def test_is_read_by_bash_and_says_how_it_is_called(script: Path) -> None:
     assert f"#   bash recipes/{script.name} OUTPUT" in script.read_text()
 
 
-def printed(script: str, tmp_path: Path, *arguments: str) -> list[list[str]]:
+def printed(script: str, tmp_path: Path, *arguments: str, **variables: str) -> list[list[str]]:
     """The commands that a script would give to Python: with programs of its names that write what they are told."""
     programs = tmp_path / "bin"
     programs.mkdir()
     record = tmp_path / "commands"
     for name in ("hf-calib", "python", "make"):
         path = programs / name
-        path.write_text(
-            f'#!{sys.executable}\nimport sys\nopen({str(record)!r}, "a").write(repr(sys.argv) + "\\n")\n'
-        )
+        path.write_text(f'#!/bin/sh\n{{ printf "%s\\t" "$0" "$@"; echo; }} >> "{record}"\n')
         path.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment = {**os.environ, **variables, "PATH": f"{programs}:{os.environ['PATH']}"}
     environment.pop("COMPARE", None)
     subprocess.run(["bash", str(RECIPES / script), *arguments], check=True, env=environment, cwd=tmp_path)
-    return [eval(line) for line in record.read_text().splitlines()]
+    return [line.split("\t")[:-1] for line in record.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("script", STUDIES)
@@ -60,6 +57,19 @@ def test_studies_name_losses_maps_and_configs_that_there_are(script: str, tmp_pa
             assert set(words[words.index("--methods") + 1].split(",")) <= set(MAPS)
         for i in (i for i, word in enumerate(words) if word == "--config"):
             assert (RECIPES / "configs" / words[i + 1]).is_file()
+
+
+def test_text_studies_take_word_vectors_and_all_rows_of_ag_news(tmp_path: Path) -> None:
+    for folder, variables in (("without", {}), ("with", {"GLOVE": "my vectors.txt", "AG_NEWS": "few.csv"})):
+        (tmp_path / folder).mkdir()
+        commands = printed("run_text_studies.sh", tmp_path / folder, "out", "data", "bert", "1", **variables)
+        cnn, bert, ag_news = commands
+        assert "--glove_file" not in bert
+        for words in (cnn, ag_news):
+            assert ("--glove_file" in words) == bool(variables)
+            assert ("my vectors.txt" in words) == bool(variables)
+        rows = ag_news[ag_news.index("--train_file") + 1]
+        assert rows == variables.get("AG_NEWS", "data/ag_news/train.csv.gz")
 
 
 def test_without_a_model_the_language_model_study_makes_one(tmp_path: Path) -> None:

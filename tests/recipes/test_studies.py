@@ -122,7 +122,7 @@ def test_gradient_factors(tmp_path: Path) -> None:
         assert dual["share over-confident"] > 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_decision_boundary(tmp_path: Path) -> None:
     small = ("--train_points", "200", "--test_points", "300", "--epochs", "100")
     record = study("decision_boundary", tmp_path, "--seeds", "0", "1", *small)
@@ -174,7 +174,7 @@ def test_overhead(posts: Path, tmp_path: Path) -> None:
         assert row["share_of_epoch"] == {"value": runs[name]["share_of_epoch"], "low": None, "high": None}
 
 
-@pytest.mark.slow  # eight trainings
+@pytest.mark.deep
 def test_validation_and_training(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = dynamics("validation_and_training", posts, tmp_path, "--seeds", "0", "1", "--epochs", "3")
     assert [run["gamma"] for run in record["runs"]] == [0, 3, 4, 5] * 2
@@ -185,7 +185,7 @@ def test_validation_and_training(posts: Path, tmp_path: Path, capsys: pytest.Cap
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "n_runs", "n_pictures"), [("gamma_dynamics", 12, 3), ("confidence_dynamics", 4, 4)]
 )
@@ -207,7 +207,7 @@ def test_smooth_calibration(posts: Path, tmp_path: Path) -> None:
     assert [row["rows"] for row in record["times"]] == [100, 300]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_last_layer_gradients(posts: Path, tmp_path: Path) -> None:
     record = study("last_layer_gradients", tmp_path, "--data", str(posts), "--seeds", "0", "--epochs", "4")
     for row in record["summaries"]:
@@ -232,7 +232,7 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
     assert {key: record["summary"][3][key] for key in cell} == cell
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5, "training_trace": True}
     folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}

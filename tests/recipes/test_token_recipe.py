@@ -56,6 +56,8 @@ def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=64,
+        id2label=dict(enumerate(names)),
+        label2id={name: i for i, name in enumerate(names)},
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -162,6 +164,7 @@ def test_what_a_training_leaves(trained: Path) -> None:
     assert "## Entities" in (trained / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_first_sub_word_of_each_token_counts(files: Path, trained: Path) -> None:
     """Labels of the predictions are the tags of the file, but for tokens that no sub-word stands for."""
     kept = TrainingPredictions.load(trained / "predictions.safetensors")
@@ -255,13 +258,11 @@ def test_whole_sentences_are_held_out() -> None:
         (["decide"], "to classify texts or images"),
     ],
 )
-def test_what_tokens_do_not_have(words: list[str], message: str, files: Path, trained: Path) -> None:
+def test_what_tokens_do_not_have(words: list[str], message: str, files: Path) -> None:
     data = str(files / "dev.jsonl")
     name, *rest = [data if word == "FILE" else word for word in words]
     columns = ["--data", data, "--text-column", "tokens", "--label-column", "ner_tags"]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(
-        app, [name, str(trained / "calibrated"), *columns, *rest]
-    )
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [name, str(files / "bert"), *columns, *rest])
     assert result.exit_code == 2
     assert message in result.output
 
@@ -278,7 +279,7 @@ def test_a_wrong_tag_stops_the_recipe_before_the_training(files: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_two_processes_report_the_same_as_one(files: Path, trained: Path, tmp_path: Path) -> None:
     same = ["--learning_rate", "0", "--seed", "1", "--model", str(trained / "calibrated")]
     same = options(files, *same, "--per_device_eval_batch_size", "7")
@@ -297,7 +298,7 @@ def test_two_processes_report_the_same_as_one(files: Path, trained: Path, tmp_pa
         assert second["after"][name]["value"] == pytest.approx(first["after"][name]["value"], abs=1e-4), name
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_study_draws_whole_sentences(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     study, words = tmp_path / "study", options(files)

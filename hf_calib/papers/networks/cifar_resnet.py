@@ -37,9 +37,11 @@ class CifarResNetConfig(PaperNetworkConfig):
         pooled_size: the features are averaged to so many rows and columns; the papers take 2 for Tiny-ImageNet.
         he_initialization: convolutions start from He's normal distribution, as in the papers' code for Tiny-ImageNet
             and in He's own networks, rather than from torch's default; by default with depth 6n + 2 only.
+        stochastic_depth: the share of training batches that skip the last block, in [0, 1); that of earlier blocks
+            grows to it linearly. Huang et al. 2016 take 0.5.
 
     Raises:
-        ValueError: if there is no network of this depth and block.
+        ValueError: if there is no network of this depth and block, or a value is out of range.
 
     >>> CifarResNetConfig(depth=110).block, CifarResNetConfig(depth=20).block
     ('bottleneck', 'basic')
@@ -51,6 +53,7 @@ class CifarResNetConfig(PaperNetworkConfig):
     block: str | None = None
     pooled_size: int = 1
     he_initialization: bool | None = None
+    stochastic_depth: float = 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -71,6 +74,10 @@ class CifarResNetConfig(PaperNetworkConfig):
         if self.pooled_size < 1:
             raise InputValueError(
                 expected("pooled_size", "be at least 1", self.pooled_size, "the default is 1")
+            )
+        if not 0 <= self.stochastic_depth < 1:
+            raise InputValueError(
+                expected("stochastic_depth", "be in [0, 1)", self.stochastic_depth, "the default is 0")
             )
 
     @property
@@ -98,7 +105,8 @@ class CifarResNetForImageClassification(ImageClassifier):
 
     References:
         He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016, 4.2; the code of Mukhoti et al.,
-        Calibrating Deep Neural Networks using Focal Loss, 2020, which later papers took.
+        Calibrating Deep Neural Networks using Focal Loss, 2020, which later papers took; Huang, Sun, Liu, Sedra,
+        Weinberger, Deep Networks with Stochastic Depth, 2016.
 
     >>> model = CifarResNetForImageClassification(CifarResNetConfig(depth=20, num_labels=10))
     >>> model(torch.zeros(2, 3, 32, 32)).logits.shape
@@ -123,6 +131,9 @@ class CifarResNetForImageClassification(ImageClassifier):
             rest = (self._block(n_out, n_out, stride=1) for _ in range(n_blocks - 1))
             layers[f"stage{number + 1}"] = nn.Sequential(first, *rest)
         self.features = nn.Sequential(layers)
+        blocks = [module for module in self.features.modules() if isinstance(module, ResidualBlock)]
+        for number, block in enumerate(blocks, 1):
+            block.drop = config.stochastic_depth * number / len(blocks)
         self.classifier = nn.Linear(channels[-1] * config.pooled_size**2, self.num_labels)
         self.post_init()
 

@@ -13,16 +13,23 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.papers.networks.config import PaperNetworkConfig
 from hf_calib.papers.networks.image_classifier import ImageClassifier
 
-# Layers of the four blocks, and how many channels each layer adds.
-_BLOCKS = {121: (6, 12, 24, 16), 161: (6, 12, 36, 24), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
-_GROWTH = {121: 32, 161: 48, 169: 32, 201: 32}
+# Layers of the blocks, and how many channels each layer adds.
+_BLOCKS = {
+    40: (12, 12, 12),
+    121: (6, 12, 24, 16),
+    161: (6, 12, 36, 24),
+    169: (6, 12, 32, 32),
+    201: (6, 12, 48, 32),
+}
+_GROWTH = {40: 12, 121: 32, 161: 48, 169: 32, 201: 32}
 
 
 class DenseNetConfig(PaperNetworkConfig):
     """Depth and stem of a `DenseNetForImageClassification`.
 
     Args:
-        depth: 121, 161, 169 or 201.
+        depth: 121, 161, 169 or 201; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks nor
+            compression, and the small stem.
         stem: "small" for images of 32 or 64 pixels: a 3x3 convolution; "large" for 224 pixels: 7x7 with stride 2, and a
             pooling.
 
@@ -45,6 +52,8 @@ class DenseNetConfig(PaperNetworkConfig):
             if got not in known:
                 requirement, way_out = f"be one of {', '.join(map(str, known))}", "see DenseNetConfig"
                 raise InputValueError(expected(name, requirement, repr(got), way_out))
+        if self.depth == 40 and self.stem == "large":
+            raise InputValueError(expected("stem of depth 40", "be small", "'large'", "see DenseNetConfig"))
 
 
 class DenseNetForImageClassification(ImageClassifier):
@@ -78,7 +87,8 @@ class DenseNetForImageClassification(ImageClassifier):
             config.stem == "large"
         )  # as in torchvision; the papers' code has torch's default
         growth = _GROWTH[config.depth]
-        channels = 2 * growth
+        plain = config.depth == 40
+        channels = 16 if plain else 2 * growth
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if config.stem == "small":
             layers["conv0"] = nn.Conv2d(3, channels, 3, padding=1, bias=False)
@@ -89,11 +99,13 @@ class DenseNetForImageClassification(ImageClassifier):
             layers["pool0"] = nn.MaxPool2d(3, stride=2, padding=1)
         for number, n_layers in enumerate(_BLOCKS[config.depth], 1):
             if number > 1:
-                layers[f"transition{number - 1}"] = _transition(channels)
-                channels //= 2
+                n_out = channels if plain else channels // 2
+                layers[f"transition{number - 1}"] = _transition(channels, n_out)
+                channels = n_out
+            dense_layer = _PlainDenseLayer if plain else _DenseLayer
             layers[f"denseblock{number}"] = nn.Sequential(
                 OrderedDict(
-                    (f"denselayer{layer + 1}", _DenseLayer(channels + layer * growth, growth))
+                    (f"denselayer{layer + 1}", dense_layer(channels + layer * growth, growth))
                     for layer in range(n_layers)
                 )
             )
@@ -120,13 +132,25 @@ class _DenseLayer(nn.Module):
         return torch.cat([features, self.conv2(F.relu(self.norm2(hidden)))], dim=1)
 
 
-def _transition(channels: int) -> nn.Sequential:
-    """Half of the channels, half of the size."""
+class _PlainDenseLayer(nn.Module):
+    """Adds channels to those that it reads, without a bottleneck."""
+
+    def __init__(self, n_in: int, growth: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(n_in)
+        self.conv1 = nn.Conv2d(n_in, growth, 3, padding=1, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([features, self.conv1(F.relu(self.norm1(features)))], dim=1)
+
+
+def _transition(n_in: int, n_out: int) -> nn.Sequential:
+    """Other channels, half of the size."""
     return nn.Sequential(
         OrderedDict[str, nn.Module](
-            norm=nn.BatchNorm2d(channels),
+            norm=nn.BatchNorm2d(n_in),
             relu=nn.ReLU(),
-            conv=nn.Conv2d(channels, channels // 2, 1, bias=False),
+            conv=nn.Conv2d(n_in, n_out, 1, bias=False),
             pool=nn.AvgPool2d(2),
         )
     )

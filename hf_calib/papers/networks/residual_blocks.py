@@ -13,16 +13,24 @@ class ResidualBlock(nn.Module):
     Args:
         layers: convolutions with batch norm, without the last ReLU.
         shortcut: of the same output shape; by default x itself where the shape stays, else a 1x1 convolution.
+
+    Attributes:
+        drop: the share of training batches that skip the layers (stochastic depth); evaluation scales them instead.
     """
 
     def __init__(self, layers: nn.Sequential, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.layers = layers
         self.shortcut = nn.Identity() if shortcut is None else shortcut
+        self.drop = 0.0
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, n_in, h, w) -> (N, n_out, h / stride, w / stride)."""
-        return F.relu(self.layers(pixels) + self.shortcut(pixels))
+        shortcut = self.shortcut(pixels)
+        if self.drop and self.training:
+            return F.relu(shortcut if torch.rand(()) < self.drop else self.layers(pixels) + shortcut)
+        layers = self.layers(pixels)
+        return F.relu((layers * (1 - self.drop) if self.drop else layers) + shortcut)
 
 
 class PaddedShortcut(nn.Module):
