@@ -2,10 +2,12 @@
 
     python recipes/studies/proofs.py
 
-About "Focal calibration loss" (FCL), Theorems 4.1 and 4.5 and appendices A.5 to A.8; "Dual focal loss", Theorem 1 and
-Lemma 1; and Theorems 1 and 2 of the comparison study. The minimum of an expected loss is found in float64, on a grid
-and then by Brent's method for two classes, by simplex steps for three. Left: what a recalibration could gain, by either
-loss, against the prediction. Right: how far the minimum is from the posterior. Takes a minute.
+About "Focal calibration loss" (FCL), Theorems 4.1 and 4.5 and appendices A.3 to A.9; "Dual focal loss", Theorem 1 and
+Lemma 1; "Uncertainty weighted gradients" (BSCE-GRA), the theorem of 4.3 and Eq. 12; and Theorems 1 and 2 of the
+comparison study. The minimum of an expected loss is found in float64, on a grid and then by Brent's method for two
+classes, by simplex steps for three; BSCE-GRA, of which only the gradient counts, ends where its mean is 0. Left: what
+a recalibration could gain, by either loss, against the prediction. Right: how far the minimum is from the posterior.
+Takes a minute.
 """
 
 import argparse
@@ -17,10 +19,10 @@ import torch
 from matplotlib.figure import Figure
 from options import output_folder
 from records import write_record
-from scipy.optimize import minimize, minimize_scalar
-from scipy.special import softmax
+from scipy.optimize import brentq, minimize, minimize_scalar
+from scipy.special import expit, softmax
 
-from hf_calib.losses import brier, cross_entropy, dual_focal, focal, focal_calibration
+from hf_calib.losses import brier, bsce_gra, cross_entropy, dual_focal, focal, focal_calibration
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
@@ -229,6 +231,54 @@ record["study_theorem_2_least_slack"] = {
     f"{gamma:g}": float((-((1 - p) ** gamma) * np.log(p) + np.log(p) + gamma * two_class_entropy).min())
     for gamma in (0.1, 0.5, 0.9, 1.0, 3.0)
 }
+
+# BSCE-GRA, 4.3: "the K-class predicted probability q would equal the actual class-posterior probability".
+rng = np.random.default_rng(1)
+
+
+def rest_of_bsce_gra(gamma, eta):
+    """The first of two probabilities at which the expected gradient is 0."""
+    loss = bsce_gra(gamma=gamma, norm=2.0)
+
+    def slope(z):
+        logits = torch.tensor([[z, 0.0]] * 2, dtype=torch.float64, requires_grad=True)
+        each = loss(logits, torch.tensor([0, 1]), reduction="none")
+        return torch.autograd.grad(each @ torch.tensor([eta, 1 - eta], dtype=torch.float64), logits)[0][
+            :, 0
+        ].sum()
+
+    return float(expit(brentq(slope, -20, 20, xtol=1e-12)))
+
+
+record["bsce_gra_theorem"] = share([abs(rest_of_bsce_gra(2.0, eta) - eta) < 1e-6 for eta in etas])
+record["bsce_gra_theorem_at_posterior_0.7"] = {
+    f"gamma {gamma:g}": rest_of_bsce_gra(gamma, ETA) for gamma in (0.0, 2.0, 4.0)
+}
+# Eq. 12: the expected Brier score exceeds the squared distance to the posterior by what the prediction cannot change.
+equal = []
+for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):
+    brier_scores = ((probs - np.eye(5)) ** 2).sum(axis=1)
+    left = ((probs - posterior) ** 2).sum() - posterior @ brier_scores
+    equal.append(abs(left - (posterior * (posterior - 1)).sum()) < 1e-12)
+record["bsce_gra_eq_12"] = share(equal)
+
+# FCL, A.3: its minimum is the posterior. A.4, for which A.3 needs it: the expected loss is strictly convex.
+record["fcl_a.3"] = share([abs(away) < 1e-6 for away in by_weight[WEIGHT]])
+convex = []
+for posterior, *ends in rng.dirichlet([1.0] * 3, (args.draws, 3)):
+    first, second, middle = risks(two["FCL"], posterior, np.array([*ends, np.mean(ends, axis=0)]))
+    convex.append(middle < (first + second) / 2)
+record["fcl_a.4"] = share(convex)
+# A.9: focal >= KL + H(q) - gamma H(p), that is CE - gamma H(p); for any posterior, as its proof says.
+for gamma in (0.5, 1.0, 3.0):
+    above = []
+    for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):
+        values = {
+            loss: risks(loss, posterior, probs[None])[0] for loss in (focal(gamma=gamma), cross_entropy())
+        }
+        of_focal, of_cross_entropy = values.values()
+        above.append(of_focal >= of_cross_entropy + gamma * (probs @ np.log(probs)) - 1e-12)
+    record[f"fcl_a.9_gamma_{gamma:g}"] = share(above)
 
 figure = Figure(figsize=(7.5, 3), layout="constrained")
 gaps, minima = figure.subplots(1, 2)

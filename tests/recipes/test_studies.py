@@ -68,12 +68,20 @@ def test_proofs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (
         "fcl_4.1_two_classes",
         "fcl_4.1_three_classes",
+        "fcl_a.4",
         "fcl_a.5",
         "fcl_a.6",
         "fcl_a.7",
+        "fcl_a.9_gamma_3",
+        "bsce_gra_eq_12",
         "dfl_lemma_1",
     ):
         assert record[name]["holds"] == record[name]["of"], name
+    # Of 19 posteriors two claims of a posterior that is met hold at 1/2 alone; logit p = logit eta / (1 + gamma).
+    assert record["bsce_gra_theorem"] == record["fcl_a.3"] == {"holds": 1, "of": 19}
+    at_rest = record["bsce_gra_theorem_at_posterior_0.7"]
+    for name, gamma in (("gamma 0", 0), ("gamma 2", 2), ("gamma 4", 4)):
+        assert at_rest[name] == pytest.approx(1 / (1 + (3 / 7) ** (1 / (1 + gamma))), abs=1e-9)
     against = record["fcl_4.5_counterexample"]
     assert against["prediction"] == pytest.approx(0.558, abs=5e-4)
     assert against["gap_of_focal"] == pytest.approx(0, abs=1e-12)
