@@ -61,7 +61,13 @@ EXPLAINED = {
     ("bsce_gra.md", "7.4"): "1 / v^m, by the figure's vertical line",
     **{("focal_calibration.md", number): "proofs.json" for number in (".7", ".558", ".0057")},
     **{("focal_calibration.md", number): "a theorem and a weight" for number in ("4.5", ".5")},
-    **{("studies.md", number): "a theorem" for number in ("4.1", "4.5")},
+    **{
+        ("focal_calibration.md", number): "the paper's Table 5"
+        for number in ("17.33", "15.13", "1.85", "13.51", "10.95", "14.91")
+    },
+    ("dual_focal.md", "3.46"): "the authors' log",
+    ("bsce_gra.md", "4.3"): "a section",
+    **{("studies.md", number): "a theorem or a section" for number in ("4.1", "4.3", "4.5")},
     ("studies.md", "28.6"): "minutes of one run of all",
 }
 
