@@ -21,6 +21,7 @@ from hf_calib.metrics._inputs import (
 from hf_calib.metrics._resampled import AnyMetric, Resampled
 from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.by_name import Metric, MetricFunction, find_metric
+from hf_calib.metrics.calibration import expected_calibration_error
 
 _SAME = 1e-12  # a resample this near to the value differs from it by rounding only
 _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
@@ -93,8 +94,8 @@ def bootstrap_interval(
         So take `calibration_error_interval` for the ECE, which holds down to 0. Proper scores and accuracy have no
         such bias.
 
-        Where all resamples are equal (one example, or all alike) the interval is the value. An interval that excludes
-        its value comes with a warning.
+        Where all resamples are equal (one example, or all alike) the interval is the value. An interval of an ECE that
+        excludes its value comes with a warning.
 
     References:
         Efron and Tibshirani 1993, section 13.3.
@@ -114,10 +115,10 @@ def bootstrap_interval(
     resampled = _resampled(found, rows, targets, options)
     (draws,) = _draw([resampled], len(rows), n_resamples, rng)
     interval = interval_of(value, draws, two_sided(confidence_level))
-    if not interval.low <= value <= interval.high:
+    if found.function is expected_calibration_error and not interval.low <= value <= interval.high:
         warnings.warn(
-            f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, {value:.4g}. Noise makes this "
-            "metric larger, and each resample adds noise again. For the ECE use calibration_error_interval.",
+            f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, {value:.4g}. Noise makes the "
+            "ECE larger, and each resample adds noise again. Use calibration_error_interval.",
             stacklevel=2,
         )
     return interval

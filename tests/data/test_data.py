@@ -718,10 +718,8 @@ def test_newsgroups_come_from_scikit_learns_folder(tmp_path: Path, monkeypatch: 
 def test_test_size_is_checked() -> None:
     with pytest.raises(ValueError, match="expected size to"):
         draw_test(numbered([0, 1] * 4), size=1.5)
-    with pytest.raises(ValueError, match="got 9 rows; pass a smaller one; it is calibration_size or test_size in"):
-        ValueError, match="got 8 rows; pass a smaller one; it is calibration_size or test_size in"
-    ):
-        draw_test(numbered([0, 1] * 4), size=8)
+    with pytest.raises(ValueError, match="got 9 rows; pass a smaller one; it is calibration_size"):
+        draw_test(numbered([0, 1] * 4), size=9)
 
 
 @pytest.mark.slow
