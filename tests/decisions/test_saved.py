@@ -141,6 +141,36 @@ def test_a_model_of_other_classes(classify: Any) -> None:
         Decisions.from_pretrained(folder)
 
 
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Decisions(RULES["abstain"], NAMES).save(tmp_path)
+    before = (tmp_path / "decisions.json").read_text()
+    write = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="the disk is full"):
+        Decisions(RULES["costs"], NAMES).save(tmp_path)
+    assert (tmp_path / "decisions.json").read_text() == before
+
+
+def test_a_revision_and_a_token_reach_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Decisions(RULES["abstain"], NAMES).save(tmp_path)
+    asked: dict[str, Any] = {}
+
+    def downloaded(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", downloaded)
+    Decisions.from_pretrained("me/model", revision="v1", token="mine")
+    assert (asked["name"], asked["revision"], asked["token"]) == ("me/model", "v1", "mine")
+
+
 @pytest.mark.slow
 def test_from_the_hub(tmp_path: Path) -> None:
     """Downloaded once, with the config and nothing else; from the cache when the Hub cannot be reached."""

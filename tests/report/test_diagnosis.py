@@ -181,6 +181,21 @@ def test_worse_by_chance_is_not_said_to_be_worse() -> None:
     assert "The negative log-likelihood got worse beyond chance" in " ".join(report.diagnosis)
 
 
+@pytest.mark.parametrize(("ratio", "is_worse"), [(1.8, False), (2.1, True)])
+def test_worse_is_judged_two_sided(ratio: float, is_worse: bool) -> None:
+    """A mean change of so many standard errors, of which 1.98 are beyond chance at 95%."""
+    change = np.tile([-0.1, 0.1], 50)
+    change += ratio * change.std(ddof=1) / 10
+    right = 0.6 * np.exp(-change)
+    report = calibration_report(
+        np.tile([0.6, 0.4], (100, 1)),
+        np.zeros(100, int),
+        calibrated=np.stack([right, 1 - right], axis=1),
+        n_resamples=1,
+    )
+    assert ("got worse beyond chance" in " ".join(report.diagnosis)) == is_worse
+
+
 def test_twenty_predictions_of_a_class_are_judged_and_nineteen_are_not() -> None:
     for n, is_judged in ((20, True), (19, False)):
         probs = np.tile([0.97, 0.02, 0.01], (n + 400, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import expit
+from scipy.stats import norm
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from hf_calib.commands.report import compare_reports
 from hf_calib.metrics._multi_label import LabelMetrics, check_decisions
+from hf_calib.metrics.bootstrap import Interval
 from hf_calib.plots import label_reliability_grid
 from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.report.labels import LABEL_MEASURES
@@ -92,6 +95,36 @@ def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
         assert report.before.metrics[f"macro_{key}"].value == pytest.approx(macro, rel=1e-12)
         assert report.before.metrics[f"micro_{key}"].value == pytest.approx(micro[key], rel=1e-12)
     assert sum(row.count for row in report.before.bins) == report.n_decisions == (masked >= 0).sum()
+
+
+def test_a_label_that_is_known_nowhere_has_no_metric() -> None:
+    probs, labels = drawn(60)
+    labels[:, 1] = -100
+    label = quick(probs, labels).before.labels[1]
+    assert {key for key, found in label.metrics.items() if not np.isnan(found.value)} == set()
+
+
+def test_the_mean_difference_is_of_known_labels() -> None:
+    probs, labels = drawn(60)
+    labels[:40, 1:] = -100
+    known = labels >= 0
+    wanted = (probs - labels)[known].mean()
+    report = quick(probs, labels)
+    assert report.before.gap is not None
+    assert report.before.gap.value == pytest.approx(wanted)
+    assert report.before.gap.low < wanted < report.before.gap.high
+    assert f"{wanted:+.4f} [" in report.diagnosis[0]
+
+
+@pytest.mark.parametrize(("p_value", "verdict"), [(0.04, "neither too high nor too low"), (0.02, "too high")])
+def test_the_average_and_the_labels_share_the_level(p_value: float, verdict: str) -> None:
+    """Two kinds of claims: one alone has to be below 2.5%."""
+    report = quick(*drawn(100))
+    error = 0.01 / norm.isf(p_value / 2)
+    ends = 0.01 + error * norm.isf([0.975, 0.025])
+    labels = tuple(replace(label, p_value=0.9) for label in report.before.labels)
+    before = replace(report.before, gap=Interval(0.01, *ends), labels=labels)
+    assert f"on average {verdict} beyond chance" in replace(report, before=before).diagnosis[0]
 
 
 def test_a_resample_is_measured_as_its_rows_are() -> None:

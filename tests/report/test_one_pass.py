@@ -103,6 +103,17 @@ def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-de
     assert read_report(tmp_path / "report.json")["n_examples"] == 20_000
 
 
+def test_intervals_have_the_level_asked_for() -> None:
+    state = state_of(*sample(500))
+    for level, z in ((0.8, 1.2816), (0.95, 1.96)):
+        found = report_on_states(state, confidence_level=level).before
+        for key in ("accuracy", "nll", "brier"):
+            name = key if key != "accuracy" else None
+            error = state.top_label.standard_error(name)[0] if name else state.top_label.accuracies()[1][0]
+            value, low, high = found.metrics[key]
+            np.testing.assert_allclose([low, high], [value - z * error, value + z * error], atol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_calibrated_model_is_not_accused() -> None:
     """Every claim of the diagnosis together: at most one in twenty calibrated models has any."""

@@ -17,6 +17,7 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.decisions import AbstainRule
+from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics import calibration_report, ood_detection
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.out_of_distribution import OOD_SCORES
@@ -25,6 +26,7 @@ from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSec
 from hf_calib.report.assessment import Overall
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
+from hf_calib.report.out_of_distribution import ood_section
 from hf_calib.report.tables import bin_rows, worst_bins
 from hf_calib.report.text import with_interval
 from tests.helpers.pictures import overlapping, written
@@ -625,6 +627,13 @@ def test_decisions_are_in_every_form_of_the_report() -> None:
     ]
 
 
+def test_curves_of_promises_are_recorded() -> None:
+    curve = PromiseCurve((0.7, 0.8), (0.9, 0.6), (Interval(0.75, 0.7, 0.8), None))
+    record = DecisionSection("answers", 100, {}, curves={"before": curve}).to_dict()["curves"]["before"]
+    kept = [{"value": 0.75, "low": 0.7, "high": 0.8}, None]
+    assert record == {"promised": [0.7, 0.8], "answered": [0.9, 0.6], "kept": kept}
+
+
 def test_decisions_without_a_figure_and_without_an_answer() -> None:
     probs, labels = predictions()
     nothing = {"answered": Interval(0.0, 0.0, 0.01)}
@@ -636,6 +645,20 @@ def test_decisions_without_a_figure_and_without_an_answer() -> None:
 
 
 # Out of distribution
+
+
+def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
+    rng = np.random.default_rng(0)
+    before = 3 * rng.normal(size=(80, 3)), rng.normal(size=(60, 3))
+    after = tuple(logits / 2 for logits in before)
+    section = ood_section("noise", before, after, seed=5)
+    for found, logits in ((section.before, before), (section.after, after)):
+        wanted = ood_detection(*logits, seed=5)
+        assert {score: found[score].auroc for score in found} == {
+            score: wanted[score].auroc for score in wanted
+        }
+    assert section.curves()[OOD_SCORES["energy"]] is section.after["energy"]
+    assert replace(section, after=None).curves()[OOD_SCORES["energy"]] is section.before["energy"]
 
 
 @pytest.mark.slow

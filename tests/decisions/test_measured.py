@@ -1,0 +1,16 @@
+"""Results of rules on other rows: the mean and its interval."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hf_calib.decisions.measured import mean
+
+
+def test_the_interval_of_a_mean_is_the_quantiles_of_its_resamples() -> None:
+    """Of so many rows that the resamples are drawn in several blocks."""
+    values = np.random.default_rng(0).exponential(size=2_000)
+    drawn = np.random.default_rng(3).integers(0, 2_000, (1_000, 2_000))
+    low, high = np.quantile(values[drawn].mean(axis=1), [0.05, 0.95])
+    found = mean(values, confidence_level=0.9, seed=3)
+    np.testing.assert_allclose(found, (values.mean(), low, high), rtol=1e-12)
