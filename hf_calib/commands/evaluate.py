@@ -124,7 +124,9 @@ def evaluate(
     predicted = opened.predictions("data")
     assert predicted is not None
     running.stages(f"measuring {len(predicted):,} rows")
-    report = report_on_predictions(predicted, name_of(source), n_bins, soft_labels=shares)
+    report = report_on_predictions(
+        predicted, name_of(source), n_bins, soft_labels=shares, class_names=reading.class_names
+    )
     report = replace(report, about=_about(opened), notes=(*report.notes, *opened.notes()))
     if names:
         running.stages("predicting inputs from elsewhere")

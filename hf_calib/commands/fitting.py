@@ -85,7 +85,13 @@ def fit_and_measure(scaler: Any, opened: Opened, *, n_bins: int, seed: int) -> M
     is_served = tested is not None or served is scaler
     if not is_served:
         held_out = f"{held_out}, {_BEFORE_CORRECTION}"
-    report = report_on_predictions(reported, name_of(opened.source), n_bins, served if is_served else scaler)
+    report = report_on_predictions(
+        reported,
+        name_of(opened.source),
+        n_bins,
+        served if is_served else scaler,
+        class_names=opened.reading.class_names,
+    )
     n_seen = opened.n_shared()
     notes = (*report.notes, *_note_in_sample(n_seen, len(reported)), *opened.notes())
     report = replace(report, notes=notes)

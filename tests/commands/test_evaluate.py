@@ -74,6 +74,7 @@ class TestEvaluate:
         theirs = called_for_json(*words, "--class-names", "K,R,F,S")
         ours = called_for_json("evaluate", workplace / "model", "--data", workplace / "test.csv")
         assert theirs["before"]["metrics"] == ours["before"]["metrics"]
+        assert [row["name"] for row in theirs["before"]["classes"]] == list("KRFS")
 
     def test_inputs_from_elsewhere_before_and_after_the_map(self, workplace: Path, tmp_path: Path) -> None:
         calibrate = (
