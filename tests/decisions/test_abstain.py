@@ -15,8 +15,15 @@ from hf_calib.decisions._promise import certified_threshold, rows_needed, rows_t
 from tests.decisions.populations import POPULATIONS, population
 
 N_DRAWS, DELTA = 1000, 0.05
-# A promise that is broken with probability delta exactly is broken more often than this once in 1,000 tests.
-MOST_BROKEN = int(binom.ppf(0.999, N_DRAWS, DELTA))
+FEW_DRAWS = 300  # Of the quick cases.
+
+
+def most_broken(n_draws: int) -> int:
+    """A promise that is broken with probability delta exactly is broken more often than this once in 1,000 tests."""
+    return int(binom.ppf(0.999, n_draws, DELTA))
+
+
+MOST_BROKEN = most_broken(N_DRAWS)
 
 
 def broken_promises(
@@ -54,36 +61,44 @@ def broken_promises(
     return broken, float(np.mean(answered))
 
 
-QUICK = {("over-confident", None), ("calibrated", 1), ("not monotone", None)}
+QUICK = [("over-confident", None), ("calibrated", 1), ("not monotone", None)]
 CASES = [
-    pytest.param(name, decimals, marks=[] if (name, decimals) in QUICK else pytest.mark.slow)
-    for name in POPULATIONS
-    for decimals in (None, 2, 1)
+    *((*case, FEW_DRAWS) for case in QUICK),
+    *(
+        pytest.param(name, decimals, N_DRAWS, marks=pytest.mark.deep)
+        for name in POPULATIONS
+        for decimals in (None, 2, 1)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "decimals"), CASES)
-def test_the_promise_is_broken_in_at_most_delta_of_the_draws(name: str, decimals: int | None) -> None:
+@pytest.mark.parametrize(("name", "decimals", "n_draws"), CASES)
+def test_the_promise_is_broken_in_at_most_delta_of_the_draws(
+    name: str, decimals: int | None, n_draws: int
+) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
-    broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9)
-    assert broken <= MOST_BROKEN
+    broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9, n_draws=n_draws)
+    assert broken <= most_broken(n_draws)
 
 
 @pytest.mark.parametrize(
-    ("name", "decimals"),
+    ("name", "decimals", "n_draws"),
     [
-        ("calibrated", 2),
-        *(pytest.param(name, None, marks=pytest.mark.slow) for name in POPULATIONS),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in POPULATIONS),
+        ("calibrated", 2, FEW_DRAWS),
+        *(
+            pytest.param(name, decimals, N_DRAWS, marks=pytest.mark.deep)
+            for name in POPULATIONS
+            for decimals in (None, 1)
+        ),
     ],
 )
-def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | None) -> None:
+def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | None, n_draws: int) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
-    broken, _ = broken_promises(probs, labels, n_rows=600, accuracy=0.9, by_class=True)
-    assert broken <= MOST_BROKEN
+    broken, _ = broken_promises(probs, labels, n_rows=600, accuracy=0.9, by_class=True, n_draws=n_draws)
+    assert broken <= most_broken(n_draws)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_level_is_used() -> None:
     """Where every answer breaks the promise by a little, a good part of delta is used up."""
     probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
@@ -102,7 +117,7 @@ def test_it_answers_nearly_as_much_as_can_be_promised(name: str, least: float) -
     assert answered >= least * possible
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("n_rows", [60, 186, 440, 1416])
 @pytest.mark.parametrize("name", ["calibrated", "over-confident", "not monotone"])
 def test_the_promise_is_kept_wherever_the_tests_start(name: str, n_rows: int) -> None:
@@ -112,7 +127,7 @@ def test_the_promise_is_kept_wherever_the_tests_start(name: str, n_rows: int) ->
     assert broken <= MOST_BROKEN
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["calibrated", "over-confident", "under-confident"])
 def test_more_rows_answer_more(name: str) -> None:
     """From 60 to 3,000 rows there is no collapse, as there was where one row more moved the starts of the tests."""
@@ -124,7 +139,7 @@ def test_more_rows_answer_more(name: str) -> None:
         assert share >= max(shares[: i + 1]) - 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_power_at_1000_rows() -> None:
     """On calibrated data, of what an oracle could answer."""
     probs, labels = population(POPULATIONS["calibrated"])
@@ -169,7 +184,7 @@ def test_a_word_is_no_truth_value(rule: type) -> None:
         rule(by_class="no")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_classes_that_are_all_just_below_the_promise_share_its_delta() -> None:
     """Each of four would break its own promise nearly as often as its level lets it."""
     probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
@@ -306,12 +321,12 @@ def test_classes_beyond_those_that_share_delta_are_handed_over() -> None:
     predicted = np.arange(320) % 10
     probs = np.eye(10)[predicted] * 0.8 + 0.02
     n_broken = 0
-    for _ in range(200):
+    for _ in range(80):
         labels = np.where(rng.random(320) < 0.895, predicted, (predicted + 1) % 10)
         with pytest.warns(UserWarning, match="handed over"):
             rule = AbstainRule(accuracy=0.9, by_class=True).fit(probs, labels)
         n_broken += (rule.thresholds_ < 1).any()
-    assert n_broken <= 0.05 * 200
+    assert n_broken <= most_broken(80)
 
 
 def test_what_is_measured() -> None:

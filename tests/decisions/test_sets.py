@@ -47,7 +47,7 @@ def test_coverage(method: str, by_class: bool) -> None:
     """
     rng = np.random.default_rng(0)
     probs, labels = drawn(100_000, rng=rng)
-    n_draws, n, alpha = 300, 199, 0.1
+    n_draws, n, alpha = 150, 199, 0.1
     found = np.empty((n_draws, 6))
     for i in range(n_draws):
         rows = rng.integers(len(probs), size=n)

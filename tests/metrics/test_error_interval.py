@@ -134,7 +134,7 @@ def accuracies_of(confidences: np.ndarray, gaps: np.ndarray, error: float) -> np
     return accuracies if abs(found - error) < 0.01 * error else None
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("n_rows", SIZES)
 def test_intervals_hold_the_error_of_the_population(n_rows: int, capsys: pytest.CaptureFixture[str]) -> None:
     n_draws = 100

@@ -126,9 +126,9 @@ def test_few_rows_and_one_bin(n_rows: int) -> None:
 
 
 def test_a_calibrated_model_and_another_one_are_told_apart_as_they_are() -> None:
-    ours, plain = coverage(2000, shift(0.041), shift(0.0), 60)
-    assert ours >= 0.85
-    assert plain <= 0.85
+    ours, plain = coverage(2000, shift(0.041), shift(0.0), 30)
+    assert ours >= 0.8
+    assert plain <= 0.8
 
 
 SETTINGS = [
@@ -143,7 +143,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("n_rows", [500, 2000, 10_000])
 def test_intervals_of_differences_hold_the_true_one(n_rows: int) -> None:
     found = [coverage(n_rows, *setting, 150, seed=i) for i, setting in enumerate(SETTINGS)]

@@ -63,7 +63,7 @@ OF_PANELS: dict[str, Drawing] = {
 # Every picture
 
 
-@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("case", ["ordinary", "all_right", "equal", "certain", "one"])
 @pytest.mark.parametrize("kind", OF_PANELS)
 def test_pictures_of_hard_cases_can_be_read(kind: str, case: str) -> None:
     figure = OF_PANELS[kind]({LONG: panel(*HARD[case])}, title="A title")

@@ -61,9 +61,15 @@ def panels(n_losses: int) -> Figure:
 ALL: dict[str, Callable[[int], Figure]] = {"ranks": ranks, "differences": differences, "panels": panels}
 
 
-@pytest.mark.parametrize("n_losses", [2, 5, 15])
+@pytest.mark.parametrize(
+    "n_losses",
+    [
+        pytest.param(2, marks=pytest.mark.deep),
+        pytest.param(5, marks=pytest.mark.deep),
+        pytest.param(15, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ALL)
-@pytest.mark.slow
 def test_no_text_covers_another_or_is_cut_and_names_are_no_formulas(kind: str, n_losses: int) -> None:
     figure = ALL[kind](n_losses)
     assert overlapping(figure) == []

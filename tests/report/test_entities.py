@@ -79,9 +79,9 @@ def test_without_a_predicted_entity() -> None:
     assert report.entities is not None
     assert report.entities.table()[1][3] == ["ECE, product of the tokens' probabilities", "-", "-"]
     assert report.to_dict()["entities"]["before"]["ece_product"] == {"value": None, "low": None, "high": None}
-    assert "entities" not in report.figures()
+    assert report.entities.panels() == {}
     assert "## Entities" in report.to_markdown()
-    assert "<h2>Entities</h2>" in report.to_html()
+    assert "<h2>Entities</h2>" in report.document().to_html()
 
 
 def test_other_tags_and_other_rows_have_no_section() -> None:

@@ -15,7 +15,6 @@ from hf_calib.report.measures import Settings
 from hf_calib.report.one_pass import OnePassReport, report_on_states
 from hf_calib.report.saved import read_report
 from hf_calib.report.slices import SliceSection, slice_section
-from tests.helpers.marks import others_slow
 
 SETTINGS = Settings(15, 0.95, 1000, 0)
 
@@ -46,7 +45,7 @@ def slices_of(
 
 @pytest.fixture(scope="module")
 def both() -> tuple[OnePassReport, object]:
-    probs, labels = sample(20_000)
+    probs, labels = sample(6_000)
     milder = probs**0.6 / (probs**0.6).sum(axis=1, keepdims=True)
     report = report_on_states(state_of(probs, labels), after=state_of(milder, labels), name="mine")
     return report, calibration_report(probs, labels, calibrated=milder, name="mine")
@@ -93,14 +92,14 @@ def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-de
     page = report.to_html()
     assert page.count("<figure>") == 3
     text = report.to_markdown()
-    assert "20,000 examples, 4 classes, 15 bins; intervals of 95%, seed 0. In one pass." in text
+    assert "6,000 examples, 4 classes, 15 bins; intervals of 95%, seed 0. In one pass." in text
     assert "| Adaptive ECE |" in text
     assert "within " in text
     record = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert record["kind"] == "one_pass"
     assert record["before"]["metrics"]["adaptive_ece"]["error"] > 0
     (tmp_path / "report.json").write_text(json.dumps(record))
-    assert read_report(tmp_path / "report.json")["n_examples"] == 20_000
+    assert read_report(tmp_path / "report.json")["n_examples"] == 6_000
 
 
 def test_intervals_have_the_level_asked_for() -> None:
@@ -114,7 +113,7 @@ def test_intervals_have_the_level_asked_for() -> None:
             np.testing.assert_allclose([low, high], [value - z * error, value + z * error], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_calibrated_model_is_not_accused() -> None:
     """Every claim of the diagnosis together: at most one in twenty calibrated models has any."""
     accused = 0
@@ -130,7 +129,7 @@ def test_a_calibrated_model_is_not_accused() -> None:
 
 def test_weights() -> None:
     """A sample that has too many of one class, weighed back, tells of the whole."""
-    probs, labels = sample(40_000, seed=3)
+    probs, labels = sample(15_000, seed=3)
     whole = report_on_states(state_of(probs, labels))
     rng = np.random.default_rng(0)
     kept = rng.random(len(labels)) < np.where(labels == 0, 0.8, 0.2)
@@ -148,6 +147,12 @@ def test_weights() -> None:
         f"tell as much as {weights.sum() ** 2 / (weights**2).sum():,.0f} without weights"
         in report.to_markdown()
     )
+
+
+ALARMS = [
+    "equal",
+    *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("few rows each", "one large", "weights")),
+]
 
 
 class TestSlices:
@@ -168,7 +173,7 @@ class TestSlices:
             assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
             assert each.gap.low < each.gap.value < each.gap.high
 
-    @pytest.mark.parametrize("kind", others_slow(["equal", "few rows each", "one large", "weights"], first=1))
+    @pytest.mark.parametrize("kind", ALARMS)
     def test_false_alarms(self, kind: str) -> None:
         """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
         alarms, runs = 0, 100
@@ -190,26 +195,21 @@ class TestSlices:
             alarms += bool((_holm(_p_values(found.bins(), found.effective_rows(), used)) < 0.05).any())
         assert alarms <= 10
 
-    def test_in_the_report(self) -> None:
-        probs, labels = sample(5_000)
-        groups = np.arange(5_000) % 30
-        section = slices_of(probs, labels, groups)
-        report = report_on_states(state_of(probs, labels), slices=(section,))
+    def test_in_the_report_with_names_from_data_escaped(self) -> None:
+        probs, labels = sample(3_000)
+        sums = SliceSums("<b>x</b>", 15, weighted=False)
+        names = ["<script>alert(1)</script>", "$x^2$ | `y`", *map(str, range(28))]
+        for part, scores in score_chunks(probs, labels, None):
+            sums.add(scores, (np.arange(3_000) % 30)[part], names)
+        report = report_on_states(state_of(probs, labels), slices=(slice_section(sums, SETTINGS),))
         page = report.to_html()
-        assert "By country" in page
+        assert "<script>" not in page
+        assert "<b>x" not in page
+        assert "By &lt;b&gt;x&lt;/b&gt;" in page
         assert "20 of 30 slices; report.json has all." in page
         assert page.count("<figure>") == 4
         assert len(report.to_dict()["slices"][0]["slices"]) == 30
         json.dumps(report.to_dict(), allow_nan=False)
-
-    def test_names_from_data_are_escaped(self) -> None:
-        probs, labels = sample(400)
-        sums = SliceSums("<b>x</b>", 15, weighted=False)
-        for part, scores in score_chunks(probs, labels, None):
-            sums.add(scores, (np.arange(400) % 2)[part], ["<script>alert(1)</script>", "$x^2$ | `y`"])
-        report = report_on_states(state_of(probs, labels), slices=(slice_section(sums, SETTINGS),))
-        assert "<script>" not in report.to_html()
-        assert "<b>x" not in report.to_html()
 
     def test_a_single_slice_has_nothing_to_differ_from(self) -> None:
         probs, labels = sample(300)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
@@ -21,10 +22,11 @@ from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics import calibration_report, ood_detection
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.out_of_distribution import OOD_SCORES
-from hf_calib.plots import roc_diagram
+from hf_calib.plots import class_reliability_grid, roc_diagram
 from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection
 from hf_calib.report.assessment import Overall
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
+from hf_calib.report.figures import alt_texts
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.out_of_distribution import ood_section
 from hf_calib.report.tables import bin_rows, worst_bins
@@ -43,6 +45,19 @@ def quick(probs: np.ndarray, labels: np.ndarray, **options: object) -> Calibrati
 def overconfident() -> CalibrationReport:
     probs, labels = predictions(temperature=0.4)
     return quick(probs, labels, calibrated=predictions()[0], class_names=EVIL, name="m<i>| *x*")
+
+
+@cache
+def overconfident_page() -> str:
+    """As HTML: drawing its figures takes longer than all else."""
+    return overconfident().to_html()
+
+
+@cache
+def overconfident_figures() -> dict[str, Figure]:
+    """With decisions that have no curve to draw."""
+    nothing = DecisionSection("hands over", 100, {"answered": Interval(0.0, 0.0, 0.01)})
+    return replace(overconfident(), decisions=nothing).figures()
 
 
 def words(report: CalibrationReport) -> str:
@@ -126,14 +141,15 @@ def test_an_interval_without_its_value_is_explained() -> None:
     )
 
 
-def test_a_metric_that_is_slow_to_resample_says_how_often_it_was() -> None:
+def test_a_metric_that_is_slow_to_resample_says_how_often_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_calib.report.measures._BUDGET", 1e5)
     for n_examples, n_resamples, said in (
         (
-            4_500,
+            450,
             200,
             "Intervals from 200 resamples, because resampling is slow: Area under the risk-coverage curve.",
         ),
-        (201_000, 0, "No interval, because resampling is slow: Area under the risk-coverage curve."),
+        (2_001, 0, "No interval, because resampling is slow: Area under the risk-coverage curve."),
     ):
         probs, labels = predictions(n_examples=n_examples, n_classes=3)
         report = calibration_report(probs, labels, n_resamples=230 if n_resamples else 1)
@@ -352,7 +368,7 @@ class Tags(HTMLParser):
 
 
 def test_html_is_one_safe_file() -> None:
-    text = overconfident().to_html()
+    text = overconfident_page()
     page = Tags()
     page.feed(text)
     page.close()
@@ -377,7 +393,7 @@ def cells(table: str) -> list[list[str]]:
 
 def test_html_can_be_heard_and_used_without_a_mouse() -> None:
     report = overconfident()
-    text = report.to_html()
+    text = overconfident_page()
     page = Tags()
     page.feed(text)
     assert page.seen.count("main") == 1
@@ -415,16 +431,16 @@ def test_html_can_be_heard_and_used_without_a_mouse() -> None:
 
 
 def test_alt_texts_of_one_set_of_probabilities() -> None:
-    text = quick(np.array([[0.75, 0.25]] * 3), [0, 0, 0]).to_html()
-    assert 'alt="Reliability diagram. ECE 0.2500, mean confidence 0.750, accuracy 1.000."' in text
-    assert "3 right with mean confidence 0.750, 0 wrong." in text
+    found = alt_texts(quick(np.array([[0.75, 0.25]] * 3), [0, 0, 0]))
+    assert found["reliability"] == "Reliability diagram. ECE 0.2500, mean confidence 0.750, accuracy 1.000."
+    assert found["confidence_histogram"].endswith("3 right with mean confidence 0.750, 0 wrong.")
 
 
 def test_before_stands_under_before_and_after_under_after() -> None:
     report = overconfident()
     assert report.after is not None
     states = {"before": report.before, "after": report.after}
-    tables = re.findall(r"<table>.*?</table>", report.to_html(), flags=re.DOTALL)
+    tables = re.findall(r"<table>.*?</table>", overconfident_page(), flags=re.DOTALL)
     metric_rows, bin_rows_shown, class_rows_shown = map(cells, tables)
     assert metric_rows[0] == ["metric", "before", "after"]
     for row, key in zip(metric_rows[1:-1], MEASURES, strict=True):
@@ -449,9 +465,8 @@ def test_before_stands_under_before_and_after_under_after() -> None:
 
 
 def test_figures_of_before_and_after_stand_under_their_names() -> None:
-    report = overconfident()
+    report, figures = overconfident(), overconfident_figures()
     assert report.after is not None
-    figures = report.figures()
     for name, key, word in (("reliability", "ece", "ECE"), ("smooth_reliability", "smooth_ece", "smECE")):
         upper = figures[name].axes[:2]
         shown = [(axes.texts[0].get_text(), axes.get_title(loc="left").split("   ")[0]) for axes in upper]
@@ -480,7 +495,7 @@ def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
     assert '1 class ("$\\\\frac{$") without examples' in text
     assert '1 class ("[x]\\(javascript:y) \\`c\\` # d") with fewer than 10' in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text.split("## Metrics")[0]
-    page = report.to_html()
+    page = report.document().to_html()
     assert "<script>" not in page
     assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without examples" in page
 
@@ -490,14 +505,14 @@ def test_class_names_that_differ_in_case_stay_apart() -> None:
     names = ["apple", "Apple", "APPLE"]
     report = quick(probs, labels, class_names=names)
     markdown = report.to_markdown()
-    html = report.to_html()
+    html = report.document().to_html()
     assert [row["name"] for row in report.to_dict()["before"]["classes"]] == names
     for c, name in enumerate(names):
         row = report.before.classes[c]
         assert (row.name, row.support) == (name, (labels == c).sum())
         assert f"| {name} | {row.support:,} | {row.frequency:.4f} |" in markdown
         assert f'<th scope="row">{name}</th><td>{row.support:,}</td>' in html
-    panels = report.figures()["classwise"].axes
+    panels = class_reliability_grid(probs, labels, class_names=names).axes
     titles = [axes.get_title(loc="left") for axes in panels]
     shown = " ".join([*titles, *(text.get_text() for axes in panels for text in axes.texts)])
     assert all(name in shown for name in names)
@@ -511,8 +526,8 @@ def test_documents_are_the_same_on_every_run() -> None:
 
 
 def test_figures_are_drawn_when_asked_for() -> None:
-    figures = overconfident().figures()
-    assert list(figures) == [
+    """Decisions without a curve have none."""
+    assert list(overconfident_figures()) == [
         "reliability",
         "smooth_reliability",
         "corp",
@@ -520,7 +535,6 @@ def test_figures_are_drawn_when_asked_for() -> None:
         "risk_coverage",
         "classwise",
     ]
-    assert figures["reliability"] is not overconfident().figures()["reliability"]
 
 
 # Edges
@@ -640,7 +654,6 @@ def test_decisions_without_a_figure_and_without_an_answer() -> None:
     section = DecisionSection("hands over", 100, nothing, {**nothing, "accuracy": Interval(1.0, 0.9, 1.0)})
     assert section.sentences()[1:] == ["Nothing is answered before calibration."]
     assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
-    assert "decisions" not in replace(quick(probs, labels), decisions=section).figures()
     assert quick(probs, labels).to_dict()["decisions"] is None
 
 
@@ -651,14 +664,14 @@ def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
     rng = np.random.default_rng(0)
     before = 3 * rng.normal(size=(80, 3)), rng.normal(size=(60, 3))
     after = tuple(logits / 2 for logits in before)
-    section = ood_section("noise", before, after, seed=5)
+    section = ood_section("noise", before, after, seed=5, probabilities=True)
     for found, logits in ((section.before, before), (section.after, after)):
-        wanted = ood_detection(*logits, seed=5)
+        wanted = ood_detection(*logits, scores=["max_probability", "entropy"], seed=5)
         assert {score: found[score].auroc for score in found} == {
             score: wanted[score].auroc for score in wanted
         }
-    assert section.curves()[OOD_SCORES["energy"]] is section.after["energy"]
-    assert replace(section, after=None).curves()[OOD_SCORES["energy"]] is section.before["energy"]
+    assert section.curves()[OOD_SCORES["entropy"]] is section.after["entropy"]
+    assert replace(section, after=None).curves()[OOD_SCORES["entropy"]] is section.before["entropy"]
 
 
 @pytest.mark.slow
@@ -711,7 +724,8 @@ def test_a_report_names_its_rows_and_when_it_was_written() -> None:
     assert re.search(r"Written on 20\d\d-\d\d-\d\d by hf_calib \d", text)
 
 
-def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CalibrationReport, "to_html", lambda report: overconfident_page())
     shown = overconfident()._repr_html_()
     assert shown.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
-    assert unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]) == overconfident().to_html()
+    assert unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]) == overconfident_page()
