@@ -37,15 +37,19 @@ def _of_state(report: CalibrationReport, state: Assessment, start: str) -> list[
     low, high = (gap.value if end is None else end for end in (gap.low, gap.high))
     average, each = _p_value_of_average(report, gap), [label.p_value for label in state.labels]
     # Of so many claims some would be made by chance: see `hf_calib.report.diagnosis.claims`.
-    level = (1 - report.confidence_level) / (1 if report.after is None else 2)
+    n_sets = 1 if report.after is None else 2
+    level = (1 - report.confidence_level) / n_sets
     ordered = sorted((average, min(1.0, min(each) * len(each))))
     level = level if ordered[0] <= level / 2 or ordered[1] <= level else 0.0
-    verdict = "neither too high nor too low"
+    verdict, alone = "neither too high nor too low", ""
     if average < level:
         verdict = "too high" if gap.value > 0 else "too low"
+    elif not low <= 0 <= high:
+        corrected = f"not beyond chance once corrected for the {2 * n_sets} statements of this report"
+        alone = f", which excludes 0 alone; {corrected}"
     said = [
         f"{start}probabilities are on average {verdict} beyond chance (mean probability minus how often labels apply: "
-        f"{gap.value:+.4f} [{low:+.4f}, {high:+.4f}])."
+        f"{gap.value:+.4f} [{low:+.4f}, {high:+.4f}]{alone})."
     ]
     misjudged = [label for label, p in zip(state.labels, each, strict=True) if p < level / len(each)]
     for verdict, sign in (("too high", 1), ("too low", -1)):

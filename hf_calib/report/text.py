@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.report.labels import TITLES
@@ -98,7 +98,7 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
     return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
 
-def outside_intervals(states: Iterable[Mapping[str, tuple[float, float | None, float | None]]]) -> list[str]:
+def outside_intervals(states: Iterable[Mapping[str, tuple[float, Any, Any]]]) -> list[str]:
     """A note on the errors whose value lies outside their interval, if there are any.
 
     Args:

@@ -124,7 +124,10 @@ def test_the_average_and_the_labels_share_the_level(p_value: float, verdict: str
     ends = 0.01 + error * norm.isf([0.975, 0.025])
     labels = tuple(replace(label, p_value=0.9) for label in report.before.labels)
     before = replace(report.before, gap=Interval(0.01, *ends), labels=labels)
-    assert f"on average {verdict} beyond chance" in replace(report, before=before).diagnosis[0]
+    sentence = replace(report, before=before).diagnosis[0]
+    assert f"on average {verdict} beyond chance" in sentence
+    corrected = "which excludes 0 alone; not beyond chance once corrected for the 2 statements"
+    assert (corrected in sentence) == (p_value == 0.04)
 
 
 def test_a_resample_is_measured_as_its_rows_are() -> None:
