@@ -70,7 +70,7 @@ def test_pictures_of_hard_cases_can_be_read(kind: str, case: str) -> None:
     assert overlapping(figure) == []
 
 
-@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("case", ["two_classes", "many_classes", "equal", "certain", "one"])
 def test_class_pictures_of_hard_cases_can_be_read(case: str) -> None:
     probs, labels = HARD[case]
     names = [f"{LONG} {c}" for c in range(probs.shape[1])]
@@ -173,7 +173,7 @@ def test_the_band_narrows_with_examples_and_widens_with_its_level() -> None:
         _, low, high = band(plots.smooth_reliability_diagram(panels, confidence_level=level))
         return float((high - low).mean())
 
-    assert width(3_000, 0.95) < width(300, 0.95)
+    assert width(1_000, 0.95) < width(300, 0.95)
     assert width(300, 0.5) < width(300, 0.95)
 
 
