@@ -221,7 +221,7 @@ def _moved_classes(
 ) -> tuple[str, list[str], list[list[str]]]:
     """The classes whose shares differ most from those that the calibrated probabilities assume."""
     order = sorted(range(len(prior.prior)), key=lambda k: -abs(prior.prior[k] - prior.train_prior[k]))
-    found = "corrected for" if prior.shifted else "not corrected for"
+    found = "corrected for" if prior.corrects else "not corrected for"
     title = f"Class frequencies of {prior.n_rows:,} target rows, {found} (p = {prior.p_value:.3f})"
     rows = [
         [

@@ -163,7 +163,7 @@ def corrected(
 ) -> tuple[Any, PriorEstimate, tuple[str, ...]]:
     """The fitted scaler with a correction to the target's class frequencies, their estimate, and its warnings.
 
-    Where the frequencies do not differ significantly from the source's, it is the scaler itself that is returned.
+    Where the estimate corrects nothing, it is the scaler itself that is returned.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -174,7 +174,7 @@ def corrected(
             seed=seed,
         )
         correction = found.correction(scaler)
-    return correction if found.shifted else scaler, found, tuple(str(each.message) for each in caught)
+    return correction if found.corrects else scaler, found, tuple(str(each.message) for each in caught)
 
 
 def half_of(labels: NDArray[np.int64], seed: int) -> NDArray[Any]:

@@ -33,6 +33,8 @@ _MOST_CYCLES = 1000
 _NATS = 1e-6, 1e-4  # gained by the last EM step, in all: of the estimate, and of a resample
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
+# Times as many of those rows for the correction: labels suffer more by noise than the likelihood of the rows does.
+_MORE = 4
 # What a temperature gains on the source's rows, in nats a row, from which on the probabilities are not calibrated.
 _GAIN = 0.01
 
@@ -44,11 +46,13 @@ class PriorEstimate:
     Args:
         method: "em", "bbse" or "bbse_soft".
         prior: (C,) the estimated shares, above 0, which sum to 1.
-        interval: (C, 2) 95% bootstrap interval of each share.
+        interval: (C, 2) 95% bootstrap interval of each share, which is not shrunk.
         train_prior: (C,) the shares that the probabilities assume.
         pseudo_rows: rows of the train prior that the shares are shrunk towards it by.
         p_value: of the test that the frequencies are those of the source.
         n_rows: how many unlabelled rows there were.
+        corrected_to: (C,) the shares that `correction` takes: with "em" shrunk further than `prior`.
+        calibrated: False where the source's labels say that the probabilities are not, and "em" needs them to be.
     """
 
     method: Method
@@ -58,29 +62,46 @@ class PriorEstimate:
     pseudo_rows: float
     p_value: float
     n_rows: int
+    corrected_to: FloatArray
+    calibrated: bool = True
 
     @property
     def shifted(self) -> bool:
         """Whether the frequencies differ from the source's at level 0.05."""
         return self.p_value <= LEVEL
 
+    @property
+    def corrects(self) -> bool:
+        """Whether `correction` corrects anything."""
+        return self.shifted and self.calibrated
+
     def correction(self, scaler: Any = None) -> PriorCorrection:
         """The correction to these frequencies, after a fitted scaler where one is given.
 
-        Where they do not differ significantly from the source's, it corrects nothing, and a warning says so.
+        Where they do not differ significantly from the source's, or come from probabilities that are not calibrated,
+        it corrects nothing, and a warning says so.
         """
-        if not self.shifted:
+        if not self.calibrated:
+            warnings.warn(
+                "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
+                "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'.",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif not self.shifted:
             message = (
                 f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
                 f"source's (p = {self.p_value:.2f}), so they are not corrected; use more target "
                 "rows, or give the target prior."
             )
             warnings.warn(message, UserWarning, stacklevel=2)
-        return PriorCorrection(self.train_prior, self.prior if self.shifted else self.train_prior, scaler)
+        target = self.corrected_to if self.corrects else self.train_prior
+        return PriorCorrection(self.train_prior, target, scaler)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        arrays = {name: getattr(self, name).tolist() for name in ("prior", "interval", "train_prior")}
+        names = ("prior", "interval", "train_prior", "corrected_to")
+        arrays = {name: getattr(self, name).tolist() for name in names}
         return {**vars(self), **arrays, "shifted": self.shifted}
 
 
@@ -110,7 +131,8 @@ def estimate_prior(
     Args:
         probs: (N, C) a calibrated model's probabilities on the unlabelled target rows.
         source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on.
-        source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
+        source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated,
+            and `correction` then refuses.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, or class
             counts, taken as exact.
         method: "em", "bbse" or "bbse_soft".
@@ -137,10 +159,19 @@ def estimate_prior(
         by as many of C / 2, C, 2 C ... 128 C as give rows that were held out the highest likelihood (five folds of
         the target rows). With many classes and few rows, EM alone takes noise for a shift: on 500 rows of
         CLINC150's 150 intents with about their source's frequencies, correcting by it raises the NLL by .06 to .08
-        nats, with the chosen shrinkage by .01, and with a real shift it loses next to nothing by it. The intervals
-        are percentiles of the Bayesian bootstrap, of source and target rows and of those added, which with C / 2 and
-        a perfect classifier is Jeffreys' interval of a multinomial. They do not hold the uncertainty of the
-        calibration map: of networks with a temperature they held 83 to 97% of the shares.
+        nats, with the chosen shrinkage by .01, and with a real shift it loses next to nothing by it.
+
+        The intervals are percentiles of the Bayesian bootstrap, of source and target rows and of C / 2 rows that are
+        added, with which and a perfect classifier they are Jeffreys' intervals of a multinomial. They do not hold the
+        uncertainty of the calibration map: in draws of 77 classes, and of a network with a temperature, they held 86 to
+        96% of the shares.
+
+        Which of two classes that are easily confused is the more frequent hardly changes the likelihood of the rows,
+        but all the more that of their labels. So with "em" the correction takes shares that are shrunk by four times
+        as many rows as the likelihood asks for. Of shifts that were drawn for classifiers of 4 to 150 classes, whole
+        corrections raised the NLL in some by up to .29 nats (.046 where the classifier was good), these by half as
+        much, and on average they gain more or, with 150 classes, .003 less; the largest gains are up to a quarter
+        smaller.
 
         EM is accelerated by squared extrapolation, and stops when a step gains less than 1e-6 nats in all.
 
@@ -195,13 +226,15 @@ def estimate_prior(
     pseudo_rows = n_classes / 2
     pseudo = pseudo_rows * train[:, None]
     ones = np.ones((len(target), 1))
+    calibrated = True
     if method == "em":
         if source is not None and source_labels is not None:
-            _warn_if_not_calibrated(*check_probs_and_labels(source, source_labels))
+            calibrated = _is_calibrated(*check_probs_and_labels(source, source_labels))
         start = train[:, None]
         pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
-        pseudo = pseudo_rows * start
-        prior = _maximum_likelihood(target, start, ones, pseudo, start, _NATS[0])
+        prior = _maximum_likelihood(target, start, ones, pseudo_rows * start, start, _NATS[0])
+        more = _MORE * pseudo_rows * start
+        corrected_to = _maximum_likelihood(target, start, ones, more, start, _NATS[0])
         resampled = [
             _maximum_likelihood(
                 target,
@@ -233,7 +266,7 @@ def estimate_prior(
             got += f", as {few([f'class {k}' for k in never])} is never predicted" if len(never) else ""
             way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
             raise InputValueError(expected("the confusion matrix", "be invertible", got, way_out))
-        prior = _black_box(said, one_hot, said_source, ones, np.ones((len(source), 1)), pseudo)
+        prior = corrected_to = _black_box(said, one_hot, said_source, ones, np.ones((len(source), 1)), pseudo)
         resampled = [
             _black_box(
                 said,
@@ -253,7 +286,17 @@ def estimate_prior(
     else:
         p_value = _permutation_test(said, said_source, n_resamples, rng)
     ends = np.quantile(np.concatenate(resampled, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1)
-    return PriorEstimate(method, prior[:, 0], ends.T, train, pseudo_rows, p_value, len(target))
+    return PriorEstimate(
+        method=method,
+        prior=prior[:, 0],
+        interval=ends.T,
+        train_prior=train,
+        pseudo_rows=pseudo_rows,
+        p_value=p_value,
+        n_rows=len(target),
+        corrected_to=corrected_to[:, 0],
+        calibrated=calibrated,
+    )
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
@@ -268,8 +311,8 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
     return float(rows[likelihood.argmax()])
 
 
-def _warn_if_not_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> None:
-    """Warn where a temperature would make the source's rows clearly more likely."""
+def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
+    """Whether no temperature would make the source's rows clearly more likely; warn if not."""
     logits = np.log(np.maximum(probs, np.finfo(np.float64).tiny))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that are all right
@@ -277,14 +320,16 @@ def _warn_if_not_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> Non
     rows = np.arange(len(labels))
     gains = log_softmax(scaler.transform(logits), axis=1)[rows, labels] - logits[rows, labels]
     gain = float(gains.mean())
-    if gain > max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))):
-        warnings.warn(
-            f"The probabilities are not calibrated on the source's rows: a temperature of {scaler.temperature_:.3g} "
-            f"lowers their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. "
-            "Calibrate first, or use method='bbse_soft'.",
-            UserWarning,
-            stacklevel=3,
-        )
+    if gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))):
+        return True
+    warnings.warn(
+        f"The probabilities are not calibrated on the source's rows: a temperature of {scaler.temperature_:.3g} "
+        f"lowers their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. "
+        "Calibrate first, or use method='bbse_soft'.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return False
 
 
 def _maximum_likelihood(

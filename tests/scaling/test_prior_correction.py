@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
-from scipy.stats import beta
+from scipy.stats import beta, chi2
 from sklearn.base import clone
 
 from hf_calib.metrics import negative_log_likelihood
@@ -148,9 +148,38 @@ class TestEstimates:
             np.testing.assert_allclose(
                 found.prior, (np.array([30, 170]) + more) / (200 + 2 * more), rtol=1e-9
             )
-            wanted = beta.ppf([0.025, 0.975], 30 + more, 170 + more)
+            wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
             np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
             assert found.shifted
+
+    @pytest.mark.parametrize("method", prior_shift.METHODS)
+    def test_few_source_rows_make_the_intervals_wide(self, method: str) -> None:
+        rng = np.random.default_rng(3)
+        logits, labels = draw(rng, 40)
+        few, target = softmax(logits, axis=1), posterior(rng, 400, SHIFTED)
+        widths = []
+        for times in (1, 25):  # the same rows, but many of them
+            found = estimate_prior(
+                target,
+                source_probs=np.repeat(few, times, axis=0),
+                source_labels=np.repeat(labels, times),
+                method=method,
+                n_resamples=100,
+            )
+            widths.append(np.ptp(found.interval, axis=1).sum())
+        assert widths[0] > 1.3 * widths[1]
+
+    def test_the_test_without_source_rows_is_that_of_the_likelihood_ratio(self) -> None:
+        probs = posterior(np.random.default_rng(2), 60, np.array([0.4, 0.35, 0.25]))
+        found = estimate_prior(probs, train_prior=EVEN, n_resamples=1)
+        ratio = 2 * np.log(probs @ (found.prior * 3)).sum()
+        assert 0.01 < found.p_value < 0.99
+        assert found.p_value == pytest.approx(chi2(df=2).sf(ratio))
+
+    def test_no_number_of_splits_makes_p_zero(self) -> None:
+        rng = np.random.default_rng(2)
+        found = estimate_prior(posterior(rng, 300, SHIFTED), source_probs=posterior(rng, 300), n_resamples=99)
+        assert found.p_value == 1 / 100
 
     def test_bbse_solves_the_confusion_matrix(self) -> None:
         rng = np.random.default_rng(2)
@@ -255,18 +284,17 @@ class TestShrinkage:
     def gains(self, concentration: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         """The mean change of the NLL by the correction, with the chosen shrinkage and with the least of all."""
         chosen = prior_shift._PSEUDO_ROWS
-        found: dict[str, list[float]] = {"chosen": [], "least": []}
+        found: dict[str, list[float]] = {"chosen": [], "whole": [], "least": []}
         for seed in range(8):
             rng = np.random.default_rng(seed)
             prior = rng.dirichlet(np.full(60, concentration))
             target, _ = self.many_classes(rng, 300, prior)
             others, labels = self.many_classes(rng, 2000, prior)
-            for name, rows in (("chosen", chosen), ("least", chosen[:1])):
+            for name, rows in (("chosen", chosen), ("whole", chosen), ("least", chosen[:1])):
                 monkeypatch.setattr(prior_shift, "_PSEUDO_ROWS", rows)
                 estimate = estimate_prior(target, train_prior=np.full(60, 1 / 60), n_resamples=1)
-                corrected = PriorCorrection(estimate.train_prior, estimate.prior).predict_proba(
-                    np.log(others)
-                )
+                shares = estimate.corrected_to if name == "chosen" else estimate.prior
+                corrected = PriorCorrection(estimate.train_prior, shares).predict_proba(np.log(others))
                 found[name].append(
                     negative_log_likelihood(corrected, labels) - negative_log_likelihood(others, labels)
                 )
@@ -274,11 +302,12 @@ class TestShrinkage:
 
     def test_a_small_shift_is_not_drowned_by_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gains = self.gains(20.0, monkeypatch)
-        assert gains["chosen"] < 0.01 < gains["least"]
+        assert gains["chosen"] <= gains["whole"] < 0.01 < gains["least"]
 
     def test_a_large_shift_is_found_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gains = self.gains(0.3, monkeypatch)
-        assert gains["chosen"] < gains["least"] + 0.005 < -0.1
+        assert gains["whole"] < gains["least"] + 0.005 < -0.1
+        assert gains["chosen"] < 0.7 * gains["whole"]
 
     def test_probabilities_that_are_not_calibrated_are_warned_of(self) -> None:
         rng = np.random.default_rng(0)
@@ -287,9 +316,14 @@ class TestShrinkage:
         with pytest.warns(
             UserWarning, match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate"
         ):
-            estimate_prior(
-                target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=10
+            found = estimate_prior(
+                target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=99
             )
+        assert found.shifted
+        assert not found.corrects
+        with pytest.warns(UserWarning, match="not calibrated, so they are not corrected"):
+            correction = found.correction()
+        np.testing.assert_array_equal(correction.affine_map().bias, 0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             estimate_prior(target, source_probs=softmax(logits, axis=1), source_labels=labels, n_resamples=10)
