@@ -54,7 +54,7 @@ class TestChoice:
         assert scaler.choice_ in ("identity", "temperature")
         assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_raw_logits_need_three_standard_errors_and_300_rows(self) -> None:
         """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
         kept = {60: 0, 300: 0}
@@ -99,7 +99,8 @@ class TestChoice:
         labels = drawn(fresh @ mixing.T, 4)
         assert nll(scaler.transform(2 * fresh), labels) < nll(fresh @ mixing.T, labels) + 0.01
 
-    @pytest.mark.parametrize("temperature", [1.0, pytest.param(1.3, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("temperature", [1.0, pytest.param(1.3, marks=pytest.mark.deep)])
     def test_is_on_average_no_worse_than_a_temperature(self, temperature: float) -> None:
         """100 rows, where a temperature is all there is to learn."""
         fresh = some_logits(2000, 4, seed=999)
@@ -118,8 +119,10 @@ class TestChoice:
         assert np.mean(excess) < 0.002
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("n", [50, 100, 300])
-    def test_few_rows_of_networks_end_no_worse_than_a_temperature(self, n: int) -> None:
+    @pytest.mark.parametrize(
+        ("n", "n_draws"), [(100, 2), *(pytest.param(n, 8, marks=pytest.mark.deep) for n in (50, 100, 300))]
+    )
+    def test_few_rows_of_networks_end_no_worse_than_a_temperature(self, n: int, n_draws: int) -> None:
         """Three networks on scikit-learn's digits, two of them over-confident; benchmarks/choice_rules.py has more."""
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
@@ -135,7 +138,7 @@ class TestChoice:
             for model in makers:
                 model.fit(digits.data[train] / 16, digits.target[train])
                 logits = np.log(np.maximum(model.predict_proba(digits.data / 16), 1e-30))
-                for draw in range(8):
+                for draw in range(n_draws):
                     rows = np.random.default_rng(draw).permutation(pool)[:n]
                     data = logits[rows], digits.target[rows]
                     auto, temperature = AutoScaling().fit(*data), TemperatureScaling().fit(*data)
@@ -339,7 +342,7 @@ class TestLittleData:
         assert scaler.results_ == known.results_
         np.testing.assert_array_equal(scaler.transform(logits), known.transform(logits))
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_100_rows_of_151_classes(self) -> None:
         """Fewer rows than classes: better than the logits, and nearly as good as a temperature."""
         logits = some_logits(1100, 151)

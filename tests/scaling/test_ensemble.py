@@ -63,7 +63,7 @@ class TestAgainstTheAuthorsCode:
 
 
 class TestTemperature:
-    @pytest.mark.parametrize("true_temperature", [0.1, 0.7, 1.0, 4.0])
+    @pytest.mark.parametrize("true_temperature", [0.1, 4.0])
     def test_mse_is_the_least_of_a_dense_grid(self, true_temperature: float) -> None:
         logits, labels = sampled(400, 6, true_temperature)
         temperature = EnsembleTemperatureScaling().fit(logits, labels).temperature_
@@ -76,7 +76,7 @@ class TestTemperature:
         ours = EnsembleTemperatureScaling("nll").fit(logits, labels).temperature_
         assert ours == TemperatureScaling().fit(logits, labels).temperature_
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_a_large_problem_that_starts_from_a_sample(self) -> None:
         logits, labels = sampled(45_000, 100, 2.0)
         temperature = EnsembleTemperatureScaling().fit(logits.astype(np.float32), labels).temperature_
@@ -93,8 +93,8 @@ class TestTemperature:
 class TestWeights:
     @pytest.mark.filterwarnings("ignore:The best temperature")
     @pytest.mark.parametrize(("criterion", "loss"), [("mse", mse), ("nll", nll)])
-    @pytest.mark.parametrize("true_temperature", [0.5, 1.0, 3.0])
-    @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+    @pytest.mark.parametrize("true_temperature", [0.5, 3.0])
+    @pytest.mark.parametrize("noise", [0.0, 1.0])
     def test_no_point_of_the_simplex_is_better(
         self, criterion: str, loss: object, true_temperature: float, noise: float
     ) -> None:

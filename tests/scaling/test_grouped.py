@@ -90,11 +90,12 @@ def test_each_groups_map_is_the_minimum_of_its_penalised_loss() -> None:
 
 
 @pytest.mark.slow
-def test_between_one_map_and_one_each() -> None:
+@pytest.mark.parametrize("n_draws", [2, pytest.param(10, marks=pytest.mark.deep)])
+def test_between_one_map_and_one_each(n_draws: int) -> None:
     """On data with the truth known: large groups gain over the common map, a group of 20 over a map of its own."""
     gains = {"law": [], "rare": []}  # type: dict[str, list[float]]
     against_own = []
-    for seed in range(10):
+    for seed in range(n_draws):
         logits, labels, groups = draw(seed)
         scaler = GroupedScaling().fit(logits, labels, groups=groups)
         fresh, _, theirs = draw(1000 + seed, dict.fromkeys(SIZES, 1000))
@@ -109,17 +110,19 @@ def test_between_one_map_and_one_each() -> None:
         theirs_own = excess(own.predict_proba(fresh[rare]), fresh[rare], theirs[rare])
         against_own.append(float(theirs_own.mean() - grouped[rare].mean()))
     assert min(gains["law"]) > 0.05
-    assert np.mean(gains["rare"]) > 0
-    assert np.mean(against_own) > 0.05
+    if n_draws == 10:  # 20 rows vary much
+        assert np.mean(gains["rare"]) > 0
+        assert np.mean(against_own) > 0.05
 
 
 @pytest.mark.slow
-def test_groups_that_are_alike_get_one_map() -> None:
+@pytest.mark.parametrize(("n_draws", "fewest"), [(3, 2), pytest.param(10, 8, marks=pytest.mark.deep)])
+def test_groups_that_are_alike_get_one_map(n_draws: int, fewest: int) -> None:
     chosen = []
-    for seed in range(10):
+    for seed in range(n_draws):
         logits, labels = alike(seed, [0, 0, 0])
         chosen.append(GroupedScaling().fit(logits, labels, groups=np.arange(900) % 9).choice_)
-    assert chosen.count("temperature, one map for all") >= 8
+    assert chosen.count("temperature, one map for all") >= fewest
     one = GroupedScaling().fit(logits, labels, groups=["all"] * 900)
     assert one.choice_ == "temperature, one map for all"
     wanted = TemperatureScaling().fit(logits, labels).predict_proba(logits)

@@ -94,7 +94,7 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
-@pytest.mark.slow
+@pytest.mark.deep
 def test_losses_are_added_to_a_study(in_an_empty_folder: Path) -> None:
     settings: dict[str, Any] = {"seeds": [0], "test_dataset": SETS["test"], "methods": ["temperature"]}
     for losses in (["cross_entropy"], ["focal"]):

@@ -17,9 +17,9 @@ from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
-from hf_calib.study.comparing import report_study
 from hf_calib.study.measured import measure_study
-from tests.helpers.studies import Task, write_study
+from hf_calib.study.text import headline
+from tests.helpers.studies import Task, measured_quickly, write_study
 from tests.helpers.unchecked import unchecked
 
 LENGTHS = np.array([1, 7, 2, 12, 3, 1, 9, 5, 4, 16] * 3)  # of the test sentences
@@ -83,7 +83,7 @@ def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
 
 def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
     trainings = {(loss, 0): of_tokens(TASK.train(i)) for i, loss in enumerate(("cross_entropy", "focal"))}
-    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=400, seed=3)
+    found = measured_quickly(write_study(tmp_path / "study", trainings), n_resamples=400, seed=3)
     sums: dict[str, NDArray[np.float64]] = {}
     for (loss, _), predictions in trainings.items():
         test = predictions.test
@@ -105,7 +105,7 @@ def test_temperatures_by_the_papers_criterion_are_maps_of_their_own(tmp_path: Pa
     one = Task(n_test=300).train(0)
     methods = ("temperature", "temperature_ece", "temperature_adaptive_ece")
     study = write_study(tmp_path / "study", {("cross_entropy", 0): one})
-    found = measure_study(study, methods=methods, n_resamples=50)
+    found = measured_quickly(study, methods=methods)
     assert one.calibration is not None
     for method, criterion in zip(methods, ("nll", "ece", "adaptive_ece"), strict=True):
         scaler = TemperatureScaling(criterion=criterion).fit(one.calibration.logits, one.calibration.labels)
@@ -119,7 +119,7 @@ def test_the_same_tokens_in_other_sentences_are_other_rows(tmp_path: Path) -> No
     test = trainings["cross_entropy", 2].test
     others = unchecked(test.logits, test.labels, np.repeat(np.arange(len(LENGTHS)), LENGTHS[::-1]))
     trainings["cross_entropy", 2] = replace(trainings["cross_entropy", 2], test=others)
-    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=50)
+    found = measured_quickly(write_study(tmp_path / "study", trainings))
     assert "not those that 2 of the 3 finished cells share" in found.missing["cross_entropy", 2]
 
 
@@ -131,10 +131,9 @@ def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> 
         rows = np.repeat(np.arange(60), 8)
         return replace(predictions, test=unchecked(test.logits[rows], test.labels[rows], rows))
 
-    settings = {"methods": (), "n_resamples": 100}
-    rows = measure_study(write_study(tmp_path / "rows", one), **settings)  # type: ignore[arg-type]
+    rows = measured_quickly(write_study(tmp_path / "rows", one))
     copies = {key: repeated(predictions) for key, predictions in one.items()}
-    tokens = measure_study(write_study(tmp_path / "tokens", copies), **settings)  # type: ignore[arg-type]
+    tokens = measured_quickly(write_study(tmp_path / "tokens", copies))
     for metric in ("nll", "accuracy", "ece", "classwise_ece"):
         mine, its = (each.differences["focal", "none", metric] for each in (tokens, rows))
         assert mine[:4] == pytest.approx(its[:4], abs=1e-9)
@@ -147,7 +146,7 @@ def test_several_labels_by_hand(tmp_path: Path) -> None:
         np.array([[1, 0], [0, -100], [-100, -100]], np.float32),
     )
     trainings = {("cross_entropy", 0): TrainingPredictions(test, None)}
-    found = measure_study(write_study(tmp_path / "study", trainings), methods=(), n_resamples=50)
+    found = measured_quickly(write_study(tmp_path / "study", trainings))
     right, wrong = -np.log(0.9), -np.log(0.1)
     expected = {
         "nll": (2 * right + wrong) / 3,
@@ -169,7 +168,7 @@ def test_several_labels_as_the_trainer_logs_them_with_maps_and_rows_drawn_whole(
     trainings |= {("focal", seed): of_labels(10 + seed) for seed in (0, 1)}
     study = write_study(tmp_path / "study", trainings)
     methods = ("temperature", "per_label_temperature", "vector")
-    found = report_study(study, methods=methods)
+    found = measured_quickly(study, methods=methods)
     assert found.baseline == ("cross_entropy", "temperature")
     for (loss, seed), predictions in trainings.items():
         test, calibration = predictions.test, predictions.calibration
@@ -198,7 +197,7 @@ def test_several_labels_as_the_trainer_logs_them_with_maps_and_rows_drawn_whole(
     assert without == {"classwise_ece"}
     notes = " ".join(found.notes)
     assert "vector was left out: expected the method to be a map for multi-label predictions" in notes
-    assert "measured on 150 test rows with 3 labels" in (study / "report.md").read_text(encoding="utf-8")
+    assert "measured on 150 test rows with 3 labels" in headline(found)
 
 
 def test_kinds_are_not_mixed_and_soft_labels_are_missing(tmp_path: Path) -> None:
@@ -209,5 +208,5 @@ def test_kinds_are_not_mixed_and_soft_labels_are_missing(tmp_path: Path) -> None
     good, bad = of_labels(0), of_labels(1)
     bad.test.labels[0, 0] = 0.5
     trainings = {("cross_entropy", 0): good, ("focal", 0): bad}
-    found = measure_study(write_study(tmp_path / "soft", trainings), methods=(), n_resamples=50)
+    found = measured_quickly(write_study(tmp_path / "soft", trainings))
     assert "labels that are not 0 or 1" in found.missing["focal", 0]

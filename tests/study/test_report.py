@@ -167,7 +167,12 @@ def test_the_files_of_a_report(written_report: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(evil().to_dict()))
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = ("evil", "baseline_only", "nothing")
+
+
+@pytest.mark.parametrize(
+    "case", [*FIRST, *(pytest.param(case, marks=pytest.mark.deep) for case in CASES if case not in FIRST)]
+)
 @pytest.mark.slow
 def test_every_case_has_its_text_and_figures(case: str) -> None:
     figures, n_tables = {
@@ -290,6 +295,7 @@ def test_the_map_of_the_reliability_diagrams_is_the_best_by_nll() -> None:
     assert best_map(study_results(methods=("none",))) is None
 
 
+@pytest.mark.slow
 def test_few_losses_have_whole_diagrams_and_many_small_ones() -> None:
     few, many = (
         draw_figures(study_results([f"loss {k}" for k in range(n)], seeds=(0,)))["reliability"]

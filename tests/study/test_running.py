@@ -16,7 +16,15 @@ import pytest
 
 from hf_calib.commands.compare import command_lines, plan_study
 from hf_calib.commands.compare import train as run
-from hf_calib.study.folder import is_finished, mark_failed, newest_checkpoint, problem, read_plan
+from hf_calib.study.folder import (
+    clean_up,
+    is_finished,
+    mark_failed,
+    newest_checkpoint,
+    problem,
+    read_plan,
+    remove_cut_short,
+)
 from hf_calib.study.grid import Cell
 from hf_calib.study.launch import Launch, Training, lock_of
 from hf_calib.study.progress import progress
@@ -89,7 +97,7 @@ def test_a_study_whose_first_trainings_fail_alike_ends(tmp_path: Path) -> None:
     assert [path.name.partition("-")[0] for path in (tmp_path / "s/cells").glob("*/log.txt")].__len__() == 2
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_full_disk_at_one_cell_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, record: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -101,7 +109,7 @@ def test_a_full_disk_at_one_cell_stops_no_other(tmp_path: Path, monkeypatch: pyt
     assert [is_finished(folder) for folder in cells.values()] == [False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_terminal_that_closes_ends_the_trainings(tmp_path: Path) -> None:
     words = [str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", str(tmp_path / "s")]
     command = [sys.executable, "-c", "from hf_calib.cli import app; app()", "compare", *words]
@@ -129,10 +137,9 @@ def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
 
 
-@pytest.mark.slow
 def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Path) -> None:
-    train(tmp_path / "s", losses="focal")
-    train(tmp_path / "s", "--seconds", "0.01", losses="focal")
+    plan(tmp_path / "s", losses="focal")
+    plan(tmp_path / "s", "--seconds", "0.01", losses="focal")
     assert len(list((tmp_path / "s" / "cells").iterdir())) == 2
     assert len(read_plan(tmp_path / "s")["cells"]) == 1
 
@@ -156,14 +163,17 @@ def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_
     assert len(read_plan(tmp_path / "s")["cells"]) == 1 + 3
 
 
-@pytest.mark.slow
-def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_asked(tmp_path: Path) -> None:
-    train(tmp_path / "kept", losses="focal")
-    train(tmp_path / "not", losses="focal", keep_models=False)
-    (kept,), (not_kept,) = ((tmp_path / name / "cells").iterdir() for name in ("kept", "not"))
-    left = {"cell.json", "log.txt", "predictions.safetensors", "results.json", "starts.txt", ".lock"}
-    assert {path.name for path in kept.iterdir()} == left | {"calibrated"}
-    assert {path.name for path in not_kept.iterdir()} == left
+@pytest.mark.parametrize("keep_model", [True, False])
+def test_a_finished_training_leaves_no_checkpoints_and_its_model_only_where_asked(
+    keep_model: bool, tmp_path: Path
+) -> None:
+    for name in ("checkpoint-1", "calibrated", "uncalibrated"):
+        (tmp_path / name).mkdir()
+    for name in ("failed.json", "results.json", "log.txt"):
+        (tmp_path / name).write_text("{}")
+    clean_up(tmp_path, keep_model=keep_model)
+    models = {"calibrated", "uncalibrated"} if keep_model else set()
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "log.txt"} | models
 
 
 @pytest.mark.slow
@@ -181,6 +191,7 @@ def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     assert starts(tmp_path)["focal-seed0"][1].endswith("checkpoint-2")
 
 
+@pytest.mark.slow
 def test_a_killed_training_says_so(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path, "--seconds", "60", losses="focal")
     (folder,) = cells.values()
@@ -241,10 +252,12 @@ def test_a_launcher_is_split_as_a_shell_does_and_an_old_failure_is_forgotten(tmp
     ((cell, folder),) = cells.items()
     assert launch.command(cell, folder)[:4] == ["true", "--name", "a b", str(SCRIPT)]
     mark_failed(folder, "of an earlier try")
+    (folder / "checkpoint-5").mkdir()  # cut short
     lock = lock_of(folder)
     assert lock is not None
     training = Training(launch, cell, folder, lock, {})
     assert problem(folder) == "not finished"
+    assert not (folder / "checkpoint-5").exists()
     training.stop()
 
 
@@ -267,8 +280,7 @@ def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> Non
     assert newest_checkpoint(folder) is None
     assert len(command_lines(launch, cells)) == 1
     assert (folder / "checkpoint-5").exists()  # a training that runs may be writing it
-    assert train_cells(launch, cells, jobs=1, say=lambda line: None) == {}
-    assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}
+    remove_cut_short(folder)  # before it is trained
     assert not (folder / "checkpoint-5").exists()
     for name in ("checkpoint-5", "checkpoint-10"):
         (tmp_path / name).mkdir()

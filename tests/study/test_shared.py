@@ -58,7 +58,7 @@ def names_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_training_that_is_killed_goes_on_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path / "a", tmp_path / "share", "--seconds", "60")
     ((cell, folder),) = cells.items()
@@ -92,7 +92,7 @@ def test_a_training_that_is_killed_goes_on_from_its_checkpoint_on_another_machin
     assert train(launch, cells) == ["1 of 1 trainings are finished already"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_each_machine_gets_what_the_others_have_finished(tmp_path: Path) -> None:
     for machine, seed in (("a", 0), ("b", 1)):
         train(*plan(tmp_path / machine, tmp_path / "share", seeds=[seed]))
@@ -106,6 +106,7 @@ def test_each_machine_gets_what_the_others_have_finished(tmp_path: Path) -> None
     assert all(map(is_finished, cells.values()))
 
 
+@pytest.mark.deep
 def test_what_was_finished_before_it_was_shared_or_could_not_be_sent_is_sent(tmp_path: Path) -> None:
     launch, cells = plan_study(
         str(SCRIPT), configs=[], losses=["focal"], seeds=[0], grid={}, arguments=[], output=tmp_path / "a"
@@ -116,6 +117,7 @@ def test_what_was_finished_before_it_was_shared_or_could_not_be_sent_is_sent(tmp
     assert is_finished(tmp_path / "share" / "cells" / cell.name)
 
 
+@pytest.mark.deep
 def test_a_place_that_holds_another_study_is_refused_before_training(tmp_path: Path) -> None:
     command_lines(*plan(tmp_path / "a", tmp_path / "share"))
     launch, cells = plan(tmp_path / "b", tmp_path / "share", "--rows", "9")
@@ -126,6 +128,7 @@ def test_a_place_that_holds_another_study_is_refused_before_training(tmp_path: P
     assert not any(map(is_finished, cells.values()))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("share", "error"),
     [
@@ -141,7 +144,7 @@ def test_places_that_cannot_be_used(tmp_path: Path, share: str, error: str) -> N
     assert "hunter2" not in str(raised.value)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_results_that_were_cut_short_on_their_way_are_no_results(tmp_path: Path) -> None:
     """Of a machine that died while it sent them, and of one that died while it fetched them."""
     train(*plan(tmp_path / "a", tmp_path / "share"))
@@ -171,6 +174,7 @@ def test_a_checkpoint_without_its_last_file_is_not_fetched(tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "share" / "cells" / "x").iterdir()) == ["checkpoint-3"]
 
 
+@pytest.mark.deep
 def test_names_that_lead_out_of_the_study_are_not_fetched(tmp_path: Path) -> None:
     import fsspec
 
@@ -182,6 +186,7 @@ def test_names_that_lead_out_of_the_study_are_not_fetched(tmp_path: Path) -> Non
     assert names_below(tmp_path) == ["1/2/x/checkpoint-1/trainer_state.json"]
 
 
+@pytest.mark.deep
 def test_seeds_of_a_loss_whose_file_has_changed_are_not_mixed(tmp_path: Path) -> None:
     loss = tmp_path / "sharp.yaml"
     for gamma, seed, machine in ((3, 0, "a"), (5, 1, "b")):
@@ -223,7 +228,7 @@ def on_machine(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 SHARE = "hf://datasets/me/study"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_jobs_of_the_hub_train_and_leave_their_results(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +269,7 @@ def test_jobs_of_the_hub_train_and_leave_their_results(
     assert hub.unknown == []
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_jobs_that_run_are_waited_for_and_not_started_twice(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +291,7 @@ def test_jobs_that_run_are_waited_for_and_not_started_twice(
     assert all(map(is_finished, cells.values()))
 
 
+@pytest.mark.deep
 def test_what_would_be_started_is_printed_and_nothing_is_sent(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +308,7 @@ def test_what_would_be_started_is_printed_and_nothing_is_sent(
     assert not hub.jobs
 
 
+@pytest.mark.deep
 def test_a_file_of_this_machine_in_a_yaml_file_is_named_before_a_job_starts(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n")
     config = tmp_path / "mine.yaml"
@@ -314,6 +321,7 @@ def test_a_file_of_this_machine_in_a_yaml_file_is_named_before_a_job_starts(hub:
     assert not hub.jobs
 
 
+@pytest.mark.deep
 def test_a_flavor_that_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
     launch, cells = plan(tmp_path / "a", SHARE)
     hub.fault = lambda number, method, path: (
@@ -325,6 +333,7 @@ def test_a_flavor_that_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
         run(launch, cells, jobs=1, scheduler=None, hub={"flavor": "t4-small"}, say=print)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("text", "error"),
     [
