@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hf_calib.scaling._objectives import Objective
+from hf_calib.scaling._objectives import Objective, SigmoidObjective
 
 # Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
 # probabilities so equal that float32 no longer ranks them.
@@ -55,6 +55,11 @@ def undetermined(objective: Objective, temperature: float, *, smoothed: bool) ->
             f"All {objective.size} labels are ranked first, so the data do not determine a temperature: they "
             f"only show that a smaller one is better. {SMOOTHED if smoothed else ''}Fit on more or harder "
             "examples."
+        )
+    if objective.is_no_better_than_chance and isinstance(objective, SigmoidObjective):
+        return (
+            "The logits are on average on the wrong side for their labels, so probabilities of 1/2 fit best, and the "
+            "largest temperature was taken. Check that labels and logits have the same columns."
         )
     if objective.is_no_better_than_chance:
         return (

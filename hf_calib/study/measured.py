@@ -241,7 +241,8 @@ def differences_to(
         p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
         for pair, column in columns.items():
-            value, low, high, needed = _mean(column), None, None, (None, None)
+            value, low, high = _mean(column), None, None
+            needed: tuple[int | None, int | None] = (None, None)
             if pair in spreads:
                 low, high = spreads[pair].interval()
                 spread, known = _typical(spreads, baseline[0], pair[0] == baseline[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -56,9 +57,9 @@ def _found(difference: float, reaches: FloatArray, deviations: FloatArray | floa
     )
 
 
-def _of_estimate(probability: FloatArray | float, degrees: float) -> FloatArray:
+def _of_estimate(probability: FloatArray | float, degrees: float) -> Any:
     """Quantiles of an estimated variance over the true one."""
-    return np.asarray(2 * gammaincinv(degrees / 2, probability) / degrees)
+    return 2 * gammaincinv(degrees / 2, probability) / degrees
 
 
 def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, float]:
@@ -74,11 +75,10 @@ def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, flo
     """
     n_seeds = max(spread.n_seeds for spread in spreads)
     alike = [spread for spread in spreads if spread.n_seeds == n_seeds]
-    means = {
-        name: float(np.mean([getattr(spread, name) for spread in alike]))
-        for name in ("row_variance", "seed_variance", "variance_of_rows_alone")
-    }
-    found = alike[0]._replace(**means)
+    of_rows, of_seeds, of_rows_alone = np.mean([spread[1:4] for spread in alike], axis=0).tolist()
+    found = alike[0]._replace(
+        row_variance=of_rows, seed_variance=of_seeds, variance_of_rows_alone=of_rows_alone
+    )
     if found.pooled_degrees is not None:
         return found, found.pooled_degrees
     return found, 4 * n_losses * found.degrees / (n_losses + 3)

@@ -354,6 +354,15 @@ class TestLittleData:
         assert found < plain + 0.01
         assert found < nll(3 * logits[rest], labels[rest]) - 1
 
+    def test_one_logit_that_tells_nothing_gets_the_largest_temperature_with_a_warning(self) -> None:
+        rng = np.random.default_rng(1)
+        logits, labels = rng.normal(size=(40, 1)), (rng.random((40, 1)) < 0.5).astype(int)
+        with pytest.warns(UserWarning, match="on the wrong side for their labels") as caught:
+            scaler = AutoScaling(multi_label=True).fit(logits, labels)
+        assert len(caught) == 1
+        assert scaler.choice_ == "temperature"
+        assert 1 / scaler.weight_ == pytest.approx(1e5)
+
     def test_only_the_last_fit_warns(self) -> None:
         logits = some_logits(60, 4)
         with pytest.warns(UserWarning, match="All 60 labels are ranked first") as caught:
