@@ -47,9 +47,10 @@ def without_ranges(
 
 
 def with_dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Write the dash between an argument and its description, which Sphinx leaves to smart quotes, as one."""
-    for text in [each for each in tree.findall(nodes.Text) if each == " -- "]:
-        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+    """Write the dash before a description, which Sphinx leaves to smart quotes, as one."""
+    for text in [each for each in tree.findall(nodes.Text) if " -- " in each]:
+        if not isinstance(text.parent, (nodes.literal, nodes.FixedTextElement)):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", " \N{EN DASH} ")))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

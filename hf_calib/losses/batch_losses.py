@@ -52,7 +52,7 @@ def mmce(
     with r the confidence and c = 1 where the predicted class is right.
 
     Args:
-        mmce_weight: λ >= 0. 0 is cross entropy. The 2 that papers quote goes with `authors_code=True`.
+        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The 2 that papers quote goes with `authors_code=True`.
         variant: "weighted" takes the mean over right and wrong predictions apart, so that the rarer kind counts
             as much (0 where all are right, or all wrong); "plain" is the equation above.
         authors_code: whether to compute it as the authors' code does (see Notes).
@@ -112,7 +112,7 @@ def soft_ece(
     $\mathrm{softmax}_b(-(r - m_b)^2 / T)$ of its centre $m_b$.
 
     Args:
-        ece_weight: λ >= 0. 0 is cross entropy.
+        ece_weight: λ >= 0; at 0 the loss is cross entropy.
         n_bins: number M of bins, >= 1.
         variant: "sb_ece" (the equation), or "dece": the L1 norm, memberships of a soft decision tree, and
             correctness made soft too, by the rank of the label.
@@ -182,7 +182,7 @@ def kde_ece(
     Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i, or of Dirichlet(p_j / h + 1) at p_i.
 
     Args:
-        kde_weight: λ >= 0. 0 is cross entropy.
+        kde_weight: λ >= 0; at 0 the loss is cross entropy.
         bandwidth: h > 0 of the kernel.
         kind: "top_label", or "canonical": the KDE-XE of Popordanoska et al. and of the dual focal paper.
         class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
@@ -232,7 +232,7 @@ def mdca(
 
     Args:
         mdca_weight: λ >= 0.
-        gamma: of the focal loss, >= 0. 0 is cross entropy.
+        gamma: of the focal loss, >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the first term; the penalty is not weighted.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -282,7 +282,7 @@ def avuc(
     between the mean entropies of the right and of the wrong rows of the batch.
 
     Args:
-        avuc_weight: λ >= 0. 0 is cross entropy.
+        avuc_weight: λ >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of cross entropy; the penalty is not weighted.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 

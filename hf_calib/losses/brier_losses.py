@@ -68,7 +68,7 @@ def bsce(
     $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         norm: β >= 1. With 1 the other classes have no say: it is 2^γ times `focal`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None goes by the labels' dtype; see `make_loss`.
@@ -113,7 +113,7 @@ def bsce_gra(
     $$\frac{\partial L}{\partial z} = u\, (p - e_y), \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         norm: β >= 1. With 1, the default of the authors' code, it is 2^γ times `focal_gra`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None goes by the labels' dtype; see `make_loss`.

@@ -63,7 +63,7 @@ def label_smoothing(
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
     Args:
-        smoothing: ε, in [0, 1]. 0 is cross entropy.
+        smoothing: ε, in [0, 1]; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None goes by the labels' dtype; see `make_loss`.
 
@@ -110,7 +110,7 @@ def entropy_regularized(
     $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
     Args:
-        entropy_weight: a >= 0. 0 is cross entropy.
+        entropy_weight: a >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -154,7 +154,7 @@ def logit_norm(
     $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
     Args:
-        norm_weight: a >= 0. 0 is cross entropy.
+        norm_weight: a >= 0; at 0 the loss is cross entropy.
         p: order of the norm, >= 1.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
@@ -199,7 +199,7 @@ def mbls(
     $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
 
     Args:
-        margin_weight: a >= 0. 0 is cross entropy.
+        margin_weight: a >= 0; at 0 the loss is cross entropy.
         margin: m >= 0, the distance of logits that costs nothing; the authors take 6 to 10. With 0 it acts like label
             smoothing.
         class_weights: (C,) positive factors of the classes; see `make_loss`.

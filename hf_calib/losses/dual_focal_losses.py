@@ -49,7 +49,7 @@ def dual_focal(
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the
             mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
             examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
@@ -99,7 +99,7 @@ def dual_focal_gra(
     $$\frac{\partial L}{\partial z} = (1 - p_y + q_j)^\gamma\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.

@@ -39,7 +39,7 @@ def focal(
     $$L = -(1 - p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None goes by the labels' dtype; see `make_loss`.
 
@@ -82,7 +82,7 @@ def focal_gra(
     $$\frac{\partial L}{\partial z} = (1 - p_y)^\gamma\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -215,7 +215,7 @@ def inverse_focal(
     $$L = -(1 + p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0. 0 is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None or "single_label_classification"; there is no multi-label form.
 
@@ -266,7 +266,7 @@ def focal_calibration(
 
     Args:
         gamma: γ >= 0.
-        brier_weight: λ >= 0. 0 is `focal`.
+        brier_weight: λ >= 0; at 0 the loss is `focal`.
         distance: "l2", the squared Euclidean distance, or "l1", the sum of absolute differences 2 (1 - p_y).
         class_weights: (C,) positive factors of the classes; see `make_loss`.
         problem_type: None goes by the labels' dtype; see `make_loss`.

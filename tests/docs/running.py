@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, Block, blocks
-from tests.docs.worlds import QUICK, RESTS, prepare
+from tests.docs.worlds import DEEP, QUICK, RESTS, prepare
 from tests.helpers.commands import call
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.places import ROOT
@@ -32,7 +32,8 @@ SAME = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 def parameters(*, guides: bool) -> list[Any]:
     """The guides, or the other pages; those that train are slow."""
     chosen = [page for page in RUN if page.startswith("guides/") == guides]
-    return [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in chosen]
+    marks = {**dict.fromkeys(QUICK, ()), **dict.fromkeys(DEEP, pytest.mark.deep)}
+    return [pytest.param(page, marks=marks.get(page, pytest.mark.slow)) for page in chosen]
 
 
 def run_page(

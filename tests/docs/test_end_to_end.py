@@ -52,7 +52,9 @@ def test_the_walk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sha
         (command,) = step.commands()
         if command.startswith("python recipes/"):
             command = f"{command} {local}"
-        command = command.replace("fancyzhx/ag_news", "more.csv").replace("--max-length 64", "--max-length 32")
+        command = command.replace("fancyzhx/ag_news", "more.csv").replace(
+            "--max-length 64", "--max-length 32"
+        )
         printed.append(typed(command, folder, PAGE))
     _, _, pushed, evaluated, exported, unfolded = printed
     # What is served is served by a process without this library.

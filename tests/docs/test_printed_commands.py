@@ -5,11 +5,7 @@ What only a Hub or a GPU has is replaced by words after the command's own, which
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +13,9 @@ import numpy as np
 import pandas
 import pytest
 
+from tests.docs.running import caches, typed
 from tests.docs.worlds import FEW, NAMES, image_rows, named, save, texts_of
-from tests.helpers.hub_server import TOKEN, running_hub
+from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.places import ROOT
 
 START = ("hf-calib ", "python ", "accelerate ", "torchrun ")
@@ -88,14 +85,6 @@ COMMANDS: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {
 }
 
 
-def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    known = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    known |= {"PYTHONPATH": str(ROOT), "COLUMNS": "120", **environment}
-    return subprocess.run(
-        shlex.split(command), cwd=folder, env=known, capture_output=True, text=True, timeout=400
-    )
-
-
 def test_every_command_has_a_place_to_run() -> None:
     for command in (*README, *RECIPES):
         assert [start for start in COMMANDS if command.startswith(start)], command
@@ -105,20 +94,21 @@ def test_every_command_has_a_place_to_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [*README, *RECIPES])
-def test_it_runs(command: str, tmp_path: Path) -> None:
+def test_it_runs(
+    command: str,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     prepare, replaced, after = next(found for start, found in COMMANDS.items() if command.startswith(start))
+    monkeypatch.chdir(tmp_path)
+    caches(monkeypatch, tmp_path / "home", hub)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     prepare(tmp_path)
     for word, other in replaced.items():
         assert word in command
         command = command.replace(word, other)
-    with running_hub() as hub:
-        done = run(
-            f"{command} {after}",
-            tmp_path,
-            **{"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
-            **{"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"},
-        )
-    assert done.returncode == 0, f"{command} {after}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-    assert "Traceback" not in done.stdout + done.stderr
-    assert TOKEN not in done.stdout + done.stderr
+    said = typed(f"{command} {after}", tmp_path, command) + "".join(capfd.readouterr())
+    assert "Traceback" not in said
+    assert TOKEN not in said

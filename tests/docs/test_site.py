@@ -90,6 +90,22 @@ def test_every_command_has_its_section() -> None:
     assert sorted(re.findall(r"```\{command\} (\S+)", text)) == sorted(commands)
 
 
+def test_options_are_terms_with_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    commands = importlib.import_module("commands")
+
+    def entries(name: str) -> dict[str, str]:
+        signature = inspect.signature(commands.COMMANDS[name].callback, eval_str=True)
+        return dict(commands.entry(parameter) for parameter in signature.parameters.values())
+
+    calibrate, compare = entries("calibrate"), entries("compare")
+    assert all(each.startswith(": ") for each in calibrate.values())
+    assert calibrate["`--output PATH`"].endswith(" Required.")
+    assert calibrate["`--seed INTEGER`"].endswith(" Default: `0`.")
+    assert "`--keep-models, --no-keep-models`" in compare
+    assert "`'torchrun --nproc_per_node 2'`" in compare["`--launcher TEXT`"]  # to be copied as it is
+
+
 def test_every_citation_is_in_the_paper_index() -> None:
     cited = re.findall(r"\{citation\} (\S+)", "".join(map(text_of_page, PAGES)))
     assert set(cited) == set(ENTRIES)

@@ -267,6 +267,9 @@ QUICK = {
     "explanation/which_metric.md",
 }
 
+# Pages of processes that other tests start too: once a week.
+DEEP = {"guides/clusters.md"}
+
 # Beginning of a command -> words of it that are replaced, words after it: fewer rows and steps, models that are here.
 FEW = "--use_cpu true --bf16 false --max_steps 2 --report_to none --max_length 16"
 FEW += " --model google-bert/bert-base-uncased"
@@ -284,8 +287,11 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
         f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
     ),
-    "hf-calib compare recipes/text_classification.py --config": ({}, FEW),
-    "hf-calib compare recipes/text_classification.py --share": ({"s3://bucket/study": "shared"}, FEW),
+    "hf-calib compare recipes/text_classification.py --config": ({"--seeds 0,1": "--seeds 0"}, FEW),
+    "hf-calib compare recipes/text_classification.py --share": (
+        {"s3://bucket/study": "shared", "--seeds 0,1": "--seeds 0"},
+        FEW,
+    ),
     "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
         {
             "--config_file recipes/accelerate/8_gpus.yaml": "--cpu --num_machines 1 --num_processes 2 "
