@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, Block, blocks
-from tests.docs.worlds import DEEP, QUICK, RESTS, prepare
+from tests.docs.worlds import DEEP, FEWER, QUICK, RESTS, prepare
 from tests.helpers.commands import call
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.places import ROOT
@@ -82,8 +82,11 @@ def run(block: Block, names: dict[str, Any], folder: Path, page: str) -> str:
         return ""
     if block.kind == "bash":
         return "".join(typed(with_rest(command, where), folder, where) for command in block.commands())
+    code = block.code
+    for word, other in FEWER.get(page, {}).items():
+        code = code.replace(word, other)
     with as_a_program() as printed:
-        exec(compile(block.code, where, "exec"), names)
+        exec(compile(code, where, "exec"), names)
     return printed.getvalue()
 
 

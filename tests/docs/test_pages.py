@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.pages import DOCS, PAGES
 from tests.docs.running import RUN, parameters, run_page
-from tests.docs.worlds import DEEP, QUICK, RESTS, WORLDS
+from tests.docs.worlds import DEEP, FEWER, QUICK, RESTS, WORLDS
 from tests.helpers.hub_server import Hub
 
 
@@ -35,3 +35,5 @@ def test_no_page_names_a_path_of_a_machine() -> None:
 
 def test_each_world_is_of_a_page() -> None:
     assert {*WORLDS, *QUICK, *DEEP} <= set(RUN)
+    for page, words in FEWER.items():
+        assert all(word in (DOCS / page).read_text() for word in words), page

@@ -64,7 +64,7 @@ IMAGES = "--use_cpu true --bf16 false --report_to none --output_dir out --eval_s
 IMAGES += (
     " --train_file train.parquet --test_file test.parquet --image_column image --dataloader_num_workers 0"
 )
-IMAGES += " --calibration_size 20 --max_train_samples 40 --max_test_samples 20 --max_steps 2"
+IMAGES += " --lr_milestones 1 --calibration_size 20 --max_train_samples 40 --max_test_samples 20 --num_train_epochs 2"
 
 # Beginning of a command -> what it finds in its folder, words of it that are replaced, and words after it.
 COMMANDS: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {

@@ -267,6 +267,8 @@ QUICK = {
     "explanation/which_metric.md",
 }
 
+# Words of a page's Python that are replaced.
+FEWER = {"guides/search.md": {"n_trials=20": "n_trials=3"}}
 # Pages of processes that other tests start too: once a week.
 DEEP = {"guides/clusters.md"}
 
