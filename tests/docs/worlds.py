@@ -268,7 +268,13 @@ QUICK = {
 }
 
 # Words of a page's Python that are replaced.
-FEWER = {"guides/search.md": {"n_trials=20": "n_trials=3"}}
+FEWER = {
+    "guides/search.md": {"n_trials=20": "n_trials=3"},
+    "start/first_model.md": {
+        "max_per_class=300": "max_per_class=60",
+        "num_train_epochs=3": "num_train_epochs=1",
+    },
+}
 # Pages of processes that other tests start too: once a week.
 DEEP = {"guides/clusters.md"}
 
