@@ -83,8 +83,8 @@ def fill(model: nn.Module) -> None:
     "name",
     [
         "resnet18",
-        pytest.param("resnet50", marks=pytest.mark.slow),
-        pytest.param("resnet110", marks=pytest.mark.slow),
+        pytest.param("resnet50", marks=pytest.mark.deep),
+        pytest.param("resnet110", marks=pytest.mark.deep),
         pytest.param("resnet50_tiny_imagenet", marks=pytest.mark.slow),
         pytest.param("wide_resnet_26_10", marks=pytest.mark.slow),
         "densenet121",

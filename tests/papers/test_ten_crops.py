@@ -63,8 +63,13 @@ def rows(model: Any, n: int, seed: int, *, multi_label: bool) -> Dataset:
     return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
 
 
-@pytest.mark.slow  # two trainings
-@pytest.mark.parametrize("multi_label", [False, True], ids=["one label", "several labels"])
+@pytest.mark.parametrize(
+    "multi_label",
+    [
+        pytest.param(True, marks=pytest.mark.slow, id="several labels"),
+        pytest.param(False, marks=pytest.mark.deep, id="one label"),
+    ],
+)
 @pytest.mark.usefixtures("quick_report")
 def test_the_report_is_on_the_mean_and_what_is_saved_on_one_view(multi_label: bool, tmp_path: Path) -> None:
     model = network(multi_label=multi_label)

@@ -93,7 +93,7 @@ def test_two_processes_report_what_one_does(place: Path, tmp_path: Path) -> None
         assert two[key] == pytest.approx(one[key], rel=1e-5), key
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.usefixtures("quick_report")
 def test_a_decoder_that_read_local_text_becomes_a_judge_that_knows_it(tmp_path: Path) -> None:
     """A language model from nothing: next tokens of docstrings with their packages, then the recipe."""

@@ -244,15 +244,30 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 )
 @pytest.mark.usefixtures("quick_report")
 def test_image_recipe(
-    model: str, bf16: str, image_arguments: list[str], image_models: dict[str, str], tmp_path: Path
+    model: str,
+    bf16: str,
+    image_arguments: list[str],
+    image_models: dict[str, str],
+    shared_data: Path,
+    tmp_path: Path,
 ) -> None:
     task = ["--config", str(CONFIGS / f"cifar10_{model}.yaml"), "--load_best_model_at_end", "false"]
     own = ["--image_column", "image", "--calibration_size", "32", "--eval_strategy", "no", "--bf16", bf16]
     settings = [*task, *own, "--model", image_models[model], "--loss", "dual_focal"]
+    (tmp_path / "elsewhere").mkdir()
+    digits = tmp_path / "elsewhere" / "digits.parquet"
+    Dataset.from_parquet(str(shared_data / "mnist" / "test.parquet")).select(range(100)).to_parquet(digits)
+    settings += ["--ood_data", str(digits), "--ood_noise", "true", "--decode_once", "true", "--crop", "pad"]
     run("image_classification.py", *SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path))
     calibration = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
     assert calibration["folded"] is True
     assert calibration["n_examples"] == 32
+    found = json.loads((tmp_path / "results.json").read_text())["out_of_distribution"]
+    assert [(section["name"], section["n_examples"]) for section in found] == [
+        ("elsewhere/digits.parquet", 100),
+        ("gaussian noise", 32),
+    ]
+    assert all(0 <= section["after"]["entropy"]["auroc"]["value"] <= 1 for section in found)
 
 
 @pytest.mark.parametrize(
@@ -285,22 +300,6 @@ def test_networks_of_the_papers_from_scratch(
     assert answers[0]["label"] in config["label2id"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_report")
-def test_images_from_elsewhere(
-    image_arguments: list[str], image_models: dict[str, str], shared_data: Path, tmp_path: Path
-) -> None:
-    other = ["--ood_data", str(shared_data / "mnist" / "test.parquet"), "--ood_noise", "true"]
-    settings = ["--model", image_models["vit"], "--decode_once", "true", "--crop", "pad", *other]
-    run("image_classification.py", *SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path))
-    found = json.loads((tmp_path / "results.json").read_text())["out_of_distribution"]
-    assert [(section["name"], section["n_examples"]) for section in found] == [
-        ("mnist/test.parquet", 10_000),
-        ("gaussian noise", 32),
-    ]
-    assert all(0 <= section["after"]["energy"]["auroc"]["value"] <= 1 for section in found)
-
-
 @pytest.mark.deep  # `calibration_from` of small files is tested with the data
 def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_data: Path) -> None:
     folder = shared_data / "cifar10"
@@ -318,7 +317,7 @@ def test_half_of_the_test_images_calibrate(image_arguments: list[str], shared_da
     }
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.usefixtures("quick_report")
 def test_ten_crops_on_two_processes_are_those_on_one(
     image_arguments: list[str], image_models: dict[str, str], tmp_path: Path

@@ -26,6 +26,7 @@ def test_a_line_looks_the_same_in_all_panels_and_is_told_apart_in_grey() -> None
     assert len({line.get_marker() for line in first.values()}) == 7
 
 
+@pytest.mark.slow
 def test_fifteen_bins_can_be_read() -> None:
     lines = {name: (EPOCHS, np.cos(EPOCHS)) for name in ("cross entropy", "focal 3", "focal 4", "focal 5")}
     panels = {f"bin {m}": lines for m in range(15)}

@@ -193,7 +193,7 @@ def test_a_map_of_nothing_but_patches_is_refused() -> None:
         class_activation_map(model, torch.randn(1, 3, 32, 32))
 
 
-@pytest.mark.slow
+@pytest.mark.deep  # trains a network for minutes
 def test_the_map_is_where_the_object_is(shared_data: Path) -> None:
     """Of digits that a network finds on a canvas of two, the warmest quarter is that of the digit far above chance.
 
