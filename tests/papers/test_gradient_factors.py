@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import lambertw, softmax
 
@@ -170,3 +171,14 @@ def test_the_grid_covers_the_simplex() -> None:
 def test_the_name_of_a_loss_is_no_loss(function: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="loss to be a CalibrationLoss, got 'focal'; make it with"):
         function("focal", [[0.5, 0.5]], [0])
+
+
+def test_the_weight_from_a_table_is_that_of_the_loss() -> None:
+    """AdaDualFocal looks gamma up by the label's lead over its rival, AdaFocal by the label's probability."""
+    probs, labels = np.random.default_rng(3).dirichlet([0.5] * 4, 60), np.arange(60) % 4
+    for name in ("ada_dual_focal", "adafocal"):
+        loss = make_loss(name, n_bins=5)
+        loss.update(np.linspace(0.3, 0.99, 200), np.arange(200) % 3 == 0)
+        each = loss(torch.from_numpy(np.log(probs)), torch.from_numpy(labels), reduction="none").numpy()
+        expected = each / -np.log(probs[np.arange(60), labels])
+        np.testing.assert_allclose(uncertainty_weights(loss, probs, labels), expected, rtol=1e-9)
