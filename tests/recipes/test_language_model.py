@@ -44,7 +44,9 @@ def options(place: Path, model: str = "llama") -> list[str]:
 
 
 @pytest.mark.usefixtures("quick_report")
-@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.deep)]
+)
 def test_a_tiny_decoder_ends_as_a_calibrated_judge(lora: bool, place: Path, tmp_path: Path) -> None:
     task = [
         "--config",
