@@ -71,6 +71,8 @@ def loss_of(golden_id: str) -> CalibrationLoss:
 CASES = {path.stem.removeprefix("losses_"): dict(np.load(path)) for path in GOLDEN.glob("losses_*.npz")}
 ALL_IDS = sorted({key.split("__")[0] for case in CASES.values() for key in case if "__" in key})
 IDS = [golden_id for golden_id in ALL_IDS if golden_id not in NOT_A_LOSS_HERE]
+if INTERPRETED:  # of those that read the same statistics one
+    IDS = list({loss_of(golden_id)._reads: golden_id for golden_id in IDS}.values())
 
 
 @pytest.fixture(params=PATHS[:1] if INTERPRETED else PATHS)
@@ -148,6 +150,7 @@ def adafocal(file: dict[str, np.ndarray]) -> CalibrationLoss:
     )
 
 
+@pytest.mark.skipif(INTERPRETED, reason="it reads the cross entropy alone")
 @pytest.mark.parametrize("name", ["default", "switch", "ties"])
 def test_adafocal_over_six_updates(name: str, golden: Path, path: str) -> None:
     file = dict(np.load(golden / f"adafocal_{name}.npz"))
@@ -200,6 +203,7 @@ def test_ada_dual_focal_over_four_updates(golden: Path, path: str) -> None:
     assert file["gammas"].max() == 20
 
 
+@pytest.mark.skipif(INTERPRETED, reason="it reads the cross entropy alone")
 def test_ece_cross_entropy(golden: Path, path: str) -> None:
     file = dict(np.load(golden / "ece_ce.npz"))
     confidences, predicted = torch.from_numpy(file["stats_logits"]).softmax(1).max(1)

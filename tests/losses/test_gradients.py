@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from hf_calib.losses import CalibrationLoss, make_loss
 from tests.helpers.loss_cases import (
     BOTH_ENDS,
+    INTERPRETED,
     KERNELS,
     PATHS,
     VARIANTS,
@@ -30,9 +31,13 @@ DETACHED = [v for v in VARIANTS if v[0].endswith("_gra") or v[0] == "dft" or "pe
 
 
 def reductions(loss: CalibrationLoss) -> tuple[str, ...]:
-    return ("mean", "sum") if loss.couples_batch else ("mean", "sum", "none")
+    every = ("mean", "sum") if loss.couples_batch else ("mean", "sum", "none")
+    return every[-1:] if INTERPRETED else every
 
 
+@pytest.mark.skipif(
+    INTERPRETED, reason="minutes; the kernels' gradients are compared with those that are checked here"
+)
 @pytest.mark.parametrize("path", BOTH_ENDS)
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in DETACHED], ids=variant_id)
 def test_gradient_is_that_of_the_value(variant: Variant, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +77,7 @@ def awkward_batch() -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [False] if INTERPRETED else [False, True])
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 def test_all_paths_agree(variant: Variant, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = make_variant(variant, 5, class_weights=CLASS_WEIGHTS if weighted else None)
@@ -122,16 +127,6 @@ def test_a_second_backward_gives_the_same_gradient(
     (second,) = torch.autograd.grad(value, logits)
     assert torch.equal(first, kept)
     assert_close(second, first)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_logits_are_left_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_path(monkeypatch, path)
-    logits, labels = awkward_batch()
-    kept = logits.clone()
-    for variant in VARIANTS:
-        value_and_gradient(make_variant(variant, 5), logits, labels)
-        assert torch.equal(logits, kept), variant_id(variant)
 
 
 @pytest.mark.parametrize("path", PATHS)

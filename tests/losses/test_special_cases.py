@@ -19,15 +19,30 @@ from hf_calib.losses import (
 )
 from hf_calib.metrics import kde_calibration_error
 from hf_calib.metrics.kernel import KINDS, KernelKind
-from tests.helpers.loss_cases import PATHS, make_variant, random_batch, take_path, value_and_gradient
+from tests.helpers.loss_cases import (
+    INTERPRETED,
+    PATHS,
+    make_variant,
+    random_batch,
+    take_path,
+    value_and_gradient,
+)
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 @pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_path(monkeypatch, request.param)
     return request.param
+
+
+@pytest.fixture
+def path(any_path: str) -> str:
+    """For formulas of statistics: `test_gradients.py` compares those of the kernels, which take a while interpreted."""
+    if INTERPRETED:
+        pytest.skip("not a matter of the kernels")
+    return any_path
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -161,7 +176,7 @@ RANKS = {
 
 @pytest.mark.parametrize("rival", RANKS)
 @pytest.mark.parametrize("n_classes", [2, 3, 5, 9])
-def test_rivals_one_by_one(rival: str, n_classes: int, path: str) -> None:
+def test_rivals_one_by_one(rival: str, n_classes: int, any_path: str) -> None:
     """q, the mean of the probabilities at these ranks below the label, or 0 where nothing is there."""
     logits, labels = random_batch(30, n_classes)
     logits[20:] = logits[20:].round()  # with ties
@@ -238,7 +253,7 @@ def test_calfocal_of_each_example(path: str) -> None:
     )
 
 
-def test_brier_of_an_impossible_label(path: str) -> None:
+def test_brier_of_an_impossible_label(any_path: str) -> None:
     """Its cross entropy, which has weight 0, is infinite."""
     logits = torch.tensor([[1.0, 1.0, -torch.inf]])
     value, gradient = value_and_gradient(make_loss("brier"), logits, torch.tensor([2]))
@@ -248,7 +263,7 @@ def test_brier_of_an_impossible_label(path: str) -> None:
 
 @pytest.mark.parametrize("p", [2.0, 3.0, 16.0])
 @pytest.mark.parametrize("scale", [300.0, 1e-3])
-def test_logit_norm_does_not_overflow(p: float, scale: float, path: str) -> None:
+def test_logit_norm_does_not_overflow(p: float, scale: float, any_path: str) -> None:
     """300^16 is beyond float32, and 1e-3^16 below it; the norm is neither."""
     logits, labels = random_batch(12, 5)
     logits = (scale * logits / logits.abs().max()).float()
