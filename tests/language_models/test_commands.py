@@ -89,11 +89,6 @@ def test_calibrate_and_serve(folder: Path, method: str, tmp_path: Path) -> None:
     assert card is None or "w1 {text} w2" in card
 
 
-def test_decide(folder: Path) -> None:
-    found = called_for_json("decide", folder / "judge", "--data", folder / "rows.csv", "--accuracy", 0.5)
-    assert found
-
-
 def test_a_long_text_is_cut_and_the_end_of_the_prompt_is_not(folder: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(folder / "judge")
     words = AutoTokenizer.from_pretrained(folder / "judge")

@@ -47,14 +47,15 @@ def option_logits(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return logits[torch.arange(len(logits)), last][:, IDS]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_logits_are_the_language_models(name: str, side: str) -> None:
-    model, inputs = language_model(name), batch(side)
+def test_the_logits_are_the_language_models(name: str) -> None:
+    model = language_model(name)
     classifier = label_token_classifier(model, tokenizer(), LABELS)
-    with torch.no_grad():
-        logits = classifier(**inputs).logits
-    torch.testing.assert_close(logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6)
+    for side in ("left", "right"):
+        inputs = batch(side)
+        with torch.no_grad():
+            logits = classifier(**inputs).logits
+        torch.testing.assert_close(logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6)
     assert type(classifier).__name__.endswith("ForSequenceClassification")
     assert classifier.config.id2label == {0: "yes", 1: "no", 2: "maybe"}
     assert classifier.config.label_tokens["ids"] == IDS
@@ -100,7 +101,7 @@ def test_it_is_saved_as_a_plain_model(tmp_path: Path) -> None:
     assert PromptTemplate.of(loaded.config) == PromptTemplate("{text} w1")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen2, tied", "GPT2", "OPT"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen2, tied", "GPT2"])
 def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
     model = language_model(name)
     model.save_pretrained(tmp_path / "model")

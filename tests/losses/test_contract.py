@@ -68,7 +68,6 @@ DEFAULTS = {
     "avuc": {"avuc_weight": 1.0},
 }
 COUPLES_BATCH = {"mmce", "soft_ece", "kde_ece", "mdca", "avuc"}
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(params=VARIANTS, ids=variant_id)
@@ -136,11 +135,10 @@ def test_class_weights_give_a_weighted_mean(variant: Variant) -> None:
         assert_close(weighted(logits, labels, reduction="none"), weights * per_example, **EXACT)
 
 
-@pytest.mark.parametrize("weight", [1e-6, 0.02, 0.2])
-def test_a_mean_with_class_weights_that_sum_below_1(variant: Variant, weight: float) -> None:
+def test_a_mean_with_class_weights_that_sum_below_1(variant: Variant) -> None:
     """One factor for all classes takes nothing from the mean, however small it is."""
     loss = make_variant(variant, 5)
-    weighted = make_variant(variant, 5, class_weights=[weight] * 5)
+    weighted = make_variant(variant, 5, class_weights=[1e-6] * 5)
     logits, labels = random_batch(4, 5)
     labels[2] = -100
     want = value_and_gradient(loss, logits, labels)
@@ -189,18 +187,21 @@ def test_ignored_rows_are_as_if_absent(loss: CalibrationLoss, path: str) -> None
     assert not gradient[~keep].any()
 
 
-@pytest.mark.parametrize("n_examples", [0, 3])
-def test_nothing_to_learn_from_is_zero(loss: CalibrationLoss, path: str, n_examples: int) -> None:
+def test_nothing_to_learn_from_is_zero(loss: CalibrationLoss, path: str) -> None:
     """All rows ignored, or no rows: a loss of 0 that can be differentiated."""
-    logits, labels = random_batch(n_examples, 5)
-    for dtype in DTYPES:
-        for reduction in ("mean", "sum"):
-            value, gradient = value_and_gradient(
-                loss, logits.to(dtype), torch.full_like(labels, -100), reduction=reduction
-            )
-            assert value == 0
-            assert gradient.shape == (n_examples, 5)
-            assert not gradient.any()
+    cases = (
+        (0, torch.float32, "mean"),
+        (0, torch.float16, "sum"),
+        (3, torch.float32, "sum"),
+        (3, torch.float16, "mean"),
+    )
+    for n_examples, dtype, reduction in cases:
+        logits = random_batch(n_examples, 5)[0].to(dtype)
+        ignored = torch.full((n_examples,), -100)
+        value, gradient = value_and_gradient(loss, logits, ignored, reduction=reduction)
+        assert value == 0
+        assert gradient.shape == (n_examples, 5)
+        assert not gradient.any()
 
 
 def extreme_batches() -> dict[str, tuple[Tensor, Tensor]]:
@@ -229,11 +230,16 @@ def extreme_batches() -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
+EXTREME_BATCHES = extreme_batches()
+ALL_EXTREMES = tuple(torch.cat(parts) for parts in zip(*EXTREME_BATCHES.values(), strict=True))
+
+
 def test_extremes_are_finite(loss: CalibrationLoss, path: str) -> None:
-    for case, (logits, labels) in extreme_batches().items():
-        for dtype in DTYPES:
+    batches = EXTREME_BATCHES if loss.couples_batch else {"all of them": ALL_EXTREMES}
+    for case, (logits, labels) in batches.items():
+        for dtype in (torch.float32, torch.float16):
             value, gradient = value_and_gradient(loss, logits.to(dtype), labels)
-            assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert value.dtype == torch.float32
             assert gradient.dtype == dtype
             assert value.isfinite(), case
             assert gradient.isfinite().all(), case
@@ -271,7 +277,7 @@ def test_small_gamma_at_probability_1(name: str, gamma: float, path: str) -> Non
     loss = make_loss(name, **{"gamma_init" if name == "adafocal" else "gamma": gamma})
     # At 50 in float32 p rounds to 1; at 30 it is just below.
     logits = torch.tensor([[50.0, 0.0, -1.0], [200.0, 0.0, -1.0], [30.0, -60.0, 0.0]])
-    for dtype in DTYPES:
+    for dtype in (torch.float64, torch.float32, torch.float16):
         value, gradient = value_and_gradient(loss, logits.to(dtype), torch.zeros(3, dtype=torch.long))
         assert 0 <= value < 1e-9
         assert gradient.double().abs().max() < 1e-9
@@ -280,7 +286,7 @@ def test_small_gamma_at_probability_1(name: str, gamma: float, path: str) -> Non
 class TestWhatDoesNotFit:
     """Refused by every loss, in words that name the argument."""
 
-    @pytest.mark.parametrize("label", [5, 100, -1, -99])
+    @pytest.mark.parametrize("label", [5, -1])
     @pytest.mark.parametrize("name", LOSSES)
     def test_labels_out_of_range(self, name: str, label: int, path: str) -> None:
         logits, labels = random_batch(4, 5)

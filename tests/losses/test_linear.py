@@ -11,16 +11,16 @@ from torch import Tensor
 
 from hf_calib.losses import AdaptiveLoss, cross_entropy, focal, linear, linear_calibration_loss, make_loss
 from tests.helpers.loss_cases import VARIANTS, variant_id
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import tiny_bert  # noqa: F401, one thread
 
 SEPARABLE = [variant for variant in VARIANTS if not make_loss(variant[0], **variant[1]).couples_batch]
 N, H, V = 12, 5, 37
 
 
-@pytest.fixture(params=others_slow([5, 1, N], first=1), ids=lambda rows: f"{rows} rows a chunk", autouse=True)
-def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", request.param * V)
+@pytest.fixture(autouse=True)
+def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five rows; there are eight that count."""
+    monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", 5 * V)
 
 
 def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -53,6 +53,12 @@ def test_it_is_the_loss_of_the_logits(variant: Any) -> None:
     theirs = results(loss(hidden @ weight.T + bias, labels), hidden, weight, bias)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 8, N])
+def test_chunks_of_other_sizes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", rows * V)
+    test_it_is_the_loss_of_the_logits(("focal_calibration", {}))
 
 
 @pytest.mark.parametrize(

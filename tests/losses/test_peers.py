@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from hf_calib.losses import avuc, cross_entropy, dft, focal, make_loss, mbls, mdca, power
-from tests.helpers.loss_cases import PATHS, random_batch, take_path, value_and_gradient
+from tests.helpers.loss_cases import BOTH_ENDS, random_batch, take_path, value_and_gradient
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-@pytest.fixture(params=PATHS)
+@pytest.fixture(params=BOTH_ENDS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_path(monkeypatch, request.param)
     return request.param

@@ -20,6 +20,7 @@ from hf_calib.losses import (
 from hf_calib.metrics import kde_calibration_error
 from hf_calib.metrics.kernel import KINDS, KernelKind
 from tests.helpers.loss_cases import (
+    BOTH_ENDS,
     INTERPRETED,
     PATHS,
     make_variant,
@@ -31,7 +32,7 @@ from tests.helpers.loss_cases import (
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-@pytest.fixture(params=PATHS)
+@pytest.fixture(params=PATHS if INTERPRETED else BOTH_ENDS)
 def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_path(monkeypatch, request.param)
     return request.param

@@ -86,7 +86,7 @@ def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     value = make_loss(name)(model(input_ids=data.words), data.labels)
     value.backward()
     want = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    for batch_size in (8, 4, 1):
+    for batch_size in (8, 2):
         loss, gradient = first_step(make_loss(name), batch_size, tmp_path)
         assert loss == pytest.approx(value.item(), abs=1e-6)
         assert gradient.norm().item() == pytest.approx(want.norm().item(), rel=1e-6)
