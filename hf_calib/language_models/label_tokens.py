@@ -237,8 +237,10 @@ def _check_texts(labels: Any) -> None:
 
 
 def _classifier_class(model: Any) -> Any:
-    known = isinstance(model, PreTrainedModel) and type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not known or not isinstance(model, MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]):
+    causal: Any = ()
+    if isinstance(model, PreTrainedModel) and type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
+    if not isinstance(model, causal):
         way_out = "load it with AutoModelForCausalLM; of adapters, merge them first: model.merge_and_unload()"
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     if type(model.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
