@@ -315,7 +315,7 @@ class TestPenaltiesOnTheBatch:
         assert_close(ours, squared.sqrt(), rtol=1e-7, atol=0.0)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-    def test_mmce_of_confidences_that_tie_but_for_rounding(self, dtype: torch.dtype, path: str) -> None:
+    def test_mmce_of_confidences_that_tie_but_for_rounding(self, dtype: torch.dtype, any_path: str) -> None:
         """The kernel has a kink there: the pair has no part in the gradient, whichever side rounding takes."""
         few_ulps = 8 * torch.finfo(dtype).eps
         logits = torch.tensor([[1, 0], [1 + few_ulps, 0], [1 - few_ulps, 0], [2, 0], [0, 3]], dtype=dtype)
