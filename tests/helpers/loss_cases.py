@@ -80,10 +80,12 @@ VARIANTS: list[Variant] = [
     ("power", {"exponent": 0.3}),
     ("power", {"exponent": 5.0}),
 ]
-if INTERPRETED:  # of the losses that read the same statistics the first: the kernels know no more of a loss
-    VARIANTS = list(
-        {make_loss(name, **given)._reads: (name, given) for name, given in VARIANTS[::-1]}.values()
-    )
+# Of the losses that read the same statistics the first: the ways to the statistics know no more of a loss.
+ONE_OF_EACH = list(
+    {make_loss(name, **given)._reads: (name, given) for name, given in VARIANTS[::-1]}.values()
+)
+if INTERPRETED:
+    VARIANTS = ONE_OF_EACH
 
 
 def variant_id(variant: Variant) -> str:

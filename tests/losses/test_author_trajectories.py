@@ -32,6 +32,9 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# `make test-slow` follows these: each has a like one, and the golden values of single batches.
+OTHERS = {"focal", "flsd", "mmce_plain", "adafocal"}
+
 FILE = dict(np.load(GOLDEN / "author_trajectories.npz"))
 DATA = {name: torch.from_numpy(values) for name, values in FILE.items() if "__" not in name}
 
@@ -43,7 +46,10 @@ def updates_after(key: str, batch: int, n_batches: int) -> bool:
     return key == "adafocal" and batch == n_batches - 1
 
 
-@pytest.mark.parametrize("key", LOSSES)
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(key, marks=[pytest.mark.slow] if key in OTHERS else []) for key in LOSSES],
+)
 def test_the_same_200_steps(key: str) -> None:
     name, hyperparameters = LOSSES[key]
     loss = make_loss(name, **hyperparameters)

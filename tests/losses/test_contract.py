@@ -156,7 +156,7 @@ def test_token_level_logits_are_rows(loss: CalibrationLoss) -> None:
         assert loss(logits.view(3, 4, 5), labels.view(3, 4), reduction="none").shape == (3, 4)
 
 
-def test_order_of_the_rows_does_not_matter(loss: CalibrationLoss, path: str) -> None:
+def test_order_of_the_rows_does_not_matter(loss: CalibrationLoss) -> None:
     logits, labels = random_batch(23, 5)
     order = torch.randperm(23, generator=torch.Generator().manual_seed(1))
     value, gradient = value_and_gradient(loss, logits, labels)
@@ -287,7 +287,7 @@ class TestWhatDoesNotFit:
     """Refused by every loss, in words that name the argument."""
 
     @pytest.mark.parametrize("label", [5, -1])
-    @pytest.mark.parametrize("name", LOSSES)
+    @pytest.mark.parametrize("name", ["focal", "dual_focal", "ece_ce", "mmce", "mbls"])
     def test_labels_out_of_range(self, name: str, label: int, path: str) -> None:
         logits, labels = random_batch(4, 5)
         labels[2] = label

@@ -92,6 +92,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("i", range(len(LOSSES)), ids=lambda i: f"{LOSSES[i]}")
 def test_two_processes_are_one_batch(i: int, cuts: tuple[int, int], results: list[dict[str, Any]]) -> None:
@@ -111,6 +112,7 @@ def test_without_it_they_are_not() -> None:
     assert abs(sum(halves) / 2 - whole) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_model_gets_the_gradient_of_the_whole_batch(results: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(5, 5, dtype=torch.float64)
@@ -120,6 +122,7 @@ def test_the_model_gets_the_gradient_of_the_whole_batch(results: list[dict[str, 
         assert_close(result["model"], model.weight.grad, **EXACT)
 
 
+@pytest.mark.slow
 def test_shorter_vectors_are_filled_up_with_zeros(results: list[dict[str, Any]]) -> None:
     for result in results:
         (numbers, negatives, matrix), processes = result["vectors"]
