@@ -670,9 +670,24 @@ def test_a_folder_that_is_here_is_no_name_on_the_hub(tmp_path: Path, monkeypatch
 # ---- After a training ----
 
 
-def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="focal")
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> CalibrationTrainer:
+    """A trainer that has trained; see `trainer`."""
+    trainer = tiny_trainer(tmp_path_factory.mktemp("once"), loss="focal")
     trainer.train()
+    return trainer
+
+
+@pytest.fixture
+def trainer(once: CalibrationTrainer, tmp_path: Path) -> CalibrationTrainer:
+    """The same with a folder of the test's own, and the evaluation of a training's end."""
+    once.args.output_dir = str(tmp_path)
+    once.fit_calibration_map()
+    once.evaluate()
+    return once
+
+
+def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_path: Path) -> None:
     trainer.save_calibrated_model(tmp_path)
     trainer.create_model_card(license="mit", dataset="words", dataset_tags="me/words")
     card, last = card_of(tmp_path), trainer.last_evaluation.metrics()
@@ -707,9 +722,7 @@ def test_the_card_of_a_training_has_intervals(tmp_path: Path) -> None:
     assert report["about"] == {"split": "evaluation", "n": 24, "fingerprint": record["fingerprint"]}
 
 
-def test_what_was_saved_alone_has_the_metrics_too(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "run")
-    trainer.train()
+def test_what_was_saved_alone_has_the_metrics_too(trainer: CalibrationTrainer, tmp_path: Path) -> None:
     trainer.save_calibrated_model(tmp_path / "calibrated")
     write_card(tmp_path / "calibrated", license="mit")
     last, rows = trainer.last_evaluation.metrics(), table(card_of(tmp_path / "calibrated").text)
@@ -753,9 +766,9 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     assert not (tmp_path / "calibration" / "report.json").exists()
 
 
-def test_rows_that_the_map_was_fitted_on_are_called_optimistic(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
+def test_rows_that_the_map_was_fitted_on_are_called_optimistic(
+    trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     trainer.evaluate(trainer.calibration_dataset)
     trainer.create_model_card(license="mit")
     assert (
@@ -767,9 +780,9 @@ def test_rows_that_the_map_was_fitted_on_are_called_optimistic(tmp_path: Path) -
     assert "optimistic" not in card_of(tmp_path).text
 
 
-def test_rows_that_the_model_was_trained_on_are_called_so(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
+def test_rows_that_the_model_was_trained_on_are_called_so(
+    trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     trainer.evaluate(trainer.train_dataset)
     trainer.create_model_card(license="mit")
     assert "on 16 rows of the train split." in card_of(tmp_path).text
@@ -813,9 +826,7 @@ def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
     assert "of the evaluation split of me/words." in card.text
 
 
-def test_an_evaluation_of_another_map_is_not_shown(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
+def test_an_evaluation_of_another_map_is_not_shown(trainer: CalibrationTrainer, tmp_path: Path) -> None:
     trainer.create_model_card(license="mit")
     assert "| Metric |" in card_of(tmp_path).text
     trainer.fit_calibration_map()
@@ -844,9 +855,9 @@ def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path:
     assert "No results are shown" in card_of(tmp_path).text
 
 
-def test_the_card_says_whether_the_map_is_in_the_weights_beside_it(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
+def test_the_card_says_whether_the_map_is_in_the_weights_beside_it(
+    trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     trainer.save_model()
     trainer.create_model_card()
     text = card_of(tmp_path).text

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
+from hf_calib.commands import console
 from hf_calib.predictions.training import TrainingPredictions
 from tests.helpers.places import ROOT
 
@@ -32,22 +34,15 @@ def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_study_from_trainings_to_the_report_and_again(tmp_path: Path) -> None:
-    words = (str(SCRIPT), "--losses", "cross_entropy,brier", "--seeds", "0,1")
-    trained = compare(
-        tmp_path,
-        *words,
-        "--output",
-        "study",
-        "--jobs",
-        "2",
-        "--methods",
-        "temperature",
-        "--",
-        "--fails",
-        "brier",
-    )
-    assert trained.returncode == 0, trained.stderr
+def test_a_study_from_trainings_to_the_report_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["compare", str(SCRIPT), "--losses", "cross_entropy,brier", "--seeds", "0,1", "--output", "study"]
+    words += ["--jobs", "2", "--methods", "temperature", "--", "--fails", "brier"]
+    trained = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
+    assert trained.exit_code == 0, trained.output
     assert "2 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
     assert trained.stderr.count("brier, seed 1 FAILED: exit status 1; its last lines:") == 1
     assert "about" in trained.stderr
@@ -127,8 +122,18 @@ def test_what_is_wrong_is_one_line(
     assert message in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_one_line(sent: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(sent)
+    with pytest.raises(typer.Exit) as end, console.interruptible("Go on."):
+        signal.raise_signal(sent)
+    assert end.value.exit_code == 130
+    assert capsys.readouterr().err == "hf-calib: interrupted. Go on.\n"
+    assert signal.getsignal(sent) is before
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_trainings_and_says_how_it_goes_on(
     tmp_path: Path, sent: signal.Signals
 ) -> None:

@@ -298,13 +298,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "tied": lambda: judge("Qwen2, tied"),
     "gpt2": lambda: judge("GPT2"),
 }
-OFTEN = {
-    ("tokens", "onnx"),
-    ("one_sigmoid", "torch"),
-    ("vit", "onnx"),
-    ("decoder", "onnx"),
-    ("tied", "torch"),
-}
+OFTEN = {("tokens", "onnx"), ("one_sigmoid", "torch"), ("vit", "torch")}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.helpers.tiny import tiny_bert, tiny_trainer
 
 def test_a_folded_model_is_the_same_when_it_is_loaded_again(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "out")
-    trainer.train()
+    trainer.fit_temperature()
     trainer.save_calibrated_model(tmp_path / "calibrated")
     saved = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())["fingerprint"]
     served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated")

@@ -261,6 +261,14 @@ def test_a_network_of_ones_own_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+def fitted(folder: Path, model: Any) -> CalibrationTrainer:
+    """A trainer with a temperature for a model as it is."""
+    data = sequences(tiny_bert(), 40, seed=2)
+    trainer = CalibrationTrainer(model, arguments(folder), calibration_dataset=data)
+    trainer.fit_temperature()
+    return trainer
+
+
 class TestOriginals:
     """Sources of folding and merging are never overwritten."""
 
@@ -268,7 +276,7 @@ class TestOriginals:
         source = tmp_path / "model"
         tiny_bert().save_pretrained(source)
         model = transformers.BertForSequenceClassification.from_pretrained(source)
-        trainer = trained(tmp_path / "out", model)
+        trainer = fitted(tmp_path / "out", model)
         before = {path.name: path.read_bytes() for path in source.iterdir()}
         (tmp_path / "link").symlink_to(source)
         monkeypatch.chdir(tmp_path)
@@ -283,9 +291,9 @@ class TestOriginals:
     def test_the_folder_of_the_model_after_this_folder_has_changed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tiny_bert().save_pretrained(tmp_path / "model")
+        tiny_bert().save_prefitted(tmp_path / "model")
         monkeypatch.chdir(tmp_path)
-        trainer = trained(
+        trainer = fitted(
             tmp_path / "out", transformers.BertForSequenceClassification.from_pretrained("model")
         )
         (tmp_path / "elsewhere").mkdir()
@@ -296,9 +304,9 @@ class TestOriginals:
         assert (tmp_path / "model/model.safetensors").read_bytes() == before
 
     def test_the_folder_of_the_adapters_base_model(self, tmp_path: Path) -> None:
-        tiny_bert().save_pretrained(tmp_path / "base")
-        base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
-        trainer = trained(tmp_path / "out", lora(base))
+        tiny_bert().save_prefitted(tmp_path / "base")
+        base = transformers.BertForSequenceClassification.from_prefitted(tmp_path / "base")
+        trainer = fitted(tmp_path / "out", lora(base))
         with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
             trainer.save_calibrated_model(tmp_path / "base")
         base.config._name_or_path = base.name_or_path = ""  # the adapters still say where it came from
@@ -306,7 +314,7 @@ class TestOriginals:
             trainer.save_calibrated_model(tmp_path / "base")
 
     def test_adapters(self, tmp_path: Path) -> None:
-        trainer = trained(tmp_path / "out", lora(tiny_bert()))
+        trainer = fitted(tmp_path / "out", lora(tiny_bert()))
         trainer.save_model(str(tmp_path / "adapters"))
         before = {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()}
         with pytest.raises(

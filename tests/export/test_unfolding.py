@@ -143,7 +143,7 @@ def test_what_else_has_changed_the_weights_is_not_promised_away(folder: Path) ->
 
 class TestByTheInverse:
     @pytest.mark.parametrize("name", SCALERS)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.deep)])
     def test_within_the_bound_it_states(self, name: str, dtype: torch.dtype) -> None:
         model = bert().to(dtype)
         before = weights_of(model)
@@ -156,6 +156,7 @@ class TestByTheInverse:
         assert difference(model, before) <= found.largest_difference < 1000 * torch.finfo(dtype).eps
         assert model.config.calibration == {"unfolded_within": found.largest_difference}
 
+    @pytest.mark.deep
     def test_the_bound_is_not_far_off(self) -> None:
         """Of a matrix that blows the rounding up, it is reached up to a factor that sums of roundings cancel."""
         weight = np.eye(5) + 20 * np.outer(RNG.normal(size=5), RNG.normal(size=5))
@@ -165,6 +166,7 @@ class TestByTheInverse:
         found = unfold(model, scaler)
         assert found.largest_difference / 30 < difference(model, before) <= found.largest_difference
 
+    @pytest.mark.deep
     def test_sigmoids(self) -> None:
         model = bert(problem_type="multi_label_classification")
         before = weights_of(model)
@@ -172,6 +174,7 @@ class TestByTheInverse:
         scaler.temperatures_ = np.array([0.5, 1.0, 1.7, 3.0, 30.0])
         assert difference(model, before) <= unfold(fold(model, scaler)).largest_difference < 1e-6
 
+    @pytest.mark.deep
     def test_several_heads(self) -> None:
         model = build("DeiTWithTeacher", IMAGE)
         before, logits = weights_of(model), logits_of(model)
@@ -179,6 +182,7 @@ class TestByTheInverse:
         assert difference(model, before) <= found.largest_difference < 1e-6
         torch.testing.assert_close(logits_of(model), logits, rtol=1e-6, atol=1e-6)
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("weight", [np.diag([1.0, 1.0, 0.0, 1.0, 1.0]), np.ones((5, 5))])
     def test_a_singular_matrix(self, weight: np.ndarray) -> None:
         scaler = scaler_of(MatrixScaling, weight)
@@ -189,6 +193,7 @@ class TestByTheInverse:
         with refused(model, ValueError, "got one that is singular"):
             unfold(model, vector)
 
+    @pytest.mark.deep
     def test_a_badly_conditioned_matrix(self) -> None:
         scaler = scaler_of(MatrixScaling, np.ones((5, 5)) + 1e-5 * np.eye(5))
         model = fold(bert(), scaler)
@@ -203,6 +208,7 @@ class TestByTheInverse:
         found = unfold(fold(model, scaler_of(VectorScaling, [1e-6, 1.0, 1e6, 1.0, 1.0])))
         assert difference(model, before) <= found.largest_difference < 1e-6
 
+    @pytest.mark.deep
     def test_an_added_bias_stays_as_zeros(self) -> None:
         model = bert()
         model.classifier.register_parameter("bias", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -291,9 +292,10 @@ def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
-    launch, cells = plan(tmp_path / "a study", launcher=f"{sys.executable} -X dev")
+    python = f"{shlex.quote(sys.executable)} -X dev"
+    launch, cells = plan(tmp_path / "a study", launcher=python)
     lines = command_lines(launch, cells)
-    assert all(line.startswith(f"{sys.executable} -X dev {SCRIPT} --loss ") for line in lines)
+    assert all(line.startswith(f"{python} {shlex.quote(str(SCRIPT))} --loss ") for line in lines)
     for line in lines:
         subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
     assert command_lines(launch, cells) == []
