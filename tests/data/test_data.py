@@ -722,7 +722,7 @@ def test_test_size_is_checked() -> None:
         draw_test(numbered([0, 1] * 4), size=9)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_test_size_is_for_the_built_in_data_too() -> None:
     dataset = load_data(DataArguments(dataset="docstrings", test_size=50))
     assert len(dataset["test"]) == 50

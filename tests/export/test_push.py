@@ -19,6 +19,7 @@ from hf_calib.losses import make_loss
 from hf_calib.trainer.checkpoint import load_loss_state
 from tests.helpers.hub_server import TOKEN, Fault, Hub, running_hub
 from tests.helpers.push_and_load import BRANCH, WEIGHTS_BEFORE
+from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import tiny_trainer
 from tests.helpers.trained import trained
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ from hf_calib.scaling import (
 from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME
 from tests.helpers.architectures import IMAGE, assert_same_weights, build, logits_of, refused, weights_of
 from tests.helpers.architectures import bert as new_bert
-from tests.helpers.hub_server import running_hub
+from tests.helpers.hub_server import Hub
 from tests.helpers.tiny import tiny_bert, tokenizer
 from tests.helpers.trained import trained
 
@@ -423,34 +420,22 @@ def test_modes_and_gradients_stay() -> None:
     assert type(AutoModelForSequenceClassification.from_config(model.config)) is type(model)
 
 
-@pytest.mark.slow
-def test_names_on_the_hub(folder: Path, tmp_path: Path) -> None:
+def test_names_on_the_hub(folder: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept head and the map are looked for there, in the revision that the model was loaded from."""
-    with running_hub() as hub:
-        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
-        without_head = {name: content for name, content in files.items() if name != FILE.as_posix()}
-        # The head that is kept needs no map, so that another one here is not read in its place.
-        save_map(scaler_of(MatrixScaling, np.eye(5), BIAS), tmp_path)
-        other = {MAP_NAME: (tmp_path / MAP_NAME).read_bytes(), "pytorch_model.bin": b"pickled"}
-        hub.files["me/model"] = {"main": {**files, **other}, "old": without_head}
-        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.helpers.unfold_from_hub", str(tmp_path)],
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-3000:] + "\n".join(hub.unknown)
-    found = json.loads(done.stdout)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+    without_head = {name: content for name, content in files.items() if name != FILE.as_posix()}
+    # The head that is kept needs no map, so that another one here is not read in its place.
+    save_map(scaler_of(MatrixScaling, np.eye(5), BIAS), tmp_path)
+    other = {MAP_NAME: (tmp_path / MAP_NAME).read_bytes(), "pytorch_model.bin": b"pickled"}
+    hub.files["me/model"] = {"main": {**files, **other}, "old": without_head}
     before = weights_of(bert())
-    assert found["main"] == [True, 0.0]
-    assert found["old"][0] is False
     for revision in ("main", "old"):
-        after = torch.load(tmp_path / f"{revision}.pt", weights_only=True)
-        assert max(float((after[key] - before[key]).abs().max()) for key in before) <= found[revision][1]
-    assert (found["command"]["exact"], found["command"]["map_kept"]) == (True, True)
+        model = AutoModelForSequenceClassification.from_pretrained("me/model", revision=revision)
+        found = unfold(model, revision=revision)
+        assert found.exact == (revision == "main")
+        assert difference(model, before) <= found.largest_difference
+    assert unfold_model("me/model", tmp_path / "out").exact
     assert_same_weights(loaded(tmp_path / "out"), before)
     assert not [path for _, path, _ in hub.requests if path.endswith(".bin")]
 
