@@ -1,12 +1,7 @@
-"""Scalers that are pushed and loaded: `python -m tests.helpers.scalers_on_hub FOLDER`; HF_ENDPOINT is the Hub.
-
-Each key of what is written to found.json is a claim that has to be true.
-"""
+"""Scalers that are pushed to a Hub and loaded from there."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,9 +13,8 @@ from huggingface_hub import HfApi
 
 import hf_calib
 from hf_calib.scaling import IsotonicScaling, Scaler, SplineScaling, TemperatureScaling
+from tests.helpers.hub_server import TOKEN
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
-
-TOKEN = "hf_madeUpForThisTest"
 
 
 def refusal(name: str, **settings: Any) -> str:
@@ -31,7 +25,8 @@ def refusal(name: str, **settings: Any) -> str:
     return ""
 
 
-def main(folder: Path) -> dict[str, bool]:
+def claims(folder: Path) -> dict[str, bool]:
+    """Statements that have to be true; at the end the Hub is offline."""
     found = {}
     rng = np.random.default_rng(0)
     logits = rng.normal(scale=3, size=(300, 4))
@@ -99,8 +94,3 @@ def refusal_of_spline() -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    (folder / "found.json").write_text(json.dumps(main(folder)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,8 @@ from hf_calib import CalibrationTrainer, fold, scaling
 from hf_calib.cards import write_card
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
-from tests.helpers.hub_server import running_hub
+from tests.helpers.hub_server import Hub
+from tests.helpers.scalers_on_hub import claims
 from tests.helpers.tiny import N_LABELS, arguments, sequences, tagged, text_of, tiny_bert, tokenizer
 
 TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
@@ -393,35 +391,14 @@ def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
     assert hf_calib.pipeline("text-classification", folder).scaler
 
 
-@pytest.fixture(scope="module")
-def on_hub(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
-    """Results of a process that pushes to a Hub and loads from there, and the requests the Hub saw."""
-    folder = tmp_path_factory.mktemp("hub")
-    with running_hub() as hub:
-        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")}
-        settings |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
-        environment = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.helpers.scalers_on_hub", str(folder)],
-            env={**environment, **settings},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
-    return json.loads((folder / "found.json").read_text()), hub
-
-
-@pytest.mark.slow
-def test_scalers_are_pushed_and_found_on_the_hub(on_hub: tuple[dict[str, Any], Any]) -> None:
-    found, _ = on_hub
+def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    found = claims(tmp_path)
     assert not [claim for claim, is_true in found.items() if not is_true]
     assert len(found) == 15
-
-
-@pytest.mark.slow
-def test_a_push_is_one_commit_and_adds_to_a_model(on_hub: tuple[dict[str, Any], Any]) -> None:
-    _, hub = on_hub
     commits = [path for method, path, _ in hub.requests if method == "POST" and "/commit/" in path]
     assert commits.count("/api/models/me/scaler/commit/main") == 1
     made = {".gitattributes"}  # by a Hub, with the repository
