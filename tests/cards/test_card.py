@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,9 +29,8 @@ from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME
 from hf_calib.trainer.evaluation_pass import EvaluationPass
-from tests.helpers.commands import call
-from tests.helpers.hub_server import running_hub
-from tests.helpers.places import ROOT
+from tests.helpers.commands import call, called_for_json
+from tests.helpers.hub_server import Hub
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
 from tests.helpers.tiny import arguments, sequences, text_of, tiny_bert, tiny_trainer, tokenizer
 from tests.helpers.trained import images_trainer
@@ -87,51 +83,23 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PUSH_AND_MEASURE = """
-import sys
-import pytest
-from huggingface_hub import HfApi
-from hf_calib.cli import app
-from tests.helpers.places import ROOT
-from tests.helpers.reports import few_resamples
-few_resamples(pytest.MonkeyPatch())
-from hf_calib.cards import write_card
-api = HfApi(token="hf_madeUpForThisTest")
-api.create_repo("me/base")
-card = b"---\\nlicense: openrail\\n---\\n"
-api.upload_file(path_or_fileobj=card, path_in_repo="README.md", repo_id="me/base")
-write_card(sys.argv[1], repo_id="me/x", base_model="me/base")
-api.create_repo("me/x")
-api.upload_folder(folder_path=sys.argv[1], repo_id="me/x")
-app(sys.argv[2:])
-"""
-
-
-@pytest.mark.slow
-def test_a_pushed_model_measured_again_gives_the_table_of_its_card(calibrated: Path, tmp_path: Path) -> None:
+def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
+    calibrated: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(calibrated)
     folder = copied(calibrated, tmp_path)
+    hub.files["me/base"] = {"main": {"README.md": b"---\nlicense: openrail\n---\n"}}
     write_card(folder, repo_id="me/x", base_model="me/base")
     card = card_of(folder)
-    assert card.data.license is None  # there is no Hub yet
+    assert card.data.license == "openrail"  # the base model's
     command = re.search(r"^hf-calib (evaluate me/x .*)$", card.text, re.M)
     assert command is not None
     assert command[1] == "evaluate me/x --data test.csv --max-length 7"
-    with running_hub() as hub:
-        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, "-c", PUSH_AND_MEASURE, str(folder), *command[1].split(), "--json"],
-            cwd=calibrated,
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
-    pushed = hub.files["me/x"]["main"]
-    assert {"README.md", "calibration/report.json", "calibration/figures/reliability.png"} <= set(pushed)
-    assert ModelCard(pushed["README.md"].decode()).data.license == "openrail"  # the base model's
-    found = json.loads(done.stdout)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert {"README.md", "calibration/report.json", "calibration/figures/reliability.png"} <= set(files)
+    hub.files["me/x"] = {"main": {name: path.read_bytes() for name, path in files.items()}}
+    found = called_for_json(*command[1].split())
     rows = table(card.text)
     assert list(rows) == [
         *(
