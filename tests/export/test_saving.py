@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from scipy.special import expit, softmax
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import VectorScaling
+from tests.helpers import interrupted_saving
 from tests.helpers.serve import answers_of
 from tests.helpers.tiny import (
     arguments,
@@ -332,20 +330,10 @@ class TestOriginals:
         assert (tmp_path / "model.safetensors").exists()
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    folder = tmp_path_factory.mktemp("interrupted")
-    command = [sys.executable, "-m", "tests.helpers.interrupted_saving", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(interrupted: Any) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_path: Path) -> None:
     """Never folded weights under a config that says they are not, which would be folded twice."""
-    tries = interrupted["killed"]
+    tries = interrupted_saving.killed(tmp_path)
     for old in ("whole", "shards"):
         states = [each["state"] for each in tries if each["old"] == old]
         assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state] == [
@@ -359,10 +347,9 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(interr
     assert {(each["told"], each["again"], each["leftovers"]) for each in tries} == {("", "new", 0)}
 
 
-@pytest.mark.slow
-def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(interrupted: Any) -> None:
+def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Path) -> None:
     line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
-    for each in interrupted["full"]:
+    for each in interrupted_saving.full(tmp_path):
         assert re.fullmatch(line, each["told"]), each
         assert (each["same"], each["new"], each["leftovers"]) == (True, False, 0)
 

@@ -1,12 +1,11 @@
-"""Saves a model over another one, and is stopped: `python -m tests.helpers.interrupted_saving FOLDER`.
+"""A model that is saved over another one, and is stopped.
 
 It is killed before each file operation in turn, and finds the disk full when a file reaches each of several sizes.
-Each try runs in a fork of this process; what it leaves is printed as JSON.
+Each try runs in a fork of this process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -72,6 +71,14 @@ def in_a_fork(work: Callable[[], None]) -> tuple[int, str]:
     return os.waitpid(child, 0)[1], told
 
 
+OLD, NEW = tiny_bert().eval(), tiny_bert(seed=1).eval()
+
+
+@torch.no_grad()
+def logits_of(model: Any) -> torch.Tensor:
+    return model(input_ids=torch.arange(5, 13)[None]).logits
+
+
 def state_of(target: Path) -> str:
     """Which model a folder holds: the old one, the new one with its tokenizer, none, or parts of both."""
     try:
@@ -80,10 +87,7 @@ def state_of(target: Path) -> str:
         return "none"
     folded = (getattr(model.config, "calibration", None) or {}).get("folded", False)
     tokenizer_files = {"tokenizer.json", "tokenizer_config.json"} & {path.name for path in target.iterdir()}
-    inputs = {"input_ids": torch.arange(5, 13)[None]}
-    with torch.no_grad():
-        logits = model(**inputs).logits
-        old, new = tiny_bert().eval()(**inputs).logits, tiny_bert(seed=1).eval()(**inputs).logits
+    logits, old, new = map(logits_of, (model, OLD, NEW))
     if torch.allclose(logits, old, atol=1e-4) and not folded and not tokenizer_files:
         return "old"
     if torch.allclose(logits, new / TEMPERATURE, atol=1e-4) and folded and len(tokenizer_files) == 2:
@@ -134,12 +138,3 @@ def full(folder: Path) -> list[dict[str, Any]]:
             left = {"status": status, "told": told, "same": same, "new": (folder / "new").exists()}
             found.append({**left, "leftovers": leftovers(folder)})
     return found
-
-
-if __name__ == "__main__":
-    found = {}
-    for stop in (killed, full):
-        workplace = Path(sys.argv[1], stop.__name__)
-        workplace.mkdir()
-        found[stop.__name__] = stop(workplace)
-    print(json.dumps(found))
