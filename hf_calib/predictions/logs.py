@@ -80,9 +80,8 @@ def load_log(path: str | os.PathLike[str], options: LogOptions = LogOptions()) -
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # a byte order mark, where an editor has left one, is no JSON
+        # Without the byte order mark that some editors write.
+        text = path.read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.suffix.lower() == ".json" else None
         if found is None:
             # Not splitlines, which also ends a line at a U+2028 within a text.
