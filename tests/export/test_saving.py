@@ -289,7 +289,7 @@ class TestOriginals:
     def test_the_folder_of_the_model_after_this_folder_has_changed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tiny_bert().save_prefitted(tmp_path / "model")
+        tiny_bert().save_pretrained(tmp_path / "model")
         monkeypatch.chdir(tmp_path)
         trainer = fitted(
             tmp_path / "out", transformers.BertForSequenceClassification.from_pretrained("model")
@@ -302,8 +302,8 @@ class TestOriginals:
         assert (tmp_path / "model/model.safetensors").read_bytes() == before
 
     def test_the_folder_of_the_adapters_base_model(self, tmp_path: Path) -> None:
-        tiny_bert().save_prefitted(tmp_path / "base")
-        base = transformers.BertForSequenceClassification.from_prefitted(tmp_path / "base")
+        tiny_bert().save_pretrained(tmp_path / "base")
+        base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
         trainer = fitted(tmp_path / "out", lora(base))
         with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
             trainer.save_calibrated_model(tmp_path / "base")
