@@ -73,6 +73,7 @@ class EvaluationPass:
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
+        self.n_values = 0  # in `rows`
         self.scores: list[Tensor] = []
         self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
 
@@ -107,7 +108,8 @@ class EvaluationPass:
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
             keep = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
             self.rows.append((logits[keep].float(), labels[keep]))
-            if self.keep_at_most is not None and (multi_label or self._n_values() > self._own_share()):
+            self.n_values += int(keep.sum()) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
+            if self.keep_at_most is not None and (multi_label or self.n_values > self._own_share()):
                 self.keep_logits, self.rows = False, []
 
     def finish(self) -> None:
@@ -193,9 +195,6 @@ class EvaluationPass:
             return None
         lengths = self.lengths[0].numpy()
         return np.repeat(np.arange(len(lengths)), lengths)
-
-    def _n_values(self) -> int:
-        return sum(len(logits) * max(logits.shape[-1], self.VALUES_OF_A_ROW) for logits, _ in self.rows)
 
     def _own_share(self) -> float:
         assert self.keep_at_most is not None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from scipy.special import expit
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from hf_calib import CalibrationTrainer
 from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.trainer.evaluation_pass import EvaluationPass
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
 from tests.helpers.tiny import (
     N_LABELS,
@@ -87,6 +90,20 @@ def test_an_evaluation_runs_the_model_once_and_keeps_no_logits(tmp_path: Path) -
     assert output.label_ids is None
     assert "eval_ece" in output.metrics
     assert trainer.last_evaluation.rows == []
+
+
+def test_a_batch_costs_the_same_however_many_came_before() -> None:
+    """Counted in calls of functions, for a pass that keeps few logits."""
+    current = EvaluationPass(Accelerator(cpu=True), "eval", n_bins=15, keep_logits=True, keep_at_most=10**9)
+    logits, labels = torch.randn(2, 4), torch.tensor([0, 1])
+    counts = []
+    for _ in range(60):
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, arg, calls=calls: calls.append(event))
+        current.add(logits, labels)
+        sys.setprofile(None)
+        counts.append(len(calls))
+    assert np.median(counts[-10:]) <= np.median(counts[1:11]) + 20
 
 
 def stock_and_ours(tmp_path: Path, model: Any = None, **kwargs: Any) -> tuple[Trainer, CalibrationTrainer]:
