@@ -44,18 +44,25 @@ def has_rows(dataset: Any) -> bool:
 
 
 def collated_labels(
-    dataset: Any, role: str, collator: Callable[[list[Any]], Any], label_key: str, row: int | None = None
+    dataset: Any,
+    role: str,
+    collator: Callable[[list[Any]], Any],
+    label_key: str,
+    *,
+    batch_size: int,
+    row: int | None = None,
 ) -> Tensor | None:
     """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
 
     Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
+    At batch size 1 one row is collated, since rows need not fit together then.
 
     Raises:
         ValueError: if the rows cannot be made a batch.
     """
     if not (has_rows(dataset) and len(dataset)):
         return None
-    rows = range(min(2, len(dataset))) if row is None else [row]
+    rows = range(min(2, batch_size, len(dataset))) if row is None else [row]
     with random_state_left_as_found():  # reading a row may augment it
         try:
             batch = collator([dataset[index] for index in rows])

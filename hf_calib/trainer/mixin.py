@@ -319,7 +319,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     def collated(self, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
         """The labels of a row of a dataset, or the first ones, as a batch will have them."""
         collator = self._get_collator_with_removed_columns(self.data_collator, role)
-        return collated_labels(dataset, role, collator, self.label_key, row)
+        batch_size = self.args.train_batch_size if role == "training" else self.args.eval_batch_size
+        return collated_labels(dataset, role, collator, self.label_key, batch_size=batch_size, row=row)
 
     def has_label_per_class(self, dataset: Any, role: str) -> bool | None:
         """Whether the labels of a dataset are one float per class; None where this cannot be told."""

@@ -205,6 +205,21 @@ def test_rows_that_make_no_batch_are_found_before_the_training(tmp_path: Path) -
         trainer.train()
 
 
+def test_rows_of_any_length_train_at_batch_size_1(tmp_path: Path) -> None:
+    model = tiny_bert()
+    even, uneven = sequences(model, 4), sequences(model, 20, seed=2).to_list()
+    for number, row in enumerate(uneven):
+        row["input_ids"] = row["input_ids"][: 3 + number % 4]
+    for train, micro in ((even, 4), ([*uneven], 1)):
+        sizes = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 1}
+        args = arguments(tmp_path, max_steps=1, **sizes)
+        trainer = CalibrationTrainer(
+            model, args, train_dataset=train, calibration_dataset=uneven, eval_dataset=uneven[:8]
+        )
+        trainer.train()
+        assert trainer.temperature is not None
+
+
 @pytest.mark.parametrize("loss", ["focal", "adafocal"])
 def test_one_sigmoid_is_trained_calibrated_and_served(loss: str, tmp_path: Path) -> None:
     model = tiny_bert(num_labels=1, problem_type="multi_label_classification")
