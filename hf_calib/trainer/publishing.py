@@ -34,6 +34,8 @@ class PublishingMixin(Trainer):
     calibration_config: Any  # a CalibrationConfig
     fitted_map: FittedMap | None
     model_config: Any
+    class_names: Any  # {number: name}
+    n_classes: Any  # an int, or None
     originals: set[str]  # folders and names that the model was loaded from
     _example_batch: dict[str, Any] | None = None
     _said_not_folded = False
@@ -91,6 +93,15 @@ class PublishingMixin(Trainer):
             OSError: if output_dir cannot be written; it is left as it was.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
+        names = list(self.class_names.values())
+        unnamed = names == [f"LABEL_{i}" for i in range(len(names))]
+        if unnamed and len(names) == self.n_classes and len(names) > 1 and self.is_world_process_zero():
+            logger.warning(
+                "The classes are saved as %s to %s: pipelines answer with these, and labels that are names fit none "
+                "of them. Pass id2label and label2id where the model is loaded.",
+                names[0],
+                names[-1],
+            )
         self._save_calibrated_model(output_dir)
 
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:

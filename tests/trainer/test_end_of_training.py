@@ -231,6 +231,20 @@ def test_saving_the_uncalibrated_model_says_so_once(tmp_path: Path, caplog: pyte
     assert_same(weights(saved), weights(trainer.model))
 
 
+def test_saving_a_calibrated_model_without_class_names_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = dict(enumerate(["art", "law", "film", "sport"]))
+    for model, warnings in ((tiny_bert(), 1), (tiny_bert(id2label=names), 0)):
+        caplog.clear()
+        trainer = CalibrationTrainer(
+            model, arguments(tmp_path / "run"), calibration_dataset=sequences(model, 40, seed=2)
+        )
+        trainer.fit_temperature()
+        trainer.save_calibrated_model(tmp_path / "calibrated")
+        assert caplog.text.count("saved as LABEL_0 to LABEL_3: pipelines answer with these") == warnings
+
+
 # ---- Class weights ----
 
 
