@@ -129,6 +129,12 @@ class _Scalar(NamedTuple):
 class _Loader(yaml.SafeLoader):
     """Reads plain YAML; truth values, numbers and dates keep their words."""
 
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse aliases: a few lines of them stand for more values than any memory holds."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}; write its value out")
+        return super().compose_node(parent, index)
+
 
 def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> _Scalar | str:
     if node.tag == "tag:yaml.org,2002:timestamp":

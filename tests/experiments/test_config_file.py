@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +11,6 @@ import pytest
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib.experiments.config_file import parse_arguments
-from tests.helpers.places import ROOT
-
-HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @dataclass
@@ -186,6 +181,7 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
         ),
         ("{a: " * 500 + "1" + "}" * 500, "config.yaml to be YAML, got mappings within mappings without end"),
         ("class_weights: []\n", "config.yaml to give class_weights a value"),
+        ("sizes: &a [1]\ntags: *a\n", "config.yaml to be YAML, got the alias [*]a; write its value out"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -209,25 +205,18 @@ def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
     assert args.bf16
 
 
-@pytest.mark.slow  # starts a recipe twice
-def test_a_script_ends_with_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from hf_calib import CalibrationTrainingArguments\n"
-        "from hf_calib.experiments import parse_arguments\n"
-        "parse_arguments([CalibrationTrainingArguments])\n"
-        "raise SystemError('a bug')\n"
-    )
-    command = [sys.executable, str(script), "--output_dir", str(tmp_path / "out")]
-    wrong = subprocess.run([*command, "--config", "no.yaml"], capture_output=True, text=True, env=HERE)
-    assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert wrong.stderr.splitlines()[-1].startswith(
-        "train.py: expected --config to name an existing YAML file, got no"
-    )
-    assert "Traceback" not in wrong.stderr
-    bug = subprocess.run(command, capture_output=True, text=True, env=HERE)
-    assert bug.returncode == 1
-    assert "Traceback" in bug.stderr
+def test_a_script_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "argv", ["/scripts/train.py", "--config", "no.yaml"])
+    with pytest.raises(ValueError, match="expected --config") as wrong:
+        parse_arguments([CalibrationTrainingArguments])
+    sys.excepthook(wrong.type, wrong.value, wrong.tb)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("train.py: expected --config to name an existing YAML file, got no")
+    sys.excepthook(wrong.type, SystemError("a bug"), wrong.tb)
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
