@@ -138,6 +138,14 @@ class AutoScaling(AffineScaling):
         self.multi_label = multi_label
         self.random_state = random_state
 
+    def __repr__(self, *args: Any) -> str:
+        """The settings; once fitted, the choice, and the temperature where the map is one."""
+        settings = super().__repr__(*args)
+        if not hasattr(self, "choice_"):
+            return settings
+        temperature = f", T = {1 / float(self.weight_):.4g}" if self.choice_ == "temperature" else ""
+        return f"{settings}: {self.choice_}{temperature}"
+
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Choose the map, and fit it.
 

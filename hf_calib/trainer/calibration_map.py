@@ -184,6 +184,6 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> Fitted
 
 
 def in_words(scaler: Any) -> str:
-    """The map in a table's column title: T = 1.234, or the map's title."""
+    """The map's title, with its temperature where it has one: "auto scaling (temperature), T = 1.234"."""
     temperature = temperature_of(scaler)
-    return title_of(scaler) if temperature is None else f"T = {temperature:.3f}"
+    return title_of(scaler) + ("" if temperature is None else f", T = {temperature:.3f}")

@@ -20,6 +20,8 @@ from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
+from hf_calib.trainer.calibration_map import in_words
+from hf_calib.trainer.tables import show
 
 STRATEGIES = ("end", "evaluate")
 Kind = TypeVar("Kind", bound=TrainerCallback)
@@ -222,6 +224,8 @@ class CalibrationMapCallback(CalibrationCallback):
             return
         self._last_step = state.global_step
         self._fit()
+        if trainer.calibration_map is not None:
+            show(trainer, {"calibration_map": in_words(trainer.calibration_map)})
         if trainer.eval_dataset is not None:
             try:
                 trainer.evaluate_at_end()

@@ -11,15 +11,20 @@ def log_table(trainer: Any, values: dict[str, float]) -> None:
     """Log all the numbers; but print their ranges only, because nobody reads sixty numbers in a line."""
     due, handler = trainer.control.should_log, trainer.callback_handler
     callbacks = handler.callbacks
-    printing = [c for c in callbacks if isinstance(c, PrinterCallback | ProgressCallback)]
-    handler.callbacks = [c for c in callbacks if c not in printing]
+    handler.callbacks = [c for c in callbacks if not isinstance(c, PrinterCallback | ProgressCallback)]
     try:
         trainer.log(values)
     finally:
         handler.callbacks = callbacks
-    for callback in printing:
-        callback.on_log(trainer.args, trainer.state, trainer.control, logs=_ranges(values))
+    show(trainer, _ranges(values))
     trainer.control.should_log = due  # the training loss may still have to be logged
+
+
+def show(trainer: Any, values: dict[str, Any]) -> None:
+    """Print values as the Trainer prints its log, without logging them."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, PrinterCallback | ProgressCallback):
+            callback.on_log(trainer.args, trainer.state, trainer.control, logs=dict(values))
 
 
 def _ranges(values: dict[str, float]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, config_record, is_multi_label
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -74,7 +73,15 @@ def nll(probs: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:.*data do not determine:UserWarning")
-@pytest.mark.parametrize(("method", "multi_label"), others_slow(CASES, first=5))
+@pytest.mark.parametrize(
+    ("method", "multi_label"),
+    [
+        case
+        if case[0] in ("temperature", "matrix", "per_label_temperature")
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_path: Path) -> None:
     model = tiny_bert(**(MULTI_LABEL if multi_label else {}))
     settings = {"calibration_method": method, "num_train_epochs": 2}
@@ -167,7 +174,7 @@ class AtTheStart(TrainerCallback):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=() if method == "auto" else pytest.mark.slow)
+        pytest.param(method, marks=() if method == "vector" else pytest.mark.deep)
         for method, multi_label in CASES
         if not multi_label
     ],
@@ -349,11 +356,18 @@ def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool
     torch.testing.assert_close(served(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_default_chooses_the_map_where_the_head_can_hold_any(tmp_path: Path) -> None:
+def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = tiny_trainer(tmp_path / "out", calibration_method=None)
     trainer.train()
     assert isinstance(trainer.calibration_map, AutoScaling)
-    assert trainer.model.config.calibration["choice"] == trainer.calibration_map.choice_
+    assert trainer.model.config.calibration["choice"] == trainer.calibration_map.choice_ == "temperature"
+    assert f"{{'calibration_map': 'auto scaling (temperature), T = {trainer.temperature:.3f}'}}" in (
+        capsys.readouterr().out
+    )
+    assert repr(trainer.calibration_map) == f"AutoScaling(): temperature, T = {trainer.temperature:.4g}"
+    assert repr(AutoScaling(n_folds=3)) == "AutoScaling(n_folds=3)"
     decoder = CalibrationTrainer(gpt2(), arguments(tmp_path / "gpt2", calibration_method=None))
     kinds = [type(callback) for callback in decoder.callback_handler.callbacks]
     assert TemperatureScalingCallback in kinds  # its head keeps no bias
