@@ -1,7 +1,4 @@
-"""Trainings that die by SIGKILL and are resumed: `python -m tests.helpers.killed_training FOLDER`.
-
-Each training is a process of its own, forked from this one, which has only imported.
-"""
+"""Trainings that die by SIGKILL and are resumed, each in a process that is forked from the test's own."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import json
 import os
 import shutil
 import signal
-import sys
-import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +17,14 @@ from transformers import TrainerCallback, TrainerState
 
 import hf_calib.trainer.checkpoint
 from hf_calib import CalibrationTrainer
+from tests.helpers.gloo_pair import forked
 from tests.helpers.tiny import arguments, sequences, tiny_bert, weights
 
-STEPS_OF_EPOCH, STEPS = 5, 10
+STEPS_OF_EPOCH, STEPS = 3, 6
 BASE: dict[str, Any] = {"loss": "adafocal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1}
-CASES: dict[str, dict[str, Any]] = {
-    "evaluated": {**BY_STEPS, "kill": 5, "training_trace": True},
-    "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 9, "calibration": False},
-    "evaluated on start": {
-        **BY_STEPS,
-        "eval_steps": 3,
-        "eval_on_start": True,
-        "kill": 7,
-        "training_trace": True,
-    },
-    "every step": {"gamma_update_steps": 1, "kill": 7},
+QUICK: dict[str, dict[str, Any]] = {
+    "amid the state": {**BY_STEPS, "kill": "state"},
     "every 2 steps of a subset": {
         "gamma_update_steps": 2,
         "gamma_update_samples": 16,
@@ -44,35 +32,49 @@ CASES: dict[str, dict[str, Any]] = {
         "save_steps": 3,
         "kill": 4,
     },
-    "every 3 steps": {"gamma_update_steps": 3, "save_steps": 1, "kill": 8, "gradient_accumulation_steps": 2},
+    "by a schedule, saved before the last update by epochs": {
+        "gamma_update_schedule": {1: 2},
+        "save_steps": 3,
+        "kill": 4,
+        "gradient_accumulation_steps": 2,
+    },
+    "ece_ce, with a temperature": {
+        "loss": "ece_ce",
+        **BY_STEPS,
+        "eval_steps": 2,
+        "calibration_strategy": "evaluate",
+        "kill": 5,
+    },
+}
+SLOW: dict[str, dict[str, Any]] = {
+    "amid the table": {**BY_STEPS, "kill": "table"},
+    "before the optimizer": {**BY_STEPS, "kill": "optimizer"},
+    "evaluated on start": {**BY_STEPS, "eval_steps": 3, "eval_on_start": True, "kill": 5},
+    "evaluated by epochs, saved at the last step": {
+        "eval_strategy": "epoch",
+        "save_steps": 3,
+        "kill": 4,
+        "dropout": 0.0,
+    },
+}
+DEEP: dict[str, dict[str, Any]] = {
+    "evaluated, with a trace": {**BY_STEPS, "kill": 5, "training_trace": True},
+    "evaluated on start, with a trace": {**SLOW["evaluated on start"], "training_trace": True},
+    "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 5, "calibration": False},
+    "every step": {"gamma_update_steps": 1, "kill": 5},
+    "every 3 steps": {"gamma_update_steps": 3, "save_steps": 1, "kill": 4, "gradient_accumulation_steps": 2},
     "by a schedule, saved between its intervals": {
         "gamma_update_schedule": {0: 3, 1: 2},
         "gamma_update_samples": 16,
         "save_steps": 5,
-        "kill": 8,
+        "kill": 5,
     },
-    "by a schedule, saved before the last update by epochs": {
-        "gamma_update_schedule": {1: 3},
-        "save_steps": 5,
-        "kill": 7,
-        "gradient_accumulation_steps": 2,
-    },
-    "each epoch, saved at its last step": {"save_steps": 5, "kill": 6},
-    "each epoch, saved by epochs": {"save_strategy": "epoch", "kill": 7},
-    "evaluated by epochs, saved at the last step": {
-        "eval_strategy": "epoch",
-        "save_steps": 5,
-        "kill": 8,
-        "dropout": 0.0,
-    },
-    "ece_ce": {"loss": "ece_ce", **BY_STEPS, "kill": 6},
+    "each epoch, saved at its last step": {"save_steps": 3, "kill": 4},
+    "each epoch, saved by epochs": {"save_strategy": "epoch", "kill": 4},
     "calfocal": {"loss": "calfocal", **BY_STEPS, "kill": 3},
-    "with a temperature": {**BY_STEPS, "eval_steps": 2, "calibration_strategy": "evaluate", "kill": 5},
     "focal": {"loss": "focal", "kill": 5},
-    "before the optimizer": {**BY_STEPS, "kill": "optimizer"},
-    "amid the table": {**BY_STEPS, "kill": "table"},
-    "amid the state": {**BY_STEPS, "kill": "state"},
 }
+CASES = {**QUICK, **SLOW, **DEEP}
 
 
 def make_trainer(folder: Path, case: dict[str, Any]) -> CalibrationTrainer:
@@ -153,31 +155,13 @@ def train(folder: Path, case: dict[str, Any], *, kill: int | str | None = None, 
 
 def in_a_child(function: Callable[..., None], *args: Any, **kwargs: Any) -> int:
     """Call the function in a forked process; return how that ended: 0, 1, or minus a signal."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        try:
-            function(*args, **kwargs)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+    child = forked(partial(function, *args, **kwargs))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path) -> None:
-    endings = {}
-    train(folder / "first", {})  # what is imported late is then there for the children
-    for name, case in CASES.items():
-        whole, broken = folder / name / "whole", folder / name / "broken"
-        endings[name] = [
-            in_a_child(train, whole, case),
-            in_a_child(train, broken, case, kill=case["kill"]),
-        ]
-        shutil.copytree(broken, folder / name / "as_left")
-        endings[name].append(in_a_child(train, broken, case, resume=True))
-    (folder / "endings.json").write_text(json.dumps(endings))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def run(folder: Path, name: str) -> list[int]:
+    """The case's training as it is meant to be, killed, and resumed; how each ended."""
+    case, whole, broken = CASES[name], folder / "whole", folder / "broken"
+    endings = [in_a_child(train, whole, case), in_a_child(train, broken, case, kill=case["kill"])]
+    shutil.copytree(broken, folder / "as_left")
+    return [*endings, in_a_child(train, broken, case, resume=True)]

@@ -18,20 +18,11 @@ CLASS_WEIGHTS = [0.5, 2.0, 1.0, 4.0]
 UPDATED = {"gamma_update_steps": 1, "temperature_criterion": "none"}
 CASES: dict[str, dict[str, Any]] = {
     "cross_entropy": {"loss": "cross_entropy"},
-    "cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
-    "cross_entropy AdamW": {"loss": "cross_entropy", "optim": "adamw_torch"},
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
-    "dual_focal": {"loss": "dual_focal"},
     "focal summed": {"loss": "focal", "loss_reduction": "sum", "learning_rate": 2e-4},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
-    "adafocal by a schedule": {
-        **{"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "num_train_epochs": 2},
-        **{"gamma_update_schedule": {1: 2}, "temperature_criterion": "none"},
-    },
-    "tokens cross_entropy": {"loss": "cross_entropy"},
     "tokens cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
-    "tokens focal": {"loss": "focal"},
-    "tokens dual_focal weighted": {"loss": "dual_focal", "class_weights": CLASS_WEIGHTS},
+    "tokens dual_focal": {"loss": "dual_focal"},
     "tokens adafocal weighted": {"loss": "adafocal", "class_weights": CLASS_WEIGHTS, **UPDATED},
 }
 BATCH_CASES: dict[str, dict[str, Any]] = {
@@ -39,8 +30,8 @@ BATCH_CASES: dict[str, dict[str, Any]] = {
     "tokens mmce": {"loss": "mmce", "gather_batch": True},
 }
 
-RAGGED = ("cross_entropy", "focal weighted", "tokens focal", "mmce")
-RAGGED_ROWS = 3 * GLOBAL_BATCH + 5  # the last step has 5 rows, which two processes do not share evenly
+# The last of 4 steps has 5 rows, which two processes do not share evenly: accelerate repeats rows for it.
+RAGGED_ROWS = 3 * GLOBAL_BATCH + 5
 
 
 def make_trainer(name: str, folder: Path, micro: int, accumulation: int, *, n: int = 3 * GLOBAL_BATCH) -> Any:

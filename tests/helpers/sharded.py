@@ -1,12 +1,9 @@
-"""One training in two processes that hold the whole model each (DDP), or a shard each (FSDP 1 and 2).
-
-torchrun --nproc_per_node 2 -m tests.helpers.sharded FOLDER
-"""
+"""One training in two processes that hold the whole model each (DDP), or a shard each (FSDP 1 and 2)."""
 
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from hf_calib.language_models import label_token_classifier
 from tests.helpers.tiny import N_LABELS, arguments, logged, sequences, tiny_bert, tokenizer
 from tests.language_models.models import language_model
 
-torch.set_num_threads(1)
 LAYERS = "transformer_layer_cls_to_wrap"
 FSDP2 = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -91,17 +87,10 @@ def results(trainer: CalibrationTrainer) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    for kind in KINDS:
+def run_kinds(kinds: Sequence[str], rank: int, folder: Path) -> None:
+    for kind in kinds:
         (folder / kind).mkdir(exist_ok=True)
-        torch.save(run(kind, folder / kind), folder / kind / f"{dist.get_rank()}.pt")
-        assert dist.get_world_size() == 2
+        torch.save(run(kind, folder / kind), folder / kind / f"{rank}.pt")
         dist.barrier()
         os.environ.pop("ACCELERATE_USE_FSDP", None)
         AcceleratorState._reset_state()
-    # Not through the interpreter's own end: there, gloo's threads have aborted a finished process.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
+import resource
+import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,17 @@ from safetensors.torch import load_file, save_file
 from transformers import Trainer
 
 from hf_calib import CalibrationTrainer
+from hf_calib.losses import make_loss
 from hf_calib.trainer.checkpoint import (
     LOSS_STATE_NAME,
     check_complete,
     last_complete_checkpoint,
     load_loss_state,
+    save_loss_state,
 )
-from tests.helpers.killed_training import CASES, STEPS
+from tests.helpers.interrupted_saving import in_a_fork
+from tests.helpers.killed_training import DEEP, QUICK, SLOW, STEPS, train
+from tests.helpers.killed_training import run as run_killed
 from tests.helpers.tiny import assert_same, tiny_trainer, weights
 
 ADAPTIVE = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1}
@@ -31,30 +35,35 @@ SAVED = {"save_strategy": "steps", "save_steps": 2}
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a case, which runs when it is first asked for."""
     folder = tmp_path_factory.mktemp("killed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.killed_training", str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr, done.stderr[-3000:]
-    return folder
+    train(folder / "first", {})  # what is imported late is then there for the forks
+
+    @cache
+    def of(name: str) -> Path:
+        assert run_killed(folder / name, name) == [0, -signal.SIGKILL, 0]
+        return folder / name
+
+    return of
 
 
 def result(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "result.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_resumed_training_ends_as_the_uninterrupted_one(name: str, killed: Path) -> None:
-    endings = json.loads((killed / "endings.json").read_text())
-    assert endings[name] == [0, -signal.SIGKILL, 0]
-    whole, resumed = result(killed / name / "whole"), result(killed / name / "broken")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+        *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP),
+    ],
+)
+def test_the_resumed_training_ends_as_the_uninterrupted_one(name: str, killed: Callable[[str], Path]) -> None:
+    whole, resumed = result(killed(name) / "whole"), result(killed(name) / "broken")
+    if "gammas" in whole["table"]:  # else the test would show nothing
+        assert not torch.equal(whole["table"]["gammas"], torch.ones(15, dtype=torch.float64))
     assert_same(resumed["weights"], whole["weights"])
     assert_same(resumed["table"], whole["table"])
     assert resumed["temperature"] == whole["temperature"]
@@ -71,38 +80,58 @@ def last_step(found: dict[str, Any]) -> int:
     return found["log"][-1]["step"]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("training_trace")])
-def test_the_trace_is_that_of_the_uninterrupted_training(name: str, killed: Path) -> None:
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [name for name, case in DEEP.items() if case.get("training_trace")])
+def test_the_trace_is_that_of_the_uninterrupted_training(name: str, killed: Callable[[str], Path]) -> None:
     whole, broken, left = (
-        (killed / name / folder / "training_trace.json").read_text()
+        (killed(name) / folder / "training_trace.json").read_text()
         for folder in ("whole", "broken", "as_left")
     )
     assert broken == whole != left
 
 
-def test_the_gammas_moved(killed: Path) -> None:
-    for name in CASES:
-        table = result(killed / name / "whole")["table"]
-        if "gammas" in table:
-            assert not torch.equal(table["gammas"], torch.ones(15, dtype=torch.float64)), name
-
-
-@pytest.mark.parametrize("name", ["before the optimizer", "amid the table", "amid the state"])
-def test_a_checkpoint_cut_short_is_passed_over(name: str, killed: Path) -> None:
-    left = killed / name / "as_left"
+@pytest.mark.parametrize(
+    "name",
+    ["amid the state", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SLOW)[:2])],
+)
+def test_a_checkpoint_cut_short_is_passed_over(name: str, killed: Callable[[str], Path]) -> None:
+    left = killed(name) / "as_left"
     assert sorted(path.name for path in left.iterdir()) == ["checkpoint-2", "checkpoint-4"]
     why = "cut short or damaged" if name == "amid the state" else "is missing"
     with pytest.warns(
         UserWarning, match=rf"checkpoint-4 \(trainer_state.json {why}\).*from .*checkpoint-2, "
     ):
         assert last_complete_checkpoint(left, 1) == str(left / "checkpoint-2")
-    said = [message for message in result(killed / name / "broken")["warnings"] if "Incomplete" in message]
+    said = [message for message in result(killed(name) / "broken")["warnings"] if "Incomplete" in message]
     assert len(said) == 1
 
 
+def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    loss = make_loss("adafocal")
+    save_loss_state(loss, tmp_path)
+    before = (tmp_path / LOSS_STATE_NAME).read_bytes()
+
+    def on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        save_loss_state(loss, tmp_path)
+
+    status, _ = in_a_fork(on_a_full_disk)
+    assert status
+    assert [path.name for path in tmp_path.iterdir()] == [LOSS_STATE_NAME]
+    assert (tmp_path / LOSS_STATE_NAME).read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    tiny_trainer(folder, **ADAPTIVE, **SAVED).train()
+    return folder
+
+
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    tiny_trainer(tmp_path, **ADAPTIVE, **SAVED).train()
+def checkpoint(trained_once: Path, tmp_path: Path) -> Path:
+    """A copy of the first of its two checkpoints, beside the second."""
+    shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True)
     return tmp_path / "checkpoint-2"
 
 
@@ -145,28 +174,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("damage", REFUSED)
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.slow
-def test_a_wrong_table_is_refused_before_training(damage: Any, named: bool, checkpoint: Path) -> None:
-    for path in checkpoint.parent.glob(f"checkpoint-*/{LOSS_STATE_NAME}"):
-        damage(path)
-    trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
-    before = weights(trainer.model)
+def test_a_wrong_table_is_refused(damage: Any, checkpoint: Path) -> None:
+    damage(checkpoint / LOSS_STATE_NAME)
     with pytest.raises(ValueError, match=REFUSED[damage]):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if named else True)
-    assert_same(weights(trainer.model), before)
-    assert trainer.is_in_train is False
+        load_loss_state(make_loss("adafocal"), checkpoint)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"loss_kwargs": {"n_bins": 10}},
-            "'n_bins': 10.*got the table of loss 'adafocal' with .*'n_bins': 15",
-        ),
         ({"loss_kwargs": {"gamma_max": 5.0}}, "'gamma_max': 5.0.*got the table of .*'gamma_max': 20.0"),
-        ({"loss": "ada_dual_focal"}, "'ada_dual_focal'.*got the table of loss 'adafocal' with"),
         ({"loss": "calfocal"}, "'calfocal'.*got the table of loss 'adafocal' with"),
     ],
 )
@@ -174,14 +191,17 @@ def test_a_checkpoint_of_another_loss_is_refused(
     settings: dict[str, Any], message: str, checkpoint: Path
 ) -> None:
     trainer = tiny_trainer(checkpoint.parent, **{**ADAPTIVE, **SAVED, **settings})
+    before = weights(trainer.model)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=True)
+    assert_same(weights(trainer.model), before)
+    assert trainer.is_in_train is False
 
 
 def test_a_table_that_names_no_loss_is_taken_if_its_shapes_fit(checkpoint: Path) -> None:
     rewrite(checkpoint / LOSS_STATE_NAME, metadata={})
     saved = load_file(checkpoint / LOSS_STATE_NAME)
-    loss = tiny_trainer(checkpoint.parent, **ADAPTIVE).calibration_loss
+    loss = make_loss("adafocal")
     with pytest.warns(
         UserWarning, match="does not record its loss.*Make sure that the checkpoint was trained"
     ):
@@ -192,7 +212,7 @@ def test_a_table_that_names_no_loss_is_taken_if_its_shapes_fit(checkpoint: Path)
 def test_hyperparameters_that_came_later_do_not_make_a_table_another_one(checkpoint: Path) -> None:
     path = checkpoint / LOSS_STATE_NAME
     rewrite(path, metadata={"loss": "adafocal", "hyperparameters": '{"n_bins": 15}'})
-    loss = tiny_trainer(checkpoint.parent, **ADAPTIVE).calibration_loss
+    loss = make_loss("adafocal")
     load_loss_state(loss, checkpoint)
     assert_same(dict(loss.state_dict()), load_file(path))
 
@@ -203,7 +223,13 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", LOSS_STATE_NAME, "config.json"],
+    [
+        "optimizer.pt",
+        *(
+            pytest.param(name, marks=pytest.mark.deep)
+            for name in ("model.safetensors", "scheduler.pt", "rng_state.pth", LOSS_STATE_NAME, "config.json")
+        ),
+    ],
 )
 def test_a_checkpoint_with_a_file_cut_short_is_named_and_the_one_before_used(
     name: str, checkpoint: Path
@@ -251,10 +277,11 @@ def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
         check_complete(tmp_path / "checkpoint-1000")
 
 
-def test_a_fixed_loss_needs_no_table(tmp_path: Path) -> None:
-    tiny_trainer(tmp_path, loss="focal", **SAVED).train()
-    assert not list(tmp_path.rglob(LOSS_STATE_NAME))
-    tiny_trainer(tmp_path, loss="focal", **SAVED).train(resume_from_checkpoint=True)
+def test_a_fixed_loss_needs_no_table(checkpoint: Path) -> None:
+    for path in checkpoint.parent.rglob(LOSS_STATE_NAME):
+        path.unlink()
+    tiny_trainer(checkpoint.parent, loss="focal", **SAVED).train(resume_from_checkpoint=str(checkpoint))
+    assert not list(checkpoint.parent.rglob(LOSS_STATE_NAME))
 
 
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
@@ -291,9 +318,7 @@ def test_checkpoints_of_several_processes(tmp_path: Path) -> None:
 
 
 def test_save_model_writes_the_table_too(tmp_path: Path) -> None:
-    trainer: CalibrationTrainer = tiny_trainer(tmp_path / "out", **ADAPTIVE)
-    trainer.train()
+    trainer: CalibrationTrainer = tiny_trainer(tmp_path, **ADAPTIVE)
+    trainer.update_adaptive_loss()
     trainer.save_model(str(tmp_path / "model"))
-    saved = load_file(tmp_path / "model" / LOSS_STATE_NAME)
-    assert_same(saved, dict(trainer.calibration_loss.state_dict()))
-    assert not list((tmp_path / "model").glob("*.partial"))
+    assert_same(load_file(tmp_path / "model" / LOSS_STATE_NAME), dict(trainer.calibration_loss.state_dict()))

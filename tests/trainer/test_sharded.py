@@ -1,7 +1,9 @@
-"""A sharded training is the one that is not. One launch serves all tests here."""
+"""A sharded training is the one that is not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +12,47 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from tests.helpers.gloo_pair import torchrun
-from tests.helpers.sharded import KINDS
+from tests.helpers.gloo_pair import run_on_two
+from tests.helpers.sharded import run_kinds
 from tests.helpers.tiny import differences
 
 pytestmark = pytest.mark.slow
+deep = pytest.mark.deep
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sharded")
-    torchrun("tests.helpers.sharded", str(folder))
-    return folder
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a kind is, which runs with its DDP when it is first asked for."""
+
+    @cache
+    def of(kinds: tuple[str, ...]) -> Path:
+        made = tmp_path_factory.mktemp("sharded")
+        run_on_two(partial(run_kinds, kinds), made)
+        return made
+
+    whole = ("DDP", "FSDP2")
+    return lambda kind: of(whole if kind in whole else ("DDP", "FSDP1", "DDP, judge", "FSDP2, judge"))
 
 
-@pytest.fixture(scope="module")
-def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {kind: [torch.load(folder / kind / f"{rank}.pt") for rank in (0, 1)] for kind in KINDS}
+def results(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / kind / f"{rank}.pt") for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("kind", ["FSDP1", "FSDP2", "FSDP2, judge"])
-def test_a_sharded_training_ends_as_a_whole_one(kind: str, results: Any) -> None:
-    (ours, others), (theirs, _) = results[kind], results[f"DDP{kind[5:]}"]
+@pytest.mark.parametrize(
+    "kind", ["FSDP2", pytest.param("FSDP1", marks=deep), pytest.param("FSDP2, judge", marks=deep)]
+)
+def test_a_sharded_training_ends_as_a_whole_one(kind: str, folder: Callable[[str], Path]) -> None:
+    ours, others = results(folder(kind), kind)
+    theirs, _ = results(folder(kind), f"DDP{kind[5:]}")
     assert ours["shards"] >= 3  # two layers and the rest
     assert theirs["shards"] == 0
     assert others == ours
     assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "FSDP2, judge"])
-def test_a_sharded_training_resumes(kind: str, results: Any) -> None:
-    for found in results[kind]:
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2", pytest.param("FSDP2, judge", marks=deep)])
+def test_a_sharded_training_resumes(kind: str, folder: Callable[[str], Path]) -> None:
+    for found in results(folder(kind), kind):
         assert_close(found["resumed"], found)
         assert found["resumed"]["gammas"] != [1.0] * 15
 
@@ -52,13 +64,20 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 # With FSDP 2, whose checkpoints are sharded too.
 @pytest.mark.parametrize(
-    "saved", ["FSDP1/calibrated", "FSDP1/out/checkpoint-4", "FSDP2/calibrated", "FSDP2, judge/calibrated"]
+    ("kind", "saved"),
+    [
+        ("FSDP2", "calibrated"),
+        pytest.param("FSDP1", "calibrated", marks=deep),
+        pytest.param("FSDP1", "out/checkpoint-4", marks=deep),
+        pytest.param("FSDP2, judge", "calibrated", marks=deep),
+    ],
 )
-def test_the_saved_models_are_whole(saved: str, folder: Path) -> None:
-    ours, theirs = (load_file(folder / path / "model.safetensors") for path in (saved, "DDP" + saved[5:]))
-    largest, drift = differences(ours, theirs)
+def test_the_saved_models_are_whole(kind: str, saved: str, folder: Callable[[str], Path]) -> None:
+    path = folder(kind) / kind / saved
+    theirs = folder(kind) / f"DDP{kind[5:]}" / saved
+    largest, drift = differences(*(load_file(each / "model.safetensors") for each in (path, theirs)))
     assert largest < 2e-6
     assert drift < 1e-8
-    _, found = AutoModelForSequenceClassification.from_pretrained(folder / saved, output_loading_info=True)
+    _, found = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True)
     assert not any(found.values())
-    assert not list(folder.rglob("_saving-*"))
+    assert not list(folder(kind).rglob("_saving-*"))

@@ -1,4 +1,4 @@
-"""Two processes together give the results of one alone. One launch serves all tests here."""
+"""Two processes together give the results of one alone. One pair of forks serves nearly all tests here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.papers import Trace, TracedSet
-from tests.helpers.gloo_pair import launch, torchrun
+from tests.helpers.gloo_pair import launch, run_on_two
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
     GLOBAL_BATCH,
-    RAGGED,
     RAGGED_ROWS,
     assert_equal_runs,
     cross_calibrated,
@@ -28,8 +27,13 @@ from tests.helpers.runs import (
     run,
     searched,
 )
-from tests.helpers.tiny import N_LABELS, assert_same, tiny_trainer
-from tests.helpers.two_processes import EVALUATIONS
+from tests.helpers.tiny import N_LABELS, assert_same, sequences, tiny_bert, tiny_trainer
+from tests.helpers.two_processes import (
+    EVALUATIONS,
+    cross_calibrate_search_and_trace,
+    report,
+    train_and_evaluate,
+)
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 
@@ -37,7 +41,7 @@ CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    torchrun("tests.helpers.two_processes", str(folder))
+    run_on_two(train_and_evaluate, folder)
     return folder
 
 
@@ -52,36 +56,27 @@ def evaluations(together: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_as_one(name: str, results: dict[str, Any], tmp_path: Path) -> None:
-    alone = run(name, tmp_path, 8, 1)
+def test_two_processes_that_accumulate_train_as_one(
+    name: str, results: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = run(name, tmp_path, 8, 1, n=RAGGED_ROWS)
+    assert len(alone["loss"]) == 4
     assert_equal_runs(results[name], alone)
-    assert_equal_runs(results[f"{name}, accumulated"], alone)
 
 
 def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: list[dict[str, Any]]) -> None:
-    assert [found["kept"] for found in evaluations] == [[[13], []]] * 2
-    assert [found["in order"] for found in evaluations] == [True] * 2
-
-
-@pytest.mark.parametrize("name", RAGGED)
-def test_two_processes_count_each_row_once(name: str, results: dict[str, Any], tmp_path: Path) -> None:
-    """accelerate repeats rows of the epoch's start to fill the last batch of both processes."""
-    alone = run(name, tmp_path, 8, 1, n=RAGGED_ROWS)
-    assert len(alone["loss"]) == 4
-    found = [result for key, result in results.items() if key.startswith(f"{name}, ragged")]
-    assert len(found) == (2 if name in CASES else 1)
-    for together in found:
-        assert_equal_runs(together, alone)
+    in_order = sequences(tiny_bert(), 13, seed=3)["label"][:]
+    assert [found["kept"] for found in evaluations] == [[[in_order], []]] * 2
 
 
 @pytest.mark.parametrize("name", BATCH_CASES)
 def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
     name: str, results: dict[str, Any], tmp_path: Path
 ) -> None:
-    whole = run(name, tmp_path, 8, 1)
+    whole = run(name, tmp_path, 8, 1, n=RAGGED_ROWS)
     assert_equal_runs(results[name], whole)
     with pytest.warns(UserWarning, match="micro-batches of 4 of the 8 examples"):
-        halves = run(name, tmp_path, 4, 2)
+        halves = run(name, tmp_path, 4, 2, n=8)
     assert abs(halves["loss"][0] - whole["loss"][0]) > 1e-3  # so it had to be gathered
 
 
@@ -95,10 +90,10 @@ def test_accelerate_launch_starts_two_processes_too(tmp_path: Path) -> None:
         "-m",
         "tests.helpers.two_processes",
         str(tmp_path),
-        "cross_entropy",
     )
-    found = torch.load(tmp_path / "results.pt", weights_only=True)
-    assert_equal_runs(found["cross_entropy"], run("cross_entropy", tmp_path, 8, 1))
+    assert_equal_runs(
+        torch.load(tmp_path / "results.pt", weights_only=True), run("cross_entropy", tmp_path, 8, 1)
+    )
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
@@ -124,34 +119,24 @@ def _without_times(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, 
     }
 
 
-def test_a_reported_training_returns_when_all_is_written(evaluations: list[dict[str, Any]]) -> None:
-    for found in evaluations:
-        assert {"calibrated", "report", "results.json"} <= set(found["written"])
+@pytest.mark.slow
+def test_a_reported_training_returns_when_all_is_written(tmp_path: Path) -> None:
+    run_on_two(report, tmp_path)
+    for rank in (0, 1):
+        assert {"calibrated", "report", "results.json"} <= set(
+            json.loads((tmp_path / f"{rank}.json").read_text())
+        )
 
 
-def test_gammas_temperature_log_and_trace_agree(
-    evaluations: list[dict[str, Any]], together: Path, tmp_path: Path
-) -> None:
+def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = evaluations
     for key in ("gammas", "edges", "temperature"):
         assert first[key] == second[key]
     assert [entry["step"] for entry in first["log"] if "count_14" in entry] == [1, 2]
     assert first["log"] == second["log"]
-    settings = {
-        "loss": "adafocal",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_train_batch_size": 8,
-        "training_trace": True,
-    }
-    alone = tiny_trainer(tmp_path, n=(16, 21, 13), **settings)
+    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1}
+    alone = tiny_trainer(tmp_path, n=(16, 21, 13), per_device_train_batch_size=8, **settings)
     alone.train()
-    theirs, ours = Trace.load(together / "gammas"), Trace.load(tmp_path)
-    assert theirs.sets["training"].n.tolist() == ours.sets["training"].n.tolist() == [16, 16]
-    for name in ours.sets:
-        for field in fields(TracedSet):
-            found = [getattr(trace.sets[name], field.name) for trace in (theirs, ours)]
-            np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5, err_msg=f"{name} {field.name}")
     assert alone.calibration_loss.gammas.tolist() == pytest.approx(first["gammas"], rel=1e-4)
     assert alone.temperature == pytest.approx(first["temperature"], rel=1e-3)
 
@@ -181,23 +166,32 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
         assert theirs == f"RuntimeError: Another process failed: {reason}"
 
 
-@pytest.mark.slow
-def test_two_processes_cross_calibrate_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
-    first, second = (found["cross-calibrated"] for found in evaluations)
-    assert first == second
-    assert first[0] == first[1]  # the second call has trained the last model only
-    alone = cross_calibrated(tmp_path, GLOBAL_BATCH)
-    assert first[0] == pytest.approx(alone, rel=1e-3)
-    assert len(list(tmp_path.glob("fold_*/*"))) == 2
+@pytest.mark.deep
+def test_two_processes_cross_calibrate_search_and_trace_as_one(tmp_path: Path) -> None:
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    both.mkdir()
+    run_on_two(cross_calibrate_search_and_trace, both)
+    first, second = (json.loads((both / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first["cross-calibrated"] == second["cross-calibrated"]
+    once, again = first["cross-calibrated"]
+    assert once == again  # the second call has trained the last model only
+    assert once == pytest.approx(cross_calibrated(alone / "cross", GLOBAL_BATCH), rel=1e-3)
+    assert len(list((alone / "cross").glob("fold_*/*"))) == 2
 
+    assert (
+        second["searched"].pop("objective") is None
+    )  # the Trainer gives the best run to the first process alone
+    assert second["searched"].items() <= first["searched"].items()
+    assert first["searched"] == pytest.approx(searched(alone / "searched", GLOBAL_BATCH), rel=1e-3)
 
-@pytest.mark.slow
-def test_two_processes_search_as_one(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
-    first, second = (found["searched"] for found in evaluations)
-    alone = searched(tmp_path, GLOBAL_BATCH)
-    assert (first["gamma"], first["nll"]) == (second["gamma"], second["nll"])
-    assert second["objective"] is None  # the Trainer gives the best run to the first process alone
-    assert first == pytest.approx(alone, rel=1e-3)
+    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, "training_trace": True}
+    tiny_trainer(alone / "gammas", n=(16, 21, 13), per_device_train_batch_size=8, **settings).train()
+    theirs, ours = Trace.load(both / "gammas"), Trace.load(alone / "gammas")
+    assert theirs.sets["training"].n.tolist() == ours.sets["training"].n.tolist() == [16, 16]
+    for name in ours.sets:
+        for field in fields(TracedSet):
+            found = [getattr(trace.sets[name], field.name) for trace in (theirs, ours)]
+            np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5, err_msg=f"{name} {field.name}")
 
 
 def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
