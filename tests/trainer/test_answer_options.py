@@ -15,7 +15,6 @@ from datasets import Dataset
 from hf_calib import CalibrationTrainer
 from hf_calib.language_models import label_token_classifier
 from hf_calib.scaling import TemperatureScaling
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import TRUE_TEMPERATURE, arguments, differences, logged, tokenizer, weights
 from tests.language_models.models import language_model
 
@@ -78,11 +77,15 @@ def judge(
     )
 
 
-@pytest.mark.parametrize("side", others_slow(["right", "left"], first=1))
 @pytest.mark.parametrize(
-    "name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT2", "Qwen2, tied"))]
+    ("loss", "name", "side"),
+    [
+        ("cross_entropy", "Llama", "right"),
+        pytest.param("dual_focal", "Llama", "left", marks=pytest.mark.slow),
+        pytest.param("cross_entropy", "GPT2", "left", marks=pytest.mark.slow),
+        pytest.param("cross_entropy", "Qwen2, tied", "right", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("loss", others_slow(["cross_entropy", "dual_focal"], first=1))
 def test_it_trains_measures_and_calibrates_as_the_classifier_of_its_options(
     loss: str, name: str, side: str, tmp_path: Path
 ) -> None:
@@ -126,7 +129,9 @@ def test_accumulation_changes_nothing(tmp_path: Path) -> None:
     assert differences(*ends)[0] < 1e-12
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "Gemma"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Llama", "Gemma")), "GPT2"]
+)
 def test_it_is_saved_as_a_language_model_with_its_temperature(name: str, tmp_path: Path) -> None:
     trainer = judge(tmp_path / "run", name)
     model = trainer.model
@@ -166,7 +171,7 @@ def test_predictions_are_of_the_options(tmp_path: Path) -> None:
     assert output.label_ids.tolist() == [answer for _, answer in prompts(10, seed=1)]
 
 
-@pytest.mark.parametrize("loss", ["adafocal", "mmce"])
+@pytest.mark.parametrize("loss", ["adafocal", pytest.param("mmce", marks=pytest.mark.slow)])
 def test_losses_that_adapt_or_couple_the_batch(loss: str, tmp_path: Path) -> None:
     trainer = judge(tmp_path, loss=loss, eval_strategy="epoch", **SGD)
     trainer.train()

@@ -19,7 +19,6 @@ from hf_calib.losses import make_loss
 from hf_calib.plots import gamma_dynamics
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import (
     arguments,
     assert_same,
@@ -52,33 +51,32 @@ def predictions(trainer: CalibrationTrainer, dataset: Any) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize(
     ("settings", "steps"),
-    others_slow(
-        [
-            ({"eval_strategy": "steps", "eval_steps": 2}, [2, 4, 6, 8]),
-            ({"eval_strategy": "epoch"}, [4, 8]),
-            ({"eval_strategy": "no"}, [4, 8]),
-            ({"gamma_update_steps": 1}, [1, 2, 3, 4, 5, 6, 7, 8]),
-            ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
-            ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
-            ({"gradient_accumulation_steps": 2, "gamma_update_steps": 1}, [1, 2, 3, 4]),
-            # Epochs end at steps 4, 8 and 12: the first two are as by default, with evaluations or without.
-            ({"gamma_update_schedule": {2: 3}, "num_train_epochs": 4}, [4, 8, 9, 12, 15]),
-            ({"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3}, [4, 6, 8, 9, 10, 11, 12]),
-            (
-                {"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3, "eval_strategy": "epoch"},
-                [4, 6, 8, 9, 10, 11, 12],
-            ),
-            ({"gamma_update_schedule": {1: 4}, "eval_strategy": "steps", "eval_steps": 3}, [3, 8]),
-            ({"gamma_update_schedule": {0: 3}, "eval_on_start": True, "eval_strategy": "epoch"}, [3, 6]),
-            (
-                {"gamma_update_schedule": {1: 1}, "eval_on_start": True, "eval_strategy": "epoch"},
-                [0, 4, 5, 6, 7, 8],
-            ),
-            ({"gamma_update_schedule": {2: 1}}, [4, 8]),
-            ({"gamma_update_schedule": {1: 1}, "gradient_accumulation_steps": 3}, [2, 3, 4]),
-        ],
-        first=9,
-    ),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 2}, [2, 4, 6, 8]),
+        ({"eval_strategy": "no"}, [4, 8]),
+        ({"gamma_update_steps": 3, "gamma_update_samples": 12, "eval_strategy": "epoch"}, [3, 6]),
+        ({"eval_on_start": True, "eval_strategy": "epoch"}, [0, 4, 8]),
+        # Epochs end at steps 4, 8 and 12: the first is as by default, with evaluations or without.
+        (
+            {"gamma_update_schedule": {1: 2, 2: 1}, "num_train_epochs": 3, "eval_strategy": "epoch"},
+            [4, 6, 8, 9, 10, 11, 12],
+        ),
+        ({"gamma_update_schedule": {1: 1}, "gradient_accumulation_steps": 3}, [2, 3, 4]),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in (
+                ({"gamma_update_steps": 1}, [1, 2, 3, 4, 5, 6, 7, 8]),
+                ({"gamma_update_schedule": {2: 3}, "num_train_epochs": 4}, [4, 8, 9, 12, 15]),
+                ({"gamma_update_schedule": {1: 4}, "eval_strategy": "steps", "eval_steps": 3}, [3, 8]),
+                ({"gamma_update_schedule": {0: 3}, "eval_on_start": True, "eval_strategy": "epoch"}, [3, 6]),
+                (
+                    {"gamma_update_schedule": {1: 1}, "eval_on_start": True, "eval_strategy": "epoch"},
+                    [0, 4, 5, 6, 7, 8],
+                ),
+                ({"gamma_update_schedule": {2: 1}}, [4, 8]),
+            )
+        ),
+    ],
 )
 def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="adafocal", **{"num_train_epochs": 2, **settings})
@@ -125,7 +123,7 @@ class Tracker(TrainerCallback):
         self.sent.append((state.global_step, dict(logs)))
 
 
-@pytest.mark.parametrize("logging_steps", others_slow([3, 1, 500], first=1))
+@pytest.mark.parametrize("logging_steps", [3, pytest.param(500, marks=pytest.mark.deep)])
 def test_each_update_is_logged_once_whatever_logging_steps_says(logging_steps: int, tmp_path: Path) -> None:
     trainer = tiny_trainer(
         tmp_path, loss="adafocal", gamma_update_steps=2, logging_steps=logging_steps, num_train_epochs=2
@@ -178,8 +176,14 @@ def test_updates_at_the_end_of_an_epoch_leave_the_loss_its_log(logging_strategy:
     assert update_steps(trainer) == [4]
 
 
-@pytest.mark.parametrize("loss", others_slow(["adafocal", "ada_dual_focal", "calfocal"], first=1))
-@pytest.mark.parametrize("held_out", ["calibration", "evaluation"])
+@pytest.mark.parametrize(
+    ("loss", "held_out"),
+    [
+        ("adafocal", "calibration"),
+        ("calfocal", "evaluation"),
+        pytest.param("ada_dual_focal", "calibration", marks=pytest.mark.deep),
+    ],
+)
 def test_the_gammas_come_from_the_held_out_predictions(loss: str, held_out: str, tmp_path: Path) -> None:
     model = tiny_bert()
     split, other = sequences(model, 45, seed=2), sequences(model, 20, seed=3)
@@ -229,7 +233,7 @@ def test_a_pass_counts_tokens(tmp_path: Path) -> None:
     assert len(trainer.held_out_pass().raw.confidences) == counted < 72
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_frequent_updates_leave_the_training_as_it_is(tmp_path: Path) -> None:
     """With gammas that stay at 1, adafocal is focal: dropout, data order and weights, bit for bit."""
     sets = [sequences(tiny_bert(), n, seed=n) for n in (16, 40)]
@@ -358,7 +362,7 @@ def test_other_evaluations_do_not_pass_for_held_out_ones(tmp_path: Path) -> None
     torch.testing.assert_close(trainer.calibration_loss.gammas, expected.gammas, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", others_slow(["adafocal", "ece_ce", "ada_dual_focal", "calfocal"], first=2))
+@pytest.mark.parametrize("loss", ["ece_ce", pytest.param("ada_dual_focal", marks=pytest.mark.deep)])
 @pytest.mark.slow
 def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss=loss, num_train_epochs=2, **BY_STEPS)
@@ -452,7 +456,7 @@ def fitted(trainer: CalibrationTrainer, **settings: Any) -> float:
     return float(TemperatureScaling(**settings).fit(found.predictions, found.label_ids).temperature_)
 
 
-@pytest.mark.parametrize("criterion", others_slow(["adaptive_ece", "nll", "ece"], first=1))
+@pytest.mark.parametrize("criterion", ["adaptive_ece", pytest.param("nll", marks=pytest.mark.deep)])
 def test_the_temperature_is_fitted_on_the_calibration_split(criterion: Any, tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="focal", temperature_criterion=criterion)
     trainer.train()

@@ -18,16 +18,15 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from hf_calib import CalibrationTrainer
 from hf_calib.trainer.checkpoint import load_weights
 from tests.helpers.architectures import ARCHITECTURES, IMAGE, T5, build, some_inputs
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, weights
 
 STEPS = 3
 NAMES = [name for name, *_ in ARCHITECTURES]
 CONFIGS = {name: config for name, config, _ in ARCHITECTURES}
 RENAMED = ["Beit", "DeiT", "Dinov2", "Swin", "ViT"]
-# Each way of naming, tying and nesting weights once; the others follow in `make test-slow`.
-QUICK = {"Bert", "CLIP", "GPT2", "ResNet", "Swin", "T5", "ViT"}
-EVERY_NAME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+# Each way of naming, tying and nesting weights once.
+OF_EACH_KIND = {"Bert", "CLIP", "GPT2", "ResNet", "Swin", "T5", "ViT"}
+EVERY_NAME = [name if name in ("ViT", "T5") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 def rows(model: Any) -> list[dict[str, Any]]:
@@ -137,9 +136,9 @@ def by_torch_save_in_shards(model: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     "save", [as_saved, named_as_in_memory, in_shards, by_torch_save, by_torch_save_in_shards]
 )
-@pytest.mark.slow
+@pytest.mark.deep
 def test_every_format_is_read(save: Any, tmp_path: Path) -> None:
-    for name in sorted(QUICK):
+    for name in sorted(OF_EACH_KIND):
         model = build(name, CONFIGS[name])
         save(model, tmp_path / name)
         loaded = zeroed(build(name, CONFIGS[name]))
@@ -149,7 +148,8 @@ def test_every_format_is_read(save: Any, tmp_path: Path) -> None:
         assert all(a is b for a, b in zip(loaded.parameters(), parameters, strict=True)), name  # in place
 
 
-@pytest.mark.parametrize("name", others_slow(RENAMED, first=2))
+@pytest.mark.deep
+@pytest.mark.parametrize("name", RENAMED)
 def test_models_that_were_loaded_from_files_are_read(name: str, tmp_path: Path) -> None:
     model = build(name, CONFIGS[name])
     for folder, save in ((tmp_path / "hub", as_saved), (tmp_path / "memory", named_as_in_memory)):
@@ -160,6 +160,7 @@ def test_models_that_were_loaded_from_files_are_read(name: str, tmp_path: Path) 
         assert_same(weights(loaded), weights(model))
 
 
+@pytest.mark.deep
 def test_several_names_of_one_weight_count_as_one(tmp_path: Path) -> None:
     model = build("T5", T5)
     model.save_pretrained(tmp_path)
@@ -191,7 +192,9 @@ def reshape(saved: dict[str, Any]) -> str:
     return "got 1 of another shape: classifier.bias;"
 
 
-@pytest.mark.parametrize("change", [drop, add, rename, reshape])
+@pytest.mark.parametrize(
+    "change", [drop, *(pytest.param(change, marks=pytest.mark.deep) for change in (add, rename, reshape))]
+)
 def test_a_checkpoint_whose_weights_do_not_all_arrive_is_refused(change: Any, tmp_path: Path) -> None:
     trainer, _ = make_trainer(build("ViT", IMAGE), tmp_path)
     trainer.train()
@@ -210,7 +213,8 @@ def test_a_checkpoint_whose_weights_do_not_all_arrive_is_refused(change: Any, tm
         trainer._load_best_model()
 
 
-@pytest.mark.parametrize("name", others_slow(RENAMED, first=2))
+@pytest.mark.deep
+@pytest.mark.parametrize("name", RENAMED)
 def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) -> None:
     stock, kept = make_trainer(
         build(name, CONFIGS[name]), tmp_path, kind=Trainer, metric_for_best_model="loss"
@@ -235,6 +239,7 @@ class Network(nn.Module):
         return SequenceClassifierOutput(logits=self.head(self.body(input_ids).mean(1)))
 
 
+@pytest.mark.deep
 def test_networks_of_other_kinds_are_read(tmp_path: Path) -> None:
     data = sequences(tiny_bert(), 12)
 
@@ -265,6 +270,7 @@ class Growing(Network):
         return super().load_state_dict(state_dict, strict, assign)
 
 
+@pytest.mark.deep
 def test_a_model_that_loads_in_its_own_way_does(tmp_path: Path) -> None:
     saved = Growing(size=3)
     saved.seen += 1
@@ -290,6 +296,7 @@ def adapter_trainer(folder: Path) -> tuple[Any, Kept]:
     return make_trainer(model, folder)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
 def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
     """peft calls what it has loaded of them unknown."""
@@ -325,6 +332,7 @@ def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
         trainer.save_calibrated_model(tmp_path / "folded")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute")
 def test_adapters_resume_and_the_best_ones_are_loaded(tmp_path: Path) -> None:
     whole, kept = adapter_trainer(tmp_path)
@@ -346,6 +354,7 @@ def test_adapters_resume_and_the_best_ones_are_loaded(tmp_path: Path) -> None:
             adapter_trainer(tmp_path)[0].train(resume_from_checkpoint=True)
 
 
+@pytest.mark.deep
 def test_shards_that_are_missing_make_a_checkpoint_incomplete(tmp_path: Path) -> None:
     trainer, _ = make_trainer(build("ViT", IMAGE), tmp_path)
     trainer.train()

@@ -22,7 +22,6 @@ from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling, VectorScaling
 from hf_calib.trainer.cross_calibration import _predicted
 from tests.helpers.killed_cross_calibration import N_FOLDS, N_ROWS
-from tests.helpers.marks import others_slow
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import TEXT, arguments, assert_same, sequences, tagged, tiny_bert, weights
 
@@ -45,10 +44,8 @@ def ids(rows: Any) -> set[tuple[int, ...]]:
     return {tuple(row["input_ids"]) for row in rows}
 
 
-@pytest.mark.parametrize(
-    "settings", others_slow([{}, {"max_steps": 3}, {"gradient_accumulation_steps": 3}], first=1)
-)
-@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"max_steps": 3}, {"gradient_accumulation_steps": 3}])
+@pytest.mark.deep
 def test_all_trainings_take_the_same_number_of_steps(settings: dict[str, Any], tmp_path: Path) -> None:
     made: list[CalibrationTrainer] = []
 
@@ -62,7 +59,7 @@ def test_all_trainings_take_the_same_number_of_steps(settings: dict[str, Any], t
     assert made[1].args.max_steps == settings.get("max_steps", -1)  # as it was
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_each_row_is_predicted_by_the_training_that_did_not_see_it(tmp_path: Path) -> None:
     """Held to trainings of its own, fold by fold."""
     rows, seen = sequences(tiny_bert(), 26), []
@@ -111,7 +108,7 @@ def test_each_row_is_predicted_by_the_training_that_did_not_see_it(tmp_path: Pat
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_folds_are_stratified_where_rows_have_one_label(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 30)
     labels = np.bincount(rows["label"][:], minlength=4)
@@ -126,7 +123,7 @@ def test_folds_are_stratified_where_rows_have_one_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "tokens", "multi-label", "torch"])
-@pytest.mark.slow
+@pytest.mark.deep
 def test_other_rows(kind: str, tmp_path: Path) -> None:
     config = {"problem_type": "multi_label_classification"} if kind == "multi-label" else {}
 
@@ -146,7 +143,7 @@ def test_other_rows(kind: str, tmp_path: Path) -> None:
     assert found.scaler.multi_label is (kind == "multi-label")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_map_with_a_bias(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 120)
     found = cross_calibrate(maker(calibration_method="vector"), rows, 2, output_dir=tmp_path / "out")
@@ -160,7 +157,7 @@ def test_a_map_with_a_bias(tmp_path: Path) -> None:
     assert logits == pytest.approx(scaled, abs=1e-5 * np.abs(scaled).max())
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_fresh_heads_start_alike(tmp_path: Path) -> None:
     """As from_pretrained makes them, with random weights of the moment."""
 
@@ -171,7 +168,7 @@ def test_fresh_heads_start_alike(tmp_path: Path) -> None:
     assert np.isfinite(found.logits).all()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_and_called_again(tmp_path: Path) -> None:
     """A fold and the last training die between checkpoints; nothing is different in the end."""
     command = [sys.executable, "-W", "error", "-m", "tests.helpers.killed_cross_calibration", str(tmp_path)]
@@ -191,7 +188,7 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
         assert whole["temperature"] == other["temperature"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_fold_that_was_cut_short_is_named(tmp_path: Path) -> None:
     (tmp_path / "out_of_fold.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     with pytest.raises(
@@ -200,7 +197,7 @@ def test_a_fold_that_was_cut_short_is_named(tmp_path: Path) -> None:
         _predicted(tmp_path / "out_of_fold.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_folder_of_another_cross_calibration_is_refused(tmp_path: Path) -> None:
     rows = sequences(tiny_bert(), 12)
 

@@ -71,6 +71,7 @@ def test_a_sum_is_the_mean_times_the_rows_of_the_step(tmp_path: Path) -> None:
     )  # of an evaluation it is the mean
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cut", [(4, 1), (2, 2)])
 def test_milestones_are_epochs_however_a_batch_is_cut(cut: tuple[int, int], tmp_path: Path) -> None:
     micro, accumulation = cut
@@ -88,12 +89,14 @@ def test_milestones_are_epochs_however_a_batch_is_cut(cut: tuple[int, int], tmp_
     assert logged(trainer, "learning_rate") == pytest.approx(expected)
 
 
+@pytest.mark.deep
 def test_the_rate_rises_before_the_first_milestone(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_train_epochs=2, warmup_steps=4, lr_milestones=[1])
     trainer.train()
     assert logged(trainer, "learning_rate") == pytest.approx([0, 0.0025, 0.005, 0.0075] + [0.001] * 4)
 
 
+@pytest.mark.deep
 def test_milestones_that_are_never_reached_are_said(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_train_epochs=2, lr_milestones=[1, 2, 150])
     with pytest.warns(UserWarning, match=r"The milestones \[2, 150\] lie at or after the end of 2 epochs"):
@@ -101,6 +104,7 @@ def test_milestones_that_are_never_reached_are_said(tmp_path: Path) -> None:
     assert logged(trainer, "learning_rate") == pytest.approx([0.01] * 4 + [0.001] * 4)
 
 
+@pytest.mark.deep
 def test_the_schedule_resumes(tmp_path: Path) -> None:
     settings = {"num_train_epochs": 3, "lr_milestones": [1, 2], "save_strategy": "steps", "save_steps": 5}
     whole = make_trainer(tmp_path / "a", **settings)
@@ -134,6 +138,7 @@ def test_wrong_schedules_are_refused(settings: dict[str, Any], message: str, tmp
         CalibrationTrainingArguments(str(tmp_path), report_to="none", **settings)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("written", [["150", "250"], ["150,250"], "150,250", [150, 250], (150.0, 250)])
 def test_milestones_are_written_with_spaces_or_commas(written: Any, tmp_path: Path) -> None:
     assert CalibrationTrainingArguments(str(tmp_path), lr_milestones=written).lr_milestones == [150, 250]

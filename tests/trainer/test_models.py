@@ -144,9 +144,14 @@ def test_checkpointed_activations(tmp_path: Path) -> None:
     assert ours.temperature == plain.temperature
 
 
-@pytest.mark.parametrize("kind", [Network, NetworkWithTuple, NetworkWithDict])
-@pytest.mark.parametrize("as_dataset", [False, True])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "as_dataset"),
+    [
+        (NetworkWithTuple, False),
+        pytest.param(Network, True, marks=pytest.mark.slow),
+        pytest.param(NetworkWithDict, False, marks=pytest.mark.slow),
+    ],
+)
 def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
     def rows(n: int) -> Any:
         found = [{k: v.tolist() for k, v in row.items()} for row in images(n)]

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
 from hf_calib.trainer.labels import read_labels
-from hf_calib.trainer.preflight import check_label_values
+from hf_calib.trainer.preflight import check_data, check_label_values
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -87,7 +87,8 @@ def trainer_of(roles: str, folder: Path, **settings: Any) -> CalibrationTrainer:
     ],
 )
 def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str], tmp_path: Path) -> None:
-    found = warned(trainer_of(roles, tmp_path).train)
+    trainer = trainer_of(roles, tmp_path)
+    found = warned(lambda: check_data(trainer))
     assert len(found) == len(wanted)
     for message, start in zip(found, wanted, strict=True):
         assert message.startswith(start)
@@ -380,14 +381,14 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
         CalibrationTrainer(tiny_bert(), focal, None, None, None, None, None, own_loss)
 
 
-@pytest.mark.slow
 def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> None:
     (found,) = warned(trainer_of("abc", tmp_path, loss="mmce", gradient_accumulation_steps=2).train)
     assert found.startswith(
         "The penalty of loss 'mmce' depends on the batch, and is computed on micro-batches of 4 of the 8"
     )
-    assert warned(trainer_of("abc", tmp_path, loss="mmce").train) == []
-    assert warned(trainer_of("abc", tmp_path, loss="focal", gradient_accumulation_steps=2).train) == []
+    for settings in ({"loss": "mmce"}, {"loss": "focal", "gradient_accumulation_steps": 2}):
+        trainer = trainer_of("abc", tmp_path, **settings)
+        assert warned(lambda: check_data(trainer)) == []  # noqa: B023
 
 
 @pytest.mark.parametrize(("loss", "metric"), [("adafocal", "nll"), ("focal", "loss")])

@@ -21,7 +21,6 @@ from hf_calib.metrics.binning import quantile_edges
 from hf_calib.papers import Trace
 from hf_calib.trainer.evaluation_pass import row_scores
 from hf_calib.trainer.training_trace import _calibration
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import arguments, assert_same, sequences, tagged, tiny_bert, tiny_trainer, weights
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
@@ -74,7 +73,10 @@ def reference(logits: torch.Tensor, labels: list[int], edges: np.ndarray) -> dic
     }
 
 
-@pytest.mark.parametrize("loss", [{"loss": "focal", "n_bins": 5}, GAMMAS], ids=["focal", "adafocal"])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param({"loss": "focal", "n_bins": 5}, marks=pytest.mark.deep, id="focal"), GAMMAS],
+)
 def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(n_training_rows=10, n_kept_rows=6), **loss)
     sample = torch.randperm(16, generator=torch.Generator().manual_seed(trainer.args.seed))[:10].sort().values
@@ -109,6 +111,7 @@ def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) ->
     np.testing.assert_array_equal(trace.sets["eval"].edges, trace.sets["training"].edges)
 
 
+@pytest.mark.deep
 def test_a_disk_that_fills_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = traced(tmp_path, TrainingTrace(n_training_rows=0))
 
@@ -126,6 +129,7 @@ def test_a_disk_that_fills_ends_no_training(tmp_path: Path, monkeypatch: pytest.
     assert trainer.calibration_map is not None
 
 
+@pytest.mark.deep
 def test_the_log_and_the_trace_tell_the_same(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(n_training_rows=0), **GAMMAS)
     trainer.train()
@@ -143,6 +147,7 @@ def test_the_log_and_the_trace_tell_the_same(tmp_path: Path) -> None:
     assert trainer.state.log_history[-1]["step"] == 4
 
 
+@pytest.mark.deep
 def test_without_a_table_the_bins_are_of_equal_mass(tmp_path: Path) -> None:
     trainer = traced(tmp_path, training_trace=True, n_bins=4, calibration_method="none")  # as an argument
     trainer.train()
@@ -154,6 +159,7 @@ def test_without_a_table_the_bins_are_of_equal_mass(tmp_path: Path) -> None:
     assert Trace.load(tmp_path).gammas_after.shape == (0, 0)
 
 
+@pytest.mark.deep
 def test_the_training_is_the_same_with_it(tmp_path: Path) -> None:
     ends = []
     for trace in (None, TrainingTrace()):
@@ -166,6 +172,7 @@ def test_the_training_is_the_same_with_it(tmp_path: Path) -> None:
     assert ends[0][1] == ends[1][1]
 
 
+@pytest.mark.deep
 def test_tokens_and_several_evaluation_sets(tmp_path: Path) -> None:
     model = tiny_bert("Token")
     trainer = CalibrationTrainer(
@@ -184,7 +191,7 @@ def test_tokens_and_several_evaluation_sets(tmp_path: Path) -> None:
         assert trace.sets[key].row_correct.shape == (2, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_second_training_starts_anew_and_the_final_evaluation_is_left_out(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(), eval_steps=2)
     for _ in range(2):
@@ -193,6 +200,7 @@ def test_a_second_training_starts_anew_and_the_final_evaluation_is_left_out(tmp_
         assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [2, 4]
 
 
+@pytest.mark.deep
 def test_an_evaluation_after_the_training_changes_nothing(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace())
     trainer.train()
@@ -203,7 +211,7 @@ def test_an_evaluation_after_the_training_changes_nothing(tmp_path: Path) -> Non
     assert (tmp_path / "training_trace.json").read_text() == written
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_second_training_with_another_seed_follows_other_rows(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(n_training_rows=6, n_kept_rows=3))
     followed = []
@@ -226,6 +234,7 @@ def test_a_probability_on_an_edge_is_in_one_bin() -> None:
     assert found["label_counts"] == [1, 1, 1]
 
 
+@pytest.mark.deep
 def test_logits_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     trainer = traced(tmp_path, TrainingTrace(), eval_steps=2, calibration_method="none")
 
@@ -241,7 +250,7 @@ def test_logits_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [2]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_what_cannot_be_traced_is_said_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="expected TrainingTrace to have evaluations to record, got eval_str"
@@ -280,6 +289,9 @@ def test_the_scores_of_saturated_and_tied_rows() -> None:
     assert scores[0].tolist() == [1, 1, 1, 0, 200]  # the others are 0 in float32
     assert scores[1].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 1])  # none is strictly below
     assert scores[2].tolist() == [1, 0, 0, 0, 300]
+    # Equal in log probability, but the second logit is the larger one.
+    close = row_scores(torch.tensor([[0.0, 1e-8]]), torch.tensor([1]))
+    assert close[0, 1] == 1
 
 
 class Stop(TrainerCallback):
@@ -288,7 +300,8 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("restored_by_the_trainer", others_slow([False, True], first=1))
+@pytest.mark.deep
+@pytest.mark.parametrize("restored_by_the_trainer", [False, True])
 def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool, tmp_path: Path) -> None:
     settings = {**GAMMAS, "save_strategy": "steps", "save_steps": 2, "eval_on_start": True}
     settings["restore_callback_states_from_checkpoint"] = restored_by_the_trainer
@@ -307,7 +320,7 @@ def test_a_resumed_training_continues_the_history(restored_by_the_trainer: bool,
     assert [entry["step"] for entry in entries] == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_evaluation_where_a_training_resumes_is_none_of_the_history(tmp_path: Path) -> None:
     """Evaluated every second step, and resumed from the third."""
     settings = {"eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "eval_on_start": True}
@@ -319,7 +332,7 @@ def test_an_evaluation_where_a_training_resumes_is_none_of_the_history(tmp_path:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [0, 2, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     tiny_trainer(tmp_path, max_steps=2, **settings).train()
@@ -328,7 +341,7 @@ def test_a_trace_can_begin_where_a_training_resumes(tmp_path: Path) -> None:
     assert Trace.load(tmp_path).sets["eval"].steps.tolist() == [3, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     first, second = (tiny_trainer(tmp_path, max_steps=steps, **settings) for steps in (2, 4))
@@ -353,7 +366,7 @@ def test_a_trace_is_not_resumed_with_other_rows(tmp_path: Path) -> None:
             trainer.train(resume_from_checkpoint=True)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_trace_has_the_gammas_of_one_table(tmp_path: Path) -> None:
     saved = {**EACH_STEP, "save_strategy": "steps", "save_steps": 1, "training_trace": True}
     saved["calibration_method"] = "none"
@@ -366,7 +379,7 @@ def test_a_trace_has_the_gammas_of_one_table(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     tiny_trainer(tmp_path, max_steps=2, training_trace=True, **settings).train()
@@ -380,7 +393,7 @@ def test_rows_are_left_out_where_they_are_not_the_same(tmp_path: Path) -> None:
     assert np.isfinite(found["training"].row_confidence).all()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path: Path) -> None:
     """A user's callback that evaluates another set, under whatever name, changes neither trace nor gammas."""
 
@@ -417,7 +430,7 @@ def test_an_evaluation_within_an_evaluation_is_not_the_set_of_the_trace(tmp_path
     assert ends[0] == ends[1]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_evaluation_of_another_set_is_left_out(tmp_path: Path) -> None:
     """As by the callback that many have, which evaluates the training set at the end of each epoch."""
 
@@ -438,6 +451,7 @@ def test_an_evaluation_of_another_set_is_left_out(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.deep
 def test_a_file_that_cannot_be_written_is_said_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "training_trace.json").mkdir()
     with pytest.raises(
