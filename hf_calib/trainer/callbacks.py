@@ -182,8 +182,9 @@ class CalibrationMapCallback(CalibrationCallback):
 
     At the end of the training, after the best model was loaded and before trackers close, the evaluation set
     (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
-    `eval_ece_calibrated`, ...). With `strategy="evaluate"` each evaluation during the training is preceded by
-    a fit too. A fit or a final evaluation that fails is warned of; the trained model is kept.
+    `eval_ece_calibrated`, ...), and the map is named on the console. With `strategy="evaluate"` each evaluation during
+    the training is preceded by a fit too. A fit or a final evaluation that fails is warned of; the trained model is
+    kept.
 
     A trainer has one: the last that it is given.
 

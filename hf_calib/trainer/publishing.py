@@ -93,15 +93,6 @@ class PublishingMixin(Trainer):
             OSError: if output_dir cannot be written; it is left as it was.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
-        names = list(self.class_names.values())
-        unnamed = names == [f"LABEL_{i}" for i in range(len(names))]
-        if unnamed and len(names) == self.n_classes and len(names) > 1 and self.is_world_process_zero():
-            logger.warning(
-                "The classes are saved as %s to %s: pipelines answer with these, and labels that are names fit none "
-                "of them. Pass id2label and label2id where the model is loaded.",
-                names[0],
-                names[-1],
-            )
         self._save_calibrated_model(output_dir)
 
     def _save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
@@ -111,6 +102,15 @@ class PublishingMixin(Trainer):
             got = "no map" if self.calibration_config.make_scaler() is None else "none yet"
             way_out = "train with a calibration_dataset, or call fit_calibration_map()"
             raise InputValueError(expected("the calibration map", "be fitted", got, way_out))
+        names = list(self.class_names.values())
+        unnamed = names == [f"LABEL_{i}" for i in range(len(names))]
+        if unnamed and len(names) == self.n_classes and len(names) > 1 and self.is_world_process_zero():
+            logger.warning(
+                "The classes are saved as %s to %s: pipelines answer with these, and labels that are names fit none "
+                "of them. Pass id2label and label2id where the model is loaded.",
+                names[0],
+                names[-1],
+            )
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         state_dict = self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
 
