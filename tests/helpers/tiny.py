@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +79,8 @@ def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
     return torch.multinomial((logits / TRUE_TEMPERATURE).softmax(1), 1, generator=generator).squeeze(1)
 
 
-@cache
-def freeze_what_was_imported() -> None:
-    """Each training collects garbage: that took .4 s where all test files were imported, and takes .001 s now."""
-    gc.collect()
-    gc.freeze()
-
-
 def arguments(folder: Path | str, **overrides: Any) -> CalibrationTrainingArguments:
     """Arguments of a quiet training of a few steps on the CPU, logged at each step."""
-    freeze_what_was_imported()
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "num_train_epochs": 1,
