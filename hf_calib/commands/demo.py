@@ -49,7 +49,6 @@ from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_int
 from hf_calib.metrics.calibration import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
-from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.trainer import CalibrationTrainer
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -65,7 +64,7 @@ class Outcome:
     """One loss: probabilities on the test split before and after its temperature, and where its model lies."""
 
     model: Path
-    temperature: str
+    temperature: float
     calibration_nll: float  # After the temperature. The best loss is chosen by it, not by the test split.
     labels: NDArray[np.int64]
     before: NDArray[np.float64]
@@ -224,7 +223,7 @@ def train(name: str, scratch: Path, steps: Any, *, epochs: int, seed: int) -> Ou
     trainer.save_calibrated_model(scratch / name / "model")
     return Outcome(
         scratch / name / "model",
-        in_words(trainer.calibration_map),
+        trainer.calibration_map.temperature_,
         held_out["eval_nll_calibrated"],
         labels,
         softmax(logits, axis=1),
@@ -263,7 +262,7 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, outcome in outcomes.items():
         table.add_row(name, *measured(outcome.before, outcome.labels))
-        after = f"  after {outcome.temperature}"
+        after = f"  after T = {outcome.temperature:.3f}"
         table.add_row(after, *measured(outcome.after, outcome.labels))
     return table
 
