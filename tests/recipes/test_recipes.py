@@ -146,7 +146,7 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     settings += ["--calibration_method", "temperature"]
     same = [*SHORT, *text_arguments, *settings]
     printed = run_on_two_processes("text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
-    assert printed.count("after T = ") == 1  # one table, from one process
+    assert printed.count("after temperature scaling, T = ") == 1  # one table, from one process
     run("text_classification.py", *same, "--output_dir", str(tmp_path / "one"))
     one, two = (results(tmp_path / name)["metrics"] for name in ("one", "two"))
     assert isinstance(one, dict)
@@ -328,9 +328,8 @@ def test_ten_crops_on_two_processes_are_those_on_one(
     same += ["--max_test_samples", "31"]  # one is repeated, and left out again
     printed = run_on_two_processes("image_classification.py", *same, "--output_dir", str(tmp_path / "two"))
     assert printed.count("Mean of ten crops an image") == 1
-    assert (
-        printed.count("after T = ") == 2
-    )  # one table each of the test set and of its crops, from one process
+    # One table each of the test set and of its crops, from one process.
+    assert printed.count("after temperature scaling, T = ") == 2
     run("image_classification.py", *same, "--output_dir", str(tmp_path / "one"))
     paths = (tmp_path / name / "report_ten_crops" / "report.json" for name in ("one", "two"))
     one, two = (json.loads(path.read_text()) for path in paths)
