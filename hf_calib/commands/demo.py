@@ -133,12 +133,13 @@ def train_all(scratch: Path, console: Console, *, epochs: int, seed: int) -> dic
     ):
         steps = manager.Queue()
         runs = {name: pool.submit(train, name, scratch, steps, epochs=epochs, seed=seed) for name in LOSSES}
-        bars = {name: progress.add_task(name, total=None) for name in LOSSES}
+        bars = {name: progress.add_task(name, start=False, total=None) for name in LOSSES}
         while not all(run.done() for run in runs.values()) or not steps.empty():
             try:
                 name, step, n_steps = steps.get(timeout=0.2)
             except queue.Empty:
                 continue
+            progress.start_task(bars[name])  # A run that waits for a core takes no time yet.
             progress.update(bars[name], completed=step, total=n_steps)
         return {name: run.result() for name, run in runs.items()}
 
