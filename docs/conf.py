@@ -45,7 +45,10 @@ extensions = [
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the gallery is written in the latter
 exclude_patterns = ["_build", "gallery", "_ext"]
-suppress_warnings = ["config.cache"]  # the gallery's sorting key cannot be written to the cache
+suppress_warnings = [
+    "config.cache",  # the gallery's sorting key cannot be written to the cache
+    "sphinx_gallery.space_in_filename",  # it means the folder of the clone, which is in no link
+]
 nitpick_ignore: list[tuple[str, str]] = []
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "fieldlist"]
