@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import binomtest
 
-from hf_calib.decisions.measured import mean
+from hf_calib.decisions.measured import mean, share
+
+
+def test_the_interval_of_a_share_is_exact_at_its_level() -> None:
+    found = share(np.arange(40) < 31, confidence_level=0.9)
+    wanted = binomtest(31, 40).proportion_ci(confidence_level=0.9, method="exact")
+    np.testing.assert_allclose(found, (31 / 40, wanted.low, wanted.high), rtol=1e-9)
 
 
 def test_the_interval_of_a_mean_is_the_quantiles_of_its_resamples() -> None:

@@ -44,14 +44,16 @@ RULES = {
 def test_what_is_saved_decides_the_same(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
     measured = {"answered": Interval(0.8, 0.75, 0.85)}
-    Decisions(rule, NAMES, measured, 500).save(tmp_path)
+    decisions = Decisions(rule, NAMES, measured, 500, fingerprint="0a" * 32)
+    decisions.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["decisions.json"]
     loaded = Decisions.from_pretrained(tmp_path)
+    assert loaded.fingerprint == "0a" * 32
     assert type(loaded.rule) is type(rule)
     assert loaded.rule.options() == rule.options()
     assert (loaded.class_names, loaded.measured, loaded.n_measured) == (NAMES, measured, 500)
     np.testing.assert_array_equal(loaded.rule.predict(PROBS), rule.predict(PROBS))
-    assert loaded.to_dict() == Decisions(rule, NAMES, measured, 500).to_dict()
+    assert loaded.to_dict() == decisions.to_dict()
 
 
 def test_names_of_what_is_decided() -> None:
