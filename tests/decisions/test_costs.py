@@ -63,7 +63,7 @@ def test_savings_are_paired() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ([[0, 1], [np.nan, 0]], "expected costs to be finite, got nan in row 1, column 0"),
+        ([[0, 1], [np.nan, 0]], "expected costs to be finite, got nan in row 1, column 0; give a decision"),
         ([[0, 1], [1, np.inf]], "got inf in row 1, column 1"),
         ([[0, 1, 1, 1], [1, 0, 1, 1]], r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)"),
         ([[0], [1]], r"got shape \(2, 1\)"),
