@@ -94,9 +94,8 @@ class CalibrationLoss(nn.Module):
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", _checked_class_weights(class_weights), persistent=False)
         self._reads = formula.reads
-        self._label_kind_is_open = (
-            True  # until the first float labels were looked at, which waits for the device
-        )
+        # Until the first float labels have been looked at: each look waits for the device.
+        self._label_kind_is_open = True
         if self.multi_label:
             self.check_multi_label()
 

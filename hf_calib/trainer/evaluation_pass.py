@@ -107,8 +107,9 @@ class EvaluationPass:
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
             keep = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
-            self.rows.append((logits[keep].float(), labels[keep]))
-            self.n_values += int(keep.sum()) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
+            kept = logits[keep].float()
+            self.rows.append((kept, labels[keep]))
+            self.n_values += len(kept) * max(kept.shape[-1], self.VALUES_OF_A_ROW)
             if self.keep_at_most is not None and (multi_label or self.n_values > self._own_share()):
                 self.keep_logits, self.rows = False, []
 

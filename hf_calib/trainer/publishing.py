@@ -17,6 +17,7 @@ from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import check_overwrites_no_original, loaded_from, save_folded, standalone_copy
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
+from hf_calib.predictions.labels import are_unnamed
 from hf_calib.scaling.saved_map import MAP_NAME, title_of
 from hf_calib.trainer.arguments import hub_token_left_out
 from hf_calib.trainer.calibration_map import FittedMap
@@ -103,8 +104,12 @@ class PublishingMixin(Trainer):
             way_out = "train with a calibration_dataset, or call fit_calibration_map()"
             raise InputValueError(expected("the calibration map", "be fitted", got, way_out))
         names = list(self.class_names.values())
-        unnamed = names == [f"LABEL_{i}" for i in range(len(names))]
-        if unnamed and len(names) == self.n_classes and len(names) > 1 and self.is_world_process_zero():
+        if (
+            are_unnamed(names)
+            and len(names) == self.n_classes
+            and len(names) > 1
+            and self.is_world_process_zero()
+        ):
             logger.warning(
                 "The classes are saved as %s to %s: pipelines answer with these, and labels that are names fit none "
                 "of them. Pass id2label and label2id where the model is loaded.",
