@@ -1,15 +1,14 @@
-"""Values of losses, metrics, maps, decisions and reports on fixed inputs, one hash each: did a refactoring change any?
+"""Values of losses, metrics, maps, decisions and reports on fixed inputs: did a refactoring change any?
 
-    python benchmarks/values.py > before.json     # in a checkout of the old code
-    python benchmarks/values.py > after.json
-    python benchmarks/values.py before.json after.json
+    python benchmarks/values.py > before.json                       # in a checkout of the old code
+    python benchmarks/values.py > after.json                        # some: values.py losses metrics maps decisions
+    python benchmarks/values.py before.json after.json [tolerance]  # what differs by more than 1e-12, and by how much
 
-The hashes are of the very bits, so both runs need one machine and the same packages.
+Both runs need one machine and the same packages. Of an array its shape is kept, and eight sums with random signs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import warnings
@@ -161,45 +160,89 @@ def decided(rule: Any) -> list[Any]:
     return [rule.options(), rule.measure(probs[350:], labels[350:])]
 
 
-def digest(value: Any) -> str:
-    """A hash of arrays, numbers and words, however they are nested."""
-    found = hashlib.sha256()
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and values of arrays, numbers and words, however they are nested."""
+    if hasattr(value, "__dataclass_fields__"):
+        value = vars(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from flat(item, f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from flat(item, f"{name}/{at}")
+    else:
+        yield name, summary(value)
 
-    def add(part: Any) -> None:
-        if isinstance(part, dict):
-            for key, item in sorted(part.items(), key=lambda each: str(each[0])):
-                add(key)
-                add(item)
-        elif isinstance(part, np.ndarray):
-            found.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
-        elif isinstance(part, list | tuple):
-            for item in part:
-                add(item)
-        elif hasattr(part, "__dataclass_fields__"):
-            add(vars(part))
-        else:
-            found.update(f"{part!r};".encode())
 
-    add(value)
-    return found.hexdigest()[:16]
+def summary(value: Any) -> Any:
+    """A number or a word as it is; of an array its shape, its scale and eight sums with random signs."""
+    if not isinstance(value, np.ndarray):
+        return (
+            value.item()
+            if isinstance(value, np.generic)
+            else value
+            if isinstance(value, int | float)
+            else repr(value)
+        )
+    numbers = np.asarray(value, dtype=np.float64).ravel()
+    sound = np.isfinite(numbers)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (8, len(numbers)))
+    sums = (signs[:, sound] @ numbers[sound]).tolist()
+    return {
+        "shape": list(value.shape),
+        "finite": int(sound.sum()),
+        "scale": float(np.abs(numbers[sound]).sum()),
+        "sums": sums,
+    }
+
+
+def difference(before: Any, after: Any) -> float:
+    """How far two summaries are apart, relative to their scale; infinite where they cannot be compared."""
+    if before == after or (before != before and after != after):
+        return 0.0
+    if isinstance(before, dict) and isinstance(after, dict) and before["shape"] == after["shape"]:
+        if before["finite"] != after["finite"]:
+            return float("inf")
+        apart = max(abs(one - two) for one, two in zip(before["sums"], after["sums"], strict=True))
+        return apart / max(before["scale"], 1e-300)
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return abs(before - after) / max(1.0, abs(before))
+    return float("inf")
+
+
+PARTS = {"losses": of_losses, "metrics": of_metrics, "maps": of_maps, "decisions": of_decisions}
+
+
+def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> None:
+    """Print what differs by more than the tolerance, what is new and what is gone."""
+    of_parts = {name.split()[0] for name in after}
+    changed = False
+    for name in sorted(name for name in before.keys() | after.keys() if name.split()[0] in of_parts):
+        apart = difference(before[name], after[name]) if name in before and name in after else None
+        if apart is None or apart > tolerance:
+            changed = True
+            how = (
+                f"differs by {apart:.1e}" if apart is not None else "is gone" if name in before else "is new"
+            )
+            print(f"{name} {how}")
+    print(f"{len(after)} values compared" + ("" if changed else f": none differs by more than {tolerance:g}"))
+    raise SystemExit(changed)
 
 
 def main(given: list[str]) -> None:
-    if given:
-        before, after = (json.loads(Path(path).read_text()) for path in given)
-        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        print("\n".join(changed) or f"all {len(after)} are the same to the last bit")
-        raise SystemExit(bool(changed))
+    if given and given[0] not in PARTS:
+        before, after = (json.loads(Path(path).read_text()) for path in given[:2])
+        compare(before, after, float(given[2]) if len(given) > 2 else 1e-12)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {}
-    for part in (of_losses, of_metrics, of_maps, of_decisions):
-        for name, compute in part():
+    for part in given or PARTS:
+        for name, compute in PARTS[part]():
             try:
-                found[name] = digest(compute())
+                found |= {name + path: value for path, value in flat(compute())}
             except ValueError as error:  # of a metric that these rows do not have
                 found[name] = f"ValueError: {error}"
-    print(json.dumps(found, indent=1))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
