@@ -32,6 +32,18 @@ def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
     return f"expected {argument} to {requirement}, got {got}; {way_out}"
 
 
+def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
+    """Refuse a value of the user that does not hold what is required of it.
+
+    >>> check(2.0 >= 0, "gamma to be at least 0", 2.0, "use inverse_focal for a negative gamma")
+    >>> check(-1.0 >= 0, "gamma to be at least 0", -1.0, "use inverse_focal for a negative gamma")
+    Traceback (most recent call last):
+    hf_calib._errors.InputValueError: expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma
+    """
+    if not holds:
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Name the nearest known spelling, or list all of them.
 
