@@ -1,4 +1,4 @@
-"""The modules give the numbers of the functions, through `evaluate`'s own doors."""
+"""The module gives the numbers of the functions, through `evaluate`'s own doors and without a network."""
 
 from __future__ import annotations
 
@@ -10,61 +10,42 @@ import numpy as np
 import pytest
 
 import hf_calib.metrics as metrics
-from hf_calib.evaluate_modules import MODULES, module_path
+from hf_calib.evaluate_modules import module_path
 
 FUNCTIONS = {
     "ece": metrics.expected_calibration_error,
-    "adaptive_ece": lambda probs, labels: metrics.expected_calibration_error(
-        probs, labels, binning="quantile"
-    ),
+    "adaptive_ece": lambda p, y: metrics.expected_calibration_error(p, y, binning="quantile"),
     "classwise_ece": metrics.classwise_calibration_error,
     "smooth_ece": metrics.smooth_calibration_error,
     "brier": metrics.brier_score,
 }
+RNG = np.random.default_rng(0)
+PROBS, LABELS = RNG.dirichlet(np.ones(4), 60), RNG.integers(4, size=60)
 
 
-@pytest.fixture
-def rows() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.dirichlet(np.ones(4), 60), rng.integers(4, size=60)
+def load(name: str | None, tmp_path: Path) -> Any:
+    return evaluate.load(module_path(), name, cache_dir=str(tmp_path))
 
 
-def load(name: str, tmp_path: Path) -> Any:
-    return evaluate.load(module_path(name), cache_dir=str(tmp_path))
-
-
-def test_every_folder_is_a_module() -> None:
-    home = Path(module_path("ece")).parents[1]
-    assert (
-        tuple(sorted(path.name for path in home.iterdir() if (path / f"{path.name}.py").exists())) == MODULES
-    )
-    assert set(FUNCTIONS) == set(MODULES)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_gives_what_the_function_gives(
-    name: str, rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
-) -> None:
-    probs, labels = rows
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_configuration_gives_what_the_function_gives(name: str, tmp_path: Path) -> None:
     metric = load(name, tmp_path)
-    expected = {name: FUNCTIONS[name](probs, labels)}
-    assert metric.compute(predictions=probs, references=labels) == expected
+    expected = {name: FUNCTIONS[name](PROBS, LABELS)}
+    assert metric.compute(predictions=PROBS, references=LABELS) == expected
     for start in range(0, 60, 25):
-        metric.add_batch(predictions=probs[start : start + 25], references=labels[start : start + 25])
+        metric.add_batch(predictions=PROBS[start : start + 25], references=LABELS[start : start + 25])
     assert metric.compute() == expected
 
 
-def test_they_combine(rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    probs, labels = rows
-    combined = evaluate.combine([load(name, tmp_path) for name in MODULES])
-    expected = {name: FUNCTIONS[name](probs, labels) for name in MODULES}
-    assert combined.compute(predictions=probs.tolist(), references=labels.tolist()) == expected
+def test_they_combine(tmp_path: Path) -> None:
+    combined = evaluate.combine([load(name, tmp_path) for name in FUNCTIONS])
+    expected = {name: function(PROBS, LABELS) for name, function in FUNCTIONS.items()}
+    assert combined.compute(predictions=PROBS.tolist(), references=LABELS.tolist()) == expected
 
 
-def test_options_reach_the_function(rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    probs, labels = rows
-    found = load("ece", tmp_path).compute(predictions=probs, references=labels, n_bins=5, norm="l2")
-    assert found == {"ece": metrics.expected_calibration_error(probs, labels, n_bins=5, norm="l2")}
+def test_options_reach_the_function(tmp_path: Path) -> None:
+    found = load("ece", tmp_path).compute(predictions=PROBS, references=LABELS, n_bins=5, norm="l2")
+    assert found == {"ece": metrics.expected_calibration_error(PROBS, LABELS, n_bins=5, norm="l2")}
 
 
 def test_logits_are_refused(tmp_path: Path) -> None:
@@ -72,6 +53,7 @@ def test_logits_are_refused(tmp_path: Path) -> None:
         load("ece", tmp_path).compute(predictions=[[3.0, -1.0]], references=[0])
 
 
-def test_an_unknown_module() -> None:
-    with pytest.raises(ValueError, match="did you mean 'ece'"):
-        module_path("ecee")
+@pytest.mark.parametrize(("name", "message"), [("ecee", "did you mean 'ece'"), (None, "known: adaptive_ece")])
+def test_an_unknown_configuration(name: str | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(name, tmp_path)
