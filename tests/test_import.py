@@ -20,7 +20,7 @@ HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matp
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
     {"_errors"},
-    {"_files", "_hub", "_markdown", "_names", "_compat"},
+    {"_files", "_hub", "_text", "_compat"},
     {"losses", "metrics"},
     {"decisions", "scaling", "plots", "evaluate_modules", "data"},
     {"tasks"},

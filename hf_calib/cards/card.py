@@ -13,8 +13,7 @@ from huggingface_hub import ModelCard
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
 from hf_calib._hub import CARD
-from hf_calib._markdown import escape
-from hf_calib._names import is_hub_name
+from hf_calib._text import escape, is_hub_name
 from hf_calib.cards.decisions import decision_lines
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata

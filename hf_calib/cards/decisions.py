@@ -7,7 +7,7 @@ import os
 import warnings
 
 from hf_calib._errors import InputError
-from hf_calib._markdown import escape
+from hf_calib._text import escape
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import FILE
 from hf_calib.scaling.saved_map import MAP_NAME

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError, printable
-from hf_calib._names import plain_name
+from hf_calib._text import plain_name
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.predictions.prompts import PromptTemplate

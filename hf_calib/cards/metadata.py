@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from hf_calib._names import is_hub_name
+from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import Facts, Results, text, title_of_metric
 from hf_calib.metrics.bootstrap import Interval
 

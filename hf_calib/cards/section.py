@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hf_calib._errors import few, printable
-from hf_calib._markdown import escape, markdown_table
+from hf_calib._text import escape, markdown_table
 from hf_calib.cards.citations import citations
 from hf_calib.cards.facts import (
     REPORT_FOLDER,

@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output
-from hf_calib._names import short_names
+from hf_calib._text import short_names
 from hf_calib.commands.in_shards import (
     need_one_pass,
     open_if_many,

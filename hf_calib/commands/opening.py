@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib._names import plain_name
+from hf_calib._text import plain_name
 from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.predictions import Predictions, check_same_classes

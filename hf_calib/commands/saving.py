@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import expected
 from hf_calib._files import whole_folder
-from hf_calib._names import is_hub_name
+from hf_calib._text import is_hub_name
 from hf_calib.commands.fitting import Measured
 from hf_calib.commands.opening import Opened
 from hf_calib.export.fingerprint import fingerprint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib._names import short_names
+from hf_calib._text import short_names
 from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib._names import plain_name
+from hf_calib._text import plain_name
 from hf_calib.predictions.logs import LogOptions, OptionScores
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib._names import plain_name
+from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.entities import are_bio, check_seqeval

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape as escape_html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_calib._markdown import markdown_table, safe
+from hf_calib._text import markdown_table, safe
 from hf_calib.plots._common import write_image
 from hf_calib.report.page import page
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._files import whole_file
-from hf_calib._names import is_hub_name
+from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.losses import AdaptiveLoss

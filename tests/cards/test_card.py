@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
-from hf_calib._names import is_hub_name, plain_name
+from hf_calib._text import is_hub_name, plain_name
 from hf_calib.cards import write_card
 from hf_calib.cards.card import _END as END
 from hf_calib.cards.card import _START as START

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_calib._markdown import safe
+from hf_calib._text import safe
 from hf_calib.report.document import Image
 from hf_calib.study.content import document_of
 from hf_calib.study.figures import alt_texts, best_map, draw_figures

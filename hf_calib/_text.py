@@ -1,4 +1,4 @@
-"""Names of models and data in reports and cards."""
+"""Text from data, made safe for Markdown, and the names of models and data in reports and cards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,35 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_calib._errors import InputValueError, expected
+
+_EVERY_MARK = r"[\\`*_{}\[\]()#+!|~]"
+# An underscore within a word, a sign before a number and brackets without an address are no markup.
+_WHAT_MARKS = r"[\\`*|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=\])[(\[:]|^#+|!(?=\[)"
+
+
+def escape(text: str, marks: str = _EVERY_MARK) -> str:
+    r"""Neutralise Markdown and HTML in text that came from data.
+
+    >>> print(escape("a|b <script> [x](y)"))
+    a\|b &lt;script&gt; \[x\]\(y\)
+    """
+    text = " ".join(text.splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(marks, lambda found: "".join(f"\\{letter}" for letter in found[0]), text)
+
+
+def safe(text: str) -> str:
+    r"""The same for whole sentences: only what would be markup is escaped, so that the source stays readable.
+
+    >>> print(safe("difference +0.35 [0.2, 0.4] (p = 1e-05) of __x__ & 20_newsgroups [x](y) | <b>"))
+    difference +0.35 [0.2, 0.4] (p = 1e-05) of \_\_x\_\_ &amp; 20_newsgroups [x]\(y) \| &lt;b&gt;
+    """
+    return escape(text, _WHAT_MARKS)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; all columns but the first hold numbers, and are aligned to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
 
 
 def is_hub_name(name: object) -> bool:
@@ -36,9 +65,6 @@ def plain_name(name: str) -> str:
 
 def short_names(sources: Sequence[str]) -> list[str]:
     """Names of several data: of paths the last two parts, or as many as make them differ; all else as it is.
-
-    Raises:
-        ValueError: if one is given twice.
 
     >>> short_names(["clinc150", "gaussian_noise"])
     ['clinc150', 'gaussian_noise']

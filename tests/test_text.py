@@ -8,7 +8,7 @@ import string
 import pytest
 from markdown_it import MarkdownIt
 
-from hf_calib._markdown import escape, markdown_table
+from hf_calib._text import escape, markdown_table
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
