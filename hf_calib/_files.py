@@ -8,17 +8,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from hf_calib._errors import InputOSError, InputValueError, expected
+from hf_calib._errors import InputOSError, check, expected
 
-try:
-    import fcntl
-except ImportError:  # Windows: concurrent writers are not kept apart there, and leftovers stay
-    fcntl = None  # type: ignore[assignment]
-
-_SCRATCH = "_saving-hf_calib-"  # pushes to the Hub leave out what starts with "_"
 _FULL_DISK = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
 _FOR_THE_USER = _FULL_DISK | {
     errno.EACCES,
@@ -35,13 +29,11 @@ def check_output(output: Path | None) -> None:
     """Raise unless a folder can be written, before any work is done."""
     if output is None:
         return
-    if "\0" in str(output):
-        raise InputValueError(expected("output", "name a folder", "a name with a NUL", "name another one"))
+    check("\0" not in str(output), "output to name a folder", "a name with a NUL", "name another one")
     try:
         there = next(path for path in (output, *output.absolute().parents) if _is_there(path))
-        if not there.is_dir():
-            got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
-            raise InputValueError(expected("output", "be a folder", got, "name another one"))
+        got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
+        check(there.is_dir(), "output to be a folder", got, "name another one")
         for name in output.absolute().relative_to(there.absolute()).parts:
             _is_there(there / name)  # raises for a name that is too long
         with tempfile.TemporaryFile(dir=there):
@@ -59,23 +51,11 @@ def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambd
         _replace(path, new)
 
 
-def _replace(made: Path, target: Path) -> None:
-    """Put a file in its place; who may read the one that it replaces may read it, and nobody else."""
-    if target.is_file() and not target.is_symlink():
-        shutil.copymode(target, made)
-    os.replace(made, target)
-
-
 def own_subfolder(folder: Path, name: str) -> Path:
-    """A subfolder to write into, which may be new.
-
-    Raises:
-        ValueError: if it is a link, behind which files of somebody else's would be replaced.
-    """
+    """A subfolder to write into, new or not; refuse a link, behind which the files of others would be replaced."""
     path = folder / name
-    if path.is_symlink():
-        got, way_out = f"a link to {os.readlink(path)}", "remove the link, or name another output folder"
-        raise InputValueError(expected(str(path), "be a folder of its own", got, way_out))
+    got = f"a link to {os.readlink(path)}" if path.is_symlink() else ""
+    check(not got, f"{path} to be a folder of its own", got, "remove the link, or name another output folder")
     return path
 
 
@@ -83,14 +63,8 @@ def own_subfolder(folder: Path, name: str) -> Path:
 def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files) -> Iterator[Path]:
     """Yield an empty folder, and put it in its place if the with block ends well.
 
-    Args:
-        target: a new folder appears whole. In one that exists, files of the same names are replaced, also in
-            its subfolders; all others stay, whoever wrote them.
-        merge: moves the files of the finished folder into a target that exists.
-
-    Raises:
-        OSError: if it cannot be written; the target is as it was.
-        ValueError: if a folder is in a file's place, or the other way round; nothing is moved then.
+    A new folder appears whole. In one that exists, `merge` replaces files of the same names, also in its subfolders;
+    all others stay, whoever wrote them. Nothing is moved where a folder is in a file's place, or the other way round.
     """
     check_output(target)
     with _clear_errors(target):
@@ -100,19 +74,16 @@ def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files)
             made = scratch / "made"
             made.mkdir()
             yield made
-            if not _moved_as_a_whole(made, target):
-                with _locked(target):
-                    _check_nothing_in_the_way(made, target)
-                    merge(made, target)
+            if target.exists():
+                _check_nothing_in_the_way(made, target)
+                merge(made, target)
+            else:
+                made.rename(target)
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well.
-
-    Raises:
-        OSError: if it cannot be written; the target is as it was.
-    """
+    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well."""
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target.parent) as scratch:
@@ -121,16 +92,21 @@ def whole_file(target: Path) -> Iterator[Path]:
             _replace(unfinished, target)
 
 
-def _moved_as_a_whole(made: Path, target: Path) -> bool:
-    if target.exists():
-        return False
-    try:
-        made.rename(target)
-    except OSError:
-        if target.is_dir():  # another process was faster
-            return False
-        raise
-    return True
+@contextmanager
+def scratch_folder(home: Path) -> Iterator[Path]:
+    """Yield an empty folder that is removed afterwards; a process that is killed leaves it, for anybody to remove."""
+    # Pushes to the Hub leave out what starts with "_".
+    with tempfile.TemporaryDirectory(
+        prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True
+    ) as scratch:
+        yield Path(scratch)
+
+
+def _replace(made: Path, target: Path) -> None:
+    """Put a file in its place; who may read the one that it replaces may read it, and nobody else."""
+    if target.is_file() and not target.is_symlink():
+        shutil.copymode(target, made)
+    os.replace(made, target)
 
 
 def _check_nothing_in_the_way(made: Path, target: Path) -> None:
@@ -138,48 +114,12 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
         old = target / path.relative_to(made)
         if path.is_dir():
             own_subfolder(old.parent, old.name)
-        if _is_there(old) and old.is_dir() != path.is_dir():
+        if _is_there(old):
             kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-            raise InputValueError(expected(str(old), f"be {kind}", got, "name another output folder"))
-        if old.is_dir() and old.stat().st_dev != path.stat().st_dev:
-            got = "a mount"
-            way_out = "name another output folder"
-            raise InputValueError(expected(str(old), "be on its parent's file system", got, way_out))
-
-
-@contextmanager
-def scratch_folder(home: Path) -> Iterator[Path]:
-    """Yield an empty folder, removed afterwards, or by the next write here if this process is killed."""
-    with ExitStack() as stack:
-        with _locked(home):  # nobody takes the new folder for a leftover before it is locked
-            for leftover in home.glob(f"{_SCRATCH}*"):
-                with _locked(leftover, wait=False) as abandoned:
-                    if abandoned:
-                        shutil.rmtree(leftover, ignore_errors=True)
-            scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=home))
-            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-            stack.enter_context(_locked(scratch))
-        yield scratch
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a folder's lock, which the system releases when the process ends, however it ends.
-
-    Yields False where somebody else holds it and `wait` is off, or where the file system has no locks.
-    """
-    descriptor = -1
-    held = False
-    try:
-        if fcntl is not None:
-            with suppress(OSError):
-                descriptor = os.open(folder, os.O_RDONLY)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                held = True
-        yield held
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, "name another output folder")
+        if old.is_dir():  # os.replace does not move a file across file systems
+            same = old.stat().st_dev == path.stat().st_dev
+            check(same, f"{old} to be on its parent's file system", "a mount", "name another output folder")
 
 
 def _is_there(path: Path) -> bool:
@@ -206,13 +146,13 @@ def _clear_errors(output: Path) -> Iterator[None]:
         raise _not_writable(output, os.strerror(number)) from error
 
 
+def _not_writable(output: Path, reason: str) -> InputOSError:
+    way_out = "make room there, or name another place"
+    return InputOSError(expected("output", "be writable", f"{output} ({reason})", way_out))
+
+
 def _system_error_number(error: BaseException | None) -> int:
     """The system's number of an error, 0 if it has none."""
     # The Rust code of safetensors and tokenizers gives it in words only.
     in_words = re.search(r"\(os error (\d+)\)", str(error))
     return int(in_words[1]) if in_words else getattr(error, "errno", None) or 0
-
-
-def _not_writable(output: Path, reason: object) -> InputOSError:
-    way_out = "make room there, or name another place"
-    return InputOSError(expected("output", "be writable", f"{output} ({reason})", way_out))

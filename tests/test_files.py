@@ -1,11 +1,10 @@
-"""Results on disk: whole or not at all, beside the files of others, with many writers, and after a kill."""
+"""Results on disk: whole or not at all, and beside the files of others."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -206,79 +205,6 @@ for ending in ("png", "pdf", "svg"):
             for ending in ("png", "pdf", "svg")
         ]
         assert list(tmp_path.iterdir()) == []
-
-
-HELD = """
-import sys
-from pathlib import Path
-from hf_calib import _files
-with getattr(_files, sys.argv[1])(Path(sys.argv[2])) as unfinished:
-    (unfinished / "a" if unfinished.is_dir() else unfinished).write_text("new")
-    print("writing", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("exists", [True, False])
-@pytest.mark.parametrize("how", ["whole_file", "whole_folder"])
-def test_leftovers_of_killed_writers_go_and_live_writers_stay(how: str, exists: bool, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    if exists:
-        target.write_text("old") if how == "whole_file" else write(target, "old", "a")
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", HELD, how, str(target)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for writer in writers:
-        assert writer.stdout.readline() == "writing\n"
-    mine = tmp_path / "_saving-mine"
-    mine.mkdir()
-    alive, doomed = writers
-    doomed.kill()
-    doomed.communicate()
-    assert len(list(tmp_path.rglob("_saving-hf_calib-*"))) == 2
-    if how == "whole_file":
-        with whole_file(tmp_path / "other") as unfinished:
-            unfinished.write_text("other")
-    else:
-        write(target if exists else tmp_path / "other", "other", "b")
-    assert len(list(tmp_path.rglob("_saving-hf_calib-*"))) == 1
-    alive.communicate("go on")
-    assert alive.returncode == 0
-    assert (target if how == "whole_file" else target / "a").read_text() == "new"
-    assert not list(tmp_path.rglob("_saving-hf_calib-*"))
-    assert mine.is_dir()
-
-
-RACE = """
-import sys, time
-from pathlib import Path
-from hf_calib._files import whole_folder
-target, who, start = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-time.sleep(max(0, start - time.time()))
-for i in range(25):
-    with whole_folder(target / str(i)) as folder:
-        for name in "abcdefghijkl":
-            (folder / name).write_text(f"{who}")
-"""
-
-
-def test_races_leave_no_mixture(tmp_path: Path) -> None:
-    start = time.time() + 1
-    writers = [run_python(RACE, tmp_path, who, start) for who in range(4)]
-    for writer in writers:
-        _, errors = writer.communicate()
-        assert (writer.returncode, errors) == (0, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(25)))
-    for folder in tmp_path.iterdir():
-        files = list(folder.iterdir())
-        assert len(files) == 12
-        assert len({path.read_text() for path in files}) == 1
 
 
 def test_a_folder_and_its_files_are_as_open_as_any_other(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def killed(folder: Path) -> list[dict[str, Any]]:
             status, told = in_a_fork(work)
             left = {"old": name, "status": status, "told": told, "state": state_of(target)}
             save(target)
-            found.append({**left, "again": state_of(target), "leftovers": leftovers(target)})
+            found.append({**left, "again": state_of(target)})
             if status != signal.SIGKILL:
                 break
     return found
