@@ -76,29 +76,19 @@ def printable(text: object) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
 
 
-def look_alikes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str] | None:
-    """The first name and the other one that look the same: they differ by spaces or by their Unicode form only.
+def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
+    r"""Which of the names looks like one of the others and is not the same; "" if none does.
 
-    >>> look_alikes(["law", "art "], ["art", "law"])
-    ('art ', 'art')
-    """
-    plain: dict[str, list[str]] = {}
-    for other in others:
-        plain.setdefault(_as_it_looks(other), []).append(other)
-    for name in names:
-        for other in plain.get(_as_it_looks(name), []):
-            if other != name:
-                return name, other
-    return None
-
-
-def differ_invisibly(pair: tuple[str, str]) -> str:
-    r"""Say of two names that look the same what they are, escaped.
-
-    >>> differ_invisibly(("cafe\u0301", "caf\xe9"))
+    >>> look_alikes(["law", "cafe\u0301"], ["caf\xe9", "law"])
     "'cafe\\u0301' and 'caf\\xe9' differ only by spaces or by their Unicode form"
     """
-    return f"{pair[0]!a} and {pair[1]!a} differ only by spaces or by their Unicode form"
+    known: dict[str, set[str]] = {}
+    for other in others:
+        known.setdefault(_as_it_looks(other), set()).add(other)
+    for name in names:
+        for other in known.get(_as_it_looks(name), set()) - {name}:
+            return f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
+    return ""
 
 
 def _as_it_looks(name: str) -> str:

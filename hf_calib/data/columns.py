@@ -13,7 +13,6 @@ from hf_calib._errors import (
     InputTypeError,
     InputValueError,
     did_you_mean,
-    differ_invisibly,
     expected,
     look_alikes,
 )
@@ -271,13 +270,13 @@ def _default_names(feature: object, trained: set[Any]) -> list[str]:
     if isinstance(feature, ClassLabel):
         return feature.names
     classes = sorted(trained)
-    pair = None if isinstance(classes[0], int) else look_alikes(classes, classes)
-    if pair:
+    alike = "" if isinstance(classes[0], int) else look_alikes(classes, classes)
+    if alike:
         raise InputValueError(
             expected(
                 "the classes of train",
                 "differ visibly",
-                differ_invisibly(pair),
+                alike,
                 "write the labels alike, or pass class_names if these are two classes",
             )
         )
@@ -319,15 +318,13 @@ def _check_labels(name: str, values: list[Any], *, known: set[Any], trained: set
     for requirement, allowed in (("occur in train as well", trained), ("be among class_names", known)):
         others = sorted(set(values) - allowed, key=str)
         if others:
-            pair = look_alikes(map(str, others), map(str, allowed))
+            alike = look_alikes(map(str, others), map(str, allowed))
             first = next(row for row, value in enumerate(values) if value not in allowed)
             raise InputValueError(
                 expected(
                     f"labels of split {name!r}",
                     requirement,
-                    _few(others)
-                    + (f" ({differ_invisibly(pair)})" if pair else "")
-                    + f" (first in row {first})",
+                    _few(others) + (f" ({alike})" if alike else "") + f" (first in row {first})",
                     "check label_column, or remove these rows",
                 )
             )

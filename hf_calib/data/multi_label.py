@@ -15,7 +15,6 @@ from hf_calib._errors import (
     InputTypeError,
     InputValueError,
     did_you_mean,
-    differ_invisibly,
     expected,
     few,
     look_alikes,
@@ -157,9 +156,9 @@ def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]
     if unknown:
         wrong = [i for i, row in enumerate(rows) if unknown & set(row)]
         label = next(each for each in rows[wrong[0]] if each in unknown)
-        pair = look_alikes([label], names)
+        alike = look_alikes([label], names)
         got = f"{label!r} in row {wrong[0]} ({len(wrong)} such rows)"
-        got += f" ({differ_invisibly(pair)})" if pair else ""
+        got += f" ({alike})" if alike else ""
         way_out = "check class_names, label_separator and no_label, or remove these rows"
         raise InputValueError(
             expected(f"labels of split {name!r}", f"be among {few(list(names))}", got, way_out)
@@ -230,12 +229,10 @@ def _default_names(train: Dataset, layout: LabelLayout, rows: list[list[str]]) -
     if isinstance(inner, ClassLabel):
         return list(inner.names)
     found = sorted({label for row in rows for label in row})
-    pair = look_alikes(found, found)
-    if pair:
+    alike = look_alikes(found, found)
+    if alike:
         way_out = "write the labels alike, or pass class_names if these are two"
-        raise InputValueError(
-            expected("the labels of train", "differ visibly", differ_invisibly(pair), way_out)
-        )
+        raise InputValueError(expected("the labels of train", "differ visibly", alike, way_out))
     if found and all(map(str.isdecimal, found)):
         ids = sorted(map(int, found))
         if ids != list(range(len(ids))):

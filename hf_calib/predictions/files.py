@@ -19,7 +19,6 @@ from hf_calib._errors import (
     InputTypeError,
     InputValueError,
     did_you_mean,
-    differ_invisibly,
     expected,
     few,
     look_alikes,
@@ -325,9 +324,9 @@ def _label_ids(labels: Series, names: list[str], column: str) -> NDArray[np.int6
         return labels.to_numpy(dtype=np.int64)
     unknown = sorted(set(texts) - set(names))
     if unknown:
-        pair = look_alikes(unknown, names)
+        alike = look_alikes(unknown, names)
         requirement = f"hold the names of the class columns ({few(names)})"
         way_out = "write the labels as the columns are named, or as numbers from 0 on"
-        got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
+        got = few(list(map(repr, unknown))) + (f" ({alike})" if alike else "")
         raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
     return np.array([number[text] for text in texts], dtype=np.int64)

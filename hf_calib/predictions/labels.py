@@ -13,7 +13,6 @@ from hf_calib._errors import (
     InputTypeError,
     InputValueError,
     did_you_mean,
-    differ_invisibly,
     expected,
     few,
     look_alikes,
@@ -97,8 +96,8 @@ def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[n
     unknown = sorted(set(labels) - set(number))
     if unknown:
         requirement = f"hold the model's classes ({few(names)})"
-        pair = look_alikes(unknown, names)
-        got = few(list(map(repr, unknown))) + (f" ({differ_invisibly(pair)})" if pair else "")
+        alike = look_alikes(unknown, names)
+        got = few(list(map(repr, unknown))) + (f" ({alike})" if alike else "")
         first = next(row for row, label in enumerate(labels) if label not in number)
         got = f"{got} (first in row {first})"
         way_out = "give the data's names of the model's classes, in the model's order, as class_names"

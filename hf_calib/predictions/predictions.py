@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from hf_calib._errors import InputTypeError, InputValueError, differ_invisibly, expected, few, look_alikes
+from hf_calib._errors import InputTypeError, InputValueError, check, expected, few, look_alikes
 from hf_calib.metrics._inputs import check_probs_and_labels
 from hf_calib.metrics._multi_label import check_decisions
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
@@ -151,6 +151,5 @@ def check_differ(argument: str, names: Sequence[str]) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         got = f"{few(list(map(repr, twice)))} twice"
         raise InputValueError(expected(argument, "differ", got, "name each class once"))
-    pair = look_alikes(names, names)
-    if pair:
-        raise InputValueError(expected(argument, "differ visibly", differ_invisibly(pair), "rename one"))
+    alike = look_alikes(names, names)
+    check(not alike, f"{argument} to differ visibly", alike, "rename one")
