@@ -1,21 +1,19 @@
-"""The losses in all their variants, and batches to feed them; shared by the `test_losses_*` files."""
+"""Every named loss: its variants, its formula in plain operations, and batches to feed both."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, make_loss
-from hf_calib.losses.statistics import chunked, dispatch, fused
-from tests.helpers.gpu import on_a_gpu
 
 torch.set_num_threads(1)  # the batches are tiny, and the cores are shared
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter takes milliseconds a row.
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 Variant = tuple[str, dict[str, Any]]
 
@@ -80,21 +78,11 @@ VARIANTS: list[Variant] = [
     ("power", {"exponent": 0.3}),
     ("power", {"exponent": 5.0}),
 ]
-# Of the losses that read the same statistics the first: the ways to the statistics know no more of a loss.
-ONE_OF_EACH = list(
-    {make_loss(name, **given)._reads: (name, given) for name, given in VARIANTS[::-1]}.values()
-)
-if INTERPRETED:
-    VARIANTS = ONE_OF_EACH
 
 
 def variant_id(variant: Variant) -> str:
     name, hyperparameters = variant
     return "-".join([name, *(f"{key}={value}" for key, value in hyperparameters.items())])
-
-
-def variants_but(*names: str) -> list[Variant]:
-    return [variant for variant in VARIANTS if variant[0] not in names]
 
 
 def make_variant(variant: Variant, n_classes: int, **kwargs: Any) -> CalibrationLoss:
@@ -122,9 +110,16 @@ def random_batch(
     return logits, labels
 
 
-def value_and_gradient(
-    loss: CalibrationLoss, logits: Tensor, labels: Tensor, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
+# Numbers of classes: few logits take plain operations, many (2^18 are reached by 30 rows) blocks of rows.
+WIDTHS = (5, 9000)
+
+
+def widened(logits: Tensor, width: int) -> Tensor:
+    """The same logits with masked classes beside them, to this width."""
+    return F.pad(logits, (0, max(0, width - logits.shape[1])), value=-torch.inf)
+
+
+def value_and_gradient(loss: Any, logits: Tensor, labels: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """The loss, detached, and the gradient of its sum in the logits, which are left as they were."""
     leaf = logits.clone().requires_grad_()
     value = loss(leaf, labels, **kwargs)
@@ -134,20 +129,197 @@ def value_and_gradient(
     return value.detach(), leaf.grad
 
 
-# The ways through the code: plain operations; one block of rows; many. Or, in Triton's interpreter and on a GPU, the
-# kernels: a row at once; in blocks of columns.
-KERNELS = INTERPRETED or on_a_gpu()
-PATHS = ("kernels", "kernels in blocks") if KERNELS else ("direct", "one block", "blocks")
-BOTH_ENDS = (PATHS[-1],) if INTERPRETED else (PATHS[0], PATHS[-1])
+class Row:
+    """What the formulas read of logits (N, C) and labels (N,), none ignored: plain operations, in their dtype."""
+
+    def __init__(self, logits: Tensor, labels: Tensor, table: Any = None) -> None:
+        self.z, self.column, self.table = logits, labels[:, None], table
+        self.log_p = logits.log_softmax(1)
+        self.p = self.log_p.exp()
+        self.truth = F.one_hot(labels, logits.shape[1]).to(logits)
+        self.ce = -self.log_p.gather(1, self.column).squeeze(1)
+        self.p_y = self.p.gather(1, self.column).squeeze(1)
+        self.brier = (self.p - self.truth).square().sum(1)
+        self.confidence, predicted = self.p.max(1)
+        self.correct = (predicted == labels).to(logits)
+
+    def rival(self, rank: Any) -> Tensor | float:
+        """The mean of the probabilities at these ranks below the label's, 0 where nothing is there; or a constant."""
+        if not isinstance(rank, str):
+            return float(rank)
+        ends = {"next": (0, 1), "second": (1, 2), "third": (2, 3), "mean2": (0, 2), "mean3": (0, 3)}
+        first, last = ends.get(rank, (0, self.z.shape[1]))
+        below = self.z < self.z.gather(1, self.column)  # the softmax of two logits that tie may differ
+        ranked = (self.p * below).sort(dim=1, descending=True, stable=True).values[:, first:last]
+        return ranked.sum(1) / (below.sum(1) - first).clamp(1, max(1, ranked.shape[1]))
+
+    def of_bins(self, values: Tensor, position: Tensor) -> Tensor:
+        """The table's values in the bins of its edges, [low, high)."""
+        position = position.detach()
+        inside = sum((position >= edge).long() for edge in self.table.edges[1:-1])
+        return values[inside].to(self.z)
 
 
-def take_path(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Send all logits one way, whatever their size."""
-    if path == "plain":
-        monkeypatch.setattr(fused, "takes", lambda logits, statistics: False)
-    if path == "kernels in blocks":
-        whole = fused._block_of
-        monkeypatch.setattr(fused, "_block_of", lambda n_classes: max(2, whole(n_classes) // 2))
-    monkeypatch.setattr(dispatch, "DIRECT_ELEMENTS", 2**40 if path == "direct" else 0)
-    if path == "blocks":
-        monkeypatch.setattr(chunked, "CPU_BLOCK_ELEMENTS", 25)
+def focal(t: Row, gamma: Any = 3.0) -> Tensor:
+    return (1 - t.p_y) ** gamma * t.ce
+
+
+def flsd(t: Row, thresholds: Any = (0.2,), gammas: Any = (5.0, 3.0)) -> Tensor:
+    steps = [sum(p >= threshold for threshold in thresholds) for p in t.p_y.tolist()]
+    return focal(t, t.z.new_tensor([gammas[step] for step in steps]))
+
+
+def dual_focal(t: Row, gamma: float = 5.0, rival: Any = "next") -> Tensor:
+    return (1 - t.p_y + t.rival(rival)) ** gamma * t.ce
+
+
+def bsce(t: Row, gamma: float = 2.0, norm: float = 2.0) -> Tensor:
+    return (t.p - t.truth).abs().pow(norm).sum(1) ** (gamma / norm) * t.ce
+
+
+def focal_calibration(t: Row, gamma: float = 3.0, brier_weight: float = 0.5, distance: str = "l2") -> Tensor:
+    far = t.brier if distance == "l2" else (t.p - t.truth).abs().sum(1)
+    return focal(t, gamma) + brier_weight * far
+
+
+def adafocal(t: Row) -> Tensor:
+    gamma = t.of_bins(t.table.gammas, t.p_y)
+    return torch.where(gamma >= 0, 1 - t.p_y, 1 + t.p_y) ** gamma.abs() * t.ce
+
+
+def ada_dual_focal(t: Row) -> Tensor:
+    lead = t.p_y - t.rival("next")
+    return (1 - lead) ** t.of_bins(t.table.gammas, lead) * t.ce
+
+
+def calfocal(t: Row, per_sample: bool = False) -> Tensor:
+    if not per_sample:
+        return focal(t, t.of_bins(t.table.gammas, t.p_y))
+    gap = t.p_y - t.of_bins(t.table.accuracies, t.p_y)
+    return focal(t, (10.0 * gap.detach()).exp())
+
+
+def logit_norm(t: Row, norm_weight: float = 0.01, p: float = 1.0) -> Tensor:
+    return t.ce + norm_weight * t.z.abs().pow(p).sum(1).pow(1 / p)
+
+
+def mbls(t: Row, margin_weight: float = 0.1, margin: float = 10.0) -> Tensor:
+    return t.ce + margin_weight * (t.z.amax(1, keepdim=True) - t.z - margin).relu().mean(1)
+
+
+def _gradient_only(weighted: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda t, **given: (weighted(t, **given) / t.ce).detach() * t.ce
+
+
+# A value per row, (N,).
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": lambda t: t.ce,
+    "label_smoothing": lambda t, smoothing=0.05: (1 - smoothing) * t.ce - smoothing * t.log_p.mean(1),
+    "brier": lambda t: t.brier,
+    "focal": focal,
+    "focal_gra": _gradient_only(focal),
+    "flsd": flsd,
+    "flsd_gra": _gradient_only(flsd),
+    "inverse_focal": lambda t, gamma=2.0: (1 + t.p_y) ** gamma * t.ce,
+    "dual_focal": dual_focal,
+    "dual_focal_gra": _gradient_only(dual_focal),
+    "bsce": bsce,
+    "bsce_gra": _gradient_only(bsce),
+    "focal_calibration": focal_calibration,
+    "adafocal": adafocal,
+    "ada_dual_focal": ada_dual_focal,
+    "calfocal": calfocal,
+    "ece_ce": lambda t: t.table.gamma(t.p_y.detach(), t.column.squeeze(1)) * t.ce,
+    "entropy_regularized": lambda t, entropy_weight=0.1: t.ce + entropy_weight * (t.p * t.log_p).sum(1),
+    "logit_norm": logit_norm,
+    "mbls": mbls,
+    "dft": lambda t: t.p_y.detach() * t.ce,
+    "power": lambda t, exponent=1.0: (1 - t.p_y**exponent) / exponent,
+    "mdca": lambda t, gamma=0.0: focal(t, gamma),
+    **dict.fromkeys(("mmce", "soft_ece", "kde_ece", "avuc"), lambda t, **_: t.ce),
+}
+
+
+def mmce(t: Row, mmce_weight: float = 0.5, variant: str = "weighted", authors_code: bool = False) -> Tensor:
+    """Over pairs of rows. In the authors' code plain MMCE has no root, and each mean is divided by its pairs twice."""
+    r, c = t.confidence, t.correct
+    kernel = torch.exp(-(r[:, None] - r).abs() / 0.4)
+    if variant == "plain":
+        squared = (c - r) @ kernel @ (c - r) / len(r) ** 2
+        return mmce_weight * (squared if authors_code else squared.sqrt())
+    right, wrong = (1 - r)[c == 1], r[c == 0]
+    total = torch.zeros_like(r[0])
+    for one, other, of_one, of_other, sign in (
+        (right, right, 1, 1, 1),
+        (wrong, wrong, 0, 0, 1),
+        (right, wrong, 1, 0, -2),
+    ):
+        pairs = len(one) * len(other)
+        mean = one @ kernel[c == of_one][:, c == of_other] @ other / pairs
+        total = total + sign * mean / (pairs + 1e-5 if authors_code else 1)
+    return mmce_weight * total.sqrt()
+
+
+def soft_ece(t: Row, variant: str = "sb_ece") -> Tensor:
+    """sb_ece: bins by the distance to their centres, L2. dece: a soft decision tree and a soft rank, L1."""
+    index = torch.arange(15).to(t.z)
+    if variant == "sb_ece":
+        members = torch.softmax(-((t.confidence[:, None] - (index + 0.5) / 15) ** 2) / 0.01, dim=1)
+        gaps = members.T @ (t.correct - t.confidence) / members.sum(0)
+        return (members.mean(0) * gaps.square()).sum().sqrt()
+    members = torch.softmax((t.confidence[:, None] * (index + 1) - (index / 15).cumsum(0)) / 0.01, dim=1)
+    members = (members + 1e-6) / (1 + 16e-6)
+    ahead = torch.sigmoid(100 * (t.p - t.p_y[:, None])).sum(1) - 0.5
+    return (members.T @ ((1 - ahead).clamp_min(0) - t.confidence)).abs().sum() / len(t.p)
+
+
+def kde_ece(t: Row, kde_weight: float = 0.5, bandwidth: float = 0.1, kind: str = "top_label") -> Tensor:
+    """The outcomes of the other rows, weighted by the density of Dirichlet(p_j / h + 1) at p_i, against p_i."""
+    stated, outcomes = t.p, t.truth
+    if kind == "top_label":
+        stated = torch.stack([t.confidence, 1 - t.confidence], 1)
+        outcomes = torch.stack([t.correct, 1 - t.correct], 1)
+    points = stated.clamp(1e-6, 1 - 1e-6)
+    alpha = points / bandwidth + 1
+    log_kernel = points.log() @ (alpha - 1).T + torch.lgamma(alpha.sum(1)) - torch.lgamma(alpha).sum(1)
+    log_kernel = log_kernel.masked_fill(torch.eye(len(points), dtype=torch.bool), -torch.inf)
+    gaps = (log_kernel.softmax(1) @ outcomes - stated).abs()
+    return kde_weight * (gaps[:, 0] if kind == "top_label" else gaps.sum(1)).mean()
+
+
+def avuc(t: Row, avuc_weight: float = 1.0) -> Tensor:
+    """Rows are right or wrong, and certain or unsure by whether the entropy is above the mean of both kinds' means."""
+    entropy, right = -(t.p * t.log_p).sum(1), t.correct == 1
+    means = [entropy[rows].mean() for rows in (right, ~right) if rows.any()]
+    certain = entropy <= (sum(means) / len(means)).detach()
+    size = torch.where(right, t.confidence, 1 - t.confidence)
+    count = size * torch.where(certain, 1 - entropy.tanh(), entropy.tanh())
+    return avuc_weight * torch.log1p(count[right ^ certain].sum() / count[right == certain].sum())
+
+
+def mdca(t: Row, mdca_weight: float = 1.0, gamma: float = 0.0) -> Tensor:
+    return mdca_weight * (t.p - t.truth).mean(0).abs().mean()
+
+
+# A number for the batch, which is added to the mean.
+PENALTIES: dict[str, Callable[..., Tensor]] = {
+    "mmce": mmce, "soft_ece": soft_ece, "kde_ece": kde_ece, "avuc": avuc, "mdca": mdca,
+}  # fmt: skip
+
+
+def by_formula(variant: Variant, table: Any = None, weights: Tensor | None = None) -> Callable[..., Tensor]:
+    """`formula(logits, labels, reduction=...)` of a variant, over the rows that count."""
+    name, given = variant
+
+    def formula(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        counts = labels != -100
+        row = Row(logits[counts], labels[counts], table)
+        w = torch.ones_like(row.ce) if weights is None else weights.to(logits)[labels[counts]]
+        rows = w * FORMULAS[name](row, **given)
+        if reduction == "none":
+            return torch.zeros_like(logits[:, 0]).masked_scatter(counts, rows)
+        penalty = PENALTIES[name](row, **given) if name in PENALTIES else 0
+        mean = rows.sum() / w.sum() + penalty
+        return mean if reduction == "mean" else mean * w.sum()
+
+    return formula

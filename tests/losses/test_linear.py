@@ -9,18 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_calib.losses import AdaptiveLoss, cross_entropy, focal, linear, linear_calibration_loss, make_loss
+from hf_calib.losses import AdaptiveLoss, cross_entropy, focal, linear_calibration_loss, make_loss
 from tests.helpers.loss_cases import VARIANTS, variant_id
 from tests.helpers.tiny import tiny_bert  # noqa: F401, one thread
 
 SEPARABLE = [variant for variant in VARIANTS if not make_loss(variant[0], **variant[1]).couples_batch]
 N, H, V = 12, 5, 37
-
-
-@pytest.fixture(autouse=True)
-def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five rows; there are eight that count."""
-    monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", 5 * V)
 
 
 def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -55,10 +49,20 @@ def test_it_is_the_loss_of_the_logits(variant: Any) -> None:
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("rows", [1, 8, N])
-def test_chunks_of_other_sizes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "CPU_CHUNK_ELEMENTS", rows * V)
-    test_it_is_the_loss_of_the_logits(("focal_calibration", {}))
+@pytest.mark.parametrize("n", [300, 3000])
+def test_in_chunks(n: int) -> None:
+    """Of a large vocabulary: more logits than are made at once; the last chunk is a part of one."""
+    vocabulary = 9_000_000 // n
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(n, 2, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, 2, generator=generator, requires_grad=True)
+    labels = torch.randint(vocabulary, (n,), generator=generator)
+    labels[::7] = -100
+    loss = cross_entropy()
+    ours = results(linear_calibration_loss(hidden, weight, labels, loss), hidden, weight)
+    theirs = results(loss(hidden @ weight.T, labels), hidden, weight)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
