@@ -133,7 +133,8 @@ def push_folder(
         OSError: if a file cannot be read, or the Hub cannot be reached after several attempts.
 
     Notes:
-        What is repeated where the Hub is busy, and what a failure leaves, is told at `hf_calib._hub.push_files`.
+        Where the Hub is busy, cannot be reached, or takes a commit of others first, the push is tried again after 1, 2,
+        4 and 8 seconds. A new repository or branch that was made for a push that fails stays.
     """
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))

@@ -363,7 +363,7 @@ def test_what_the_hub_refuses_is_one_line(folded: Path, hub: Hub) -> None:
     result = call(folded, "me/data", "--json")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "hf-calib: expected me/data to be a model repository, got a dataset" in result.stderr
+    assert "hf-calib: expected a model's repository, got 404 for me/data" in result.stderr
 
 
 def test_the_lines_of_the_card_name_the_owner_too(folded: Path, hub: Hub) -> None:

@@ -184,6 +184,12 @@ class Handler(BaseHTTPRequestHandler):
         )
         if repository not in hub.files:
             raise RefusedError(404, "RepoNotFound", json.dumps({"error": "Repository not found"}))
+        if action == "refs":
+            branches = [
+                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": ""}
+                for name in hub.files[repository]
+            ]
+            return self._answer({"branches": branches, "converts": [], "tags": []})
         if action == "branch":
             return self._branch(repository, revision, body)
         branch = self._named(repository, revision or "main")
