@@ -34,8 +34,8 @@ from hf_calib.metrics import (
     consistency_test,
     expected_calibration_error,
 )
-from hf_calib.metrics.calibration import top_label_calibration_error
 from hf_calib.metrics.smooth import top_label_smooth_error
+from hf_calib.metrics.sums import TopLabel, top_label_error
 
 PEERS = {  # distribution: module
     "torchmetrics": "torchmetrics",
@@ -89,7 +89,7 @@ def confidences_job() -> tuple[str, dict[str, Run], int]:
     tensors = torch.from_numpy(confidences.astype(np.float32)), torch.from_numpy(correct.astype(np.int64))
     ints, netcal = correct.astype(int), ECE(N_BINS)
     runs: dict[str, Run] = {
-        OURS: lambda: top_label_calibration_error(confidences, correct, n_bins=N_BINS),
+        OURS: lambda: top_label_error(TopLabel(confidences, correct), n_bins=N_BINS),
         "torchmetrics": lambda: binary_calibration_error(*tensors, n_bins=N_BINS).item(),
         "torchmetrics, no checks": lambda: binary_calibration_error(
             *tensors, n_bins=N_BINS, validate_args=False

@@ -46,7 +46,7 @@ from transformers import (
 from hf_calib._files import check_output, whole_folder
 from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.trainer import CalibrationTrainer

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import row_chunks
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.predictions.passes import run_pass
 from hf_calib.predictions.samples import half_of
 from hf_calib.predictions.shard_formats import Piece

@@ -15,7 +15,8 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.in_shards import open_if_many, report_on_shards
 from hf_calib.commands.opening import Running, Stages, ignore_stage, name_of
-from hf_calib.metrics.binning import BinSums, FloatArray, uniform_bins
+from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.sums import BinSums, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.predictions.files import load_predictions
 from hf_calib.predictions.logs import LogOptions, is_log, load_log

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected, few
-from hf_calib.metrics._inputs import as_floats, check_probs, check_probs_and_labels
-from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_probs, check_probs_and_labels
 
 
 def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArray]:

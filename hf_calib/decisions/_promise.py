@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrik
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_share
-from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, check_share
 
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
 # Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.

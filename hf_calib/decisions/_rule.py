@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.checks import FloatArray
 
 
 class Rule(ABC):

@@ -25,10 +25,9 @@ from hf_calib.decisions._promise import (
 )
 from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
 from hf_calib.decisions.measured import PromiseCurve, answers
-from hf_calib.metrics._inputs import check_flag
-from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.calibration import winners
+from hf_calib.metrics.checks import FloatArray, IntArray, check_flag
+from hf_calib.metrics.sums import winners
 
 
 @dataclass(kw_only=True, eq=False)

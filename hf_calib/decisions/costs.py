@@ -12,9 +12,8 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.decisions._inputs import class_probs, class_rows
 from hf_calib.decisions._rule import Rule
 from hf_calib.decisions.measured import answers, mean
-from hf_calib.metrics._inputs import as_floats
-from hf_calib.metrics.binning import IntArray
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.checks import IntArray, as_floats
 
 _LARGEST = 1e12  # beyond, means over rows lose the small ones
 

@@ -13,9 +13,8 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._rule import Rule, percent
 from hf_calib.decisions.measured import mean, share
-from hf_calib.metrics._inputs import check_choice, check_flag, check_share
-from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.checks import FloatArray, check_choice, check_flag, check_share
 
 _ALL = 1.0  # no score is larger
 

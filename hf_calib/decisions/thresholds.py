@@ -12,8 +12,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.decisions._inputs import label_probs, label_rows, listed, warn
 from hf_calib.decisions._promise import NEVER, certified_threshold, check_promise, check_rows_for
 from hf_calib.decisions._rule import Rule, percent
-from hf_calib.metrics._inputs import as_floats, check_choice
-from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_choice
 
 Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
 _MOST_STEPS = 100  # of the F1's fixed point, which takes fewer than ten

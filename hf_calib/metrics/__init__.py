@@ -7,11 +7,6 @@ not imported here, because it needs torch.
 from typing import TYPE_CHECKING, Any
 
 from hf_calib.metrics.bootstrap import Interval, bootstrap_interval
-from hf_calib.metrics.calibration import (
-    classwise_calibration_error,
-    expected_calibration_error,
-    maximum_calibration_error,
-)
 from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
 from hf_calib.metrics.corp import CorpCurve, CorpDecomposition, corp_curve, corp_decomposition
 from hf_calib.metrics.entities import Entities, entity_scores, find_entities
@@ -19,18 +14,22 @@ from hf_calib.metrics.error_interval import calibration_error_interval
 from hf_calib.metrics.kernel import kde_calibration_error
 from hf_calib.metrics.out_of_distribution import OodDetection, ood_auroc, ood_detection
 from hf_calib.metrics.post_processing import post_processing_gap
-from hf_calib.metrics.proper_scores import (
+from hf_calib.metrics.scores import (
     BrierDecomposition,
     accuracy,
     brier_decomposition,
     brier_score,
+    classwise_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
     negative_log_likelihood,
     root_brier_score,
+    true_calibration_error,
 )
 from hf_calib.metrics.selective import RiskCoverage, area_under_risk_coverage, risk_coverage_curve
 from hf_calib.metrics.smooth import smooth_calibration_error
 from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
-from hf_calib.metrics.soft_labels import true_calibration_error, uncertainty_correlation
+from hf_calib.metrics.soft_labels import uncertainty_correlation
 from hf_calib.metrics.state import CalibrationState
 from hf_calib.metrics.sweep import ece_sweep
 from hf_calib.metrics.variational import ConfidenceErrors, confidence_errors

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma
 
-from hf_calib.metrics.binning import BinSums, FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import BinSums
 
 _MANTISSA_BITS = 12  # of float64's 52
 _OCTAVES = 24  # halvings of 1 - p, down to the resolution of float32 near 1

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray
 
 _BITS = 36
 _UNIT = 2.0**-_BITS

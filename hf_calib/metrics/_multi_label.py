@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import RANGE_TOLERANCE, as_array, row_chunks
-from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
+from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, IntArray, as_array, row_chunks
+from hf_calib.metrics.sums import BinSums, uniform_bins
 
 UNKNOWN = -100  # a label that is not known: its decision is left out
 _SMALLEST = np.finfo(np.float64).tiny  # what a probability of 0 counts as, as in `negative_log_likelihood`

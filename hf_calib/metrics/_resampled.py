@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.binning import Binning, BinSums, FloatArray, IntArray, uniform_bins, uniform_edges
-from hf_calib.metrics.calibration import Norm, binned_error
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import Binning, BinSums, Norm, binned_error, uniform_bins, uniform_edges
 
 
 class Resampled(Protocol):
@@ -65,7 +65,7 @@ class TopLabel:
         return np.array([self._error(self._bin_sums(row[self._order]), int(row.sum())) for row in counts])
 
     def _error(self, sums: BinSums, n_examples: int) -> float:
-        return binned_error(sums, n_examples=n_examples, norm=self._norm, debias=self._debias)
+        return float(binned_error(sums, n_examples, norm=self._norm, debias=self._debias))
 
     def _bin_sums(self, counts: IntArray) -> BinSums:
         cuts, copies = self._cuts(counts)

@@ -9,10 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import CHUNK_ELEMENTS, RANGE_TOLERANCE, ROW_SUM_TOLERANCE, row_chunks
-from hf_calib.metrics.binning import FloatArray, IntArray
-from hf_calib.metrics.calibration import winners
-from hf_calib.metrics.proper_scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.checks import (
+    CHUNK_ELEMENTS,
+    RANGE_TOLERANCE,
+    ROW_SUM_TOLERANCE,
+    FloatArray,
+    IntArray,
+    row_chunks,
+)
+from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.sums import winners
 
 MOST_AT_ONCE = 2**16  # rows, see `ExactSums`
 

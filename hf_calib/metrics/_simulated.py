@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.binning import Binning, FloatArray, IntArray, assign_bins, sum_bins, uniform_bins
-from hf_calib.metrics.calibration import Norm, binned_error
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import (
+    BinnedRows,
+    Binning,
+    Norm,
+    as_bin_sums,
+    assign_bins,
+    binned_error,
+    uniform_bins,
+)
 
 Simulation = Callable[[np.random.Generator], float]
 
@@ -29,13 +37,15 @@ def top_label_simulation(
     chances = np.append(confidences[order], 0.0)
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
     empty = cuts[:-1] == cuts[1:]  # of which reduceat would give the first row of the next
-    stated = sum_bins(confidences, np.zeros_like(confidences), bins, n_bins)
+    stated = as_bin_sums(
+        np.ones(len(bins)) @ BinnedRows(bins, n_bins, None, confidences, np.zeros(len(bins)))
+    )
 
     def simulate(rng: np.random.Generator) -> float:
         right = rng.random(len(chances)) < chances
         hits = np.where(empty, 0.0, np.add.reduceat(right, cuts, dtype=np.int64)[:-1])
         sums = stated._replace(correct=hits)
-        return binned_error(sums, n_examples=len(confidences), norm=norm, debias=debias)
+        return float(binned_error(sums, len(confidences), norm, debias=debias))
 
     return simulate
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from hf_calib.metrics._exact_sums import ExactSums, WeightedSums
 from hf_calib.metrics._row_scores import RowScores
-from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import BinSums, uniform_bins
 
 _LARGEST_BRIER = 2.0
 

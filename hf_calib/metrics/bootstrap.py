@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics._resampled import AnyMetric, Resampled
+from hf_calib.metrics.by_name import Metric, MetricFunction, find_metric
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
     check_confidence_level,
     check_n_resamples,
     check_probs_and_any_labels,
     check_seed,
     row_chunks,
 )
-from hf_calib.metrics._resampled import AnyMetric, Resampled
-from hf_calib.metrics.binning import FloatArray, IntArray
-from hf_calib.metrics.by_name import Metric, MetricFunction, find_metric
-from hf_calib.metrics.calibration import expected_calibration_error
+from hf_calib.metrics.scores import expected_calibration_error
 
 _SAME = 1e-12  # a resample this near to the value differs from it by rounding only
 _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it

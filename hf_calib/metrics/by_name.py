@@ -9,33 +9,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, expected
-from hf_calib.metrics._inputs import check_choice
 from hf_calib.metrics._resampled import AnyMetric, Classwise, Mean, Resampled, TopLabel
 from hf_calib.metrics._simulated import Simulation, classwise_simulation, top_label_simulation
-from hf_calib.metrics.calibration import (
+from hf_calib.metrics.checks import check_choice
+from hf_calib.metrics.kernel import kde_calibration_error
+from hf_calib.metrics.post_processing import post_processing_gap
+from hf_calib.metrics.scores import (
+    accuracy,
+    brier_score,
     classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
-    top_label,
-    winners,
-)
-from hf_calib.metrics.kernel import kde_calibration_error
-from hf_calib.metrics.post_processing import post_processing_gap
-from hf_calib.metrics.proper_scores import (
-    accuracy,
-    brier_score,
     negative_log_likelihood,
     negative_logs,
     root_brier_score,
     squared_distances,
+    true_calibration_error,
 )
 from hf_calib.metrics.selective import area_under_risk_coverage, mean_risk
 from hf_calib.metrics.smooth import smooth_calibration_error, top_label_smooth_error
 from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual, top_label_smooth_error_dual
-from hf_calib.metrics.soft_labels import label_distances, true_calibration_error, uncertainty_correlation
+from hf_calib.metrics.soft_labels import uncertainty_correlation
+from hf_calib.metrics.sums import top_label, winners
 from hf_calib.metrics.sweep import ece_sweep, top_label_sweep
 
 MetricFunction = Callable[..., float]
@@ -74,7 +73,7 @@ def _brier(probs: NDArray[Any], labels: NDArray[Any], *, root: bool = False) -> 
 
 
 def _distance(probs: NDArray[Any], labels: NDArray[Any]) -> Resampled:
-    return Mean(label_distances(probs, labels))
+    return Mean(np.sqrt(squared_distances(probs, labels)))
 
 
 def _binned(probs: NDArray[Any], labels: NDArray[Any], **options: Any) -> Resampled:

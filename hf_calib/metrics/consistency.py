@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_n_resamples, check_probs_and_labels, check_seed
 from hf_calib.metrics._simulated import label_sampler
-from hf_calib.metrics.binning import BinSums
 from hf_calib.metrics.bootstrap import check_resamples, finite_value
 from hf_calib.metrics.by_name import MetricFunction, find_metric
+from hf_calib.metrics.checks import check_n_resamples, check_probs_and_labels, check_seed
+from hf_calib.metrics.sums import BinSums
 
 _SAME = 1e-12  # errors this near to each other differ by rounding only
 

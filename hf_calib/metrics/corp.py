@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics.checks import (
+    FloatArray,
     check_choice,
     check_confidence_level,
     check_n_resamples,
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
-from hf_calib.metrics.proper_scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.sums import top_label
 
 Score = Literal["brier", "log"]
 _SCORES = ("brier", "log")

@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics.bootstrap import Interval, draw_counts, interval_of, two_sided
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
     as_array,
     check_confidence_level,
     check_n_bins,
@@ -19,9 +22,7 @@ from hf_calib.metrics._inputs import (
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.binning import FloatArray, IntArray
-from hf_calib.metrics.bootstrap import Interval, draw_counts, interval_of, two_sided
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.sums import TopLabel, top_label_error
 
 _BIO = re.compile(r"O|[BI]-.+")
 
@@ -201,7 +202,7 @@ def entity_scores(
     }
     for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
         error = (
-            top_label_calibration_error(confidences, entities.correct, n_bins=n_bins)
+            top_label_error(TopLabel(confidences, entities.correct), n_bins=n_bins)
             if len(confidences)
             else np.nan
         )

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.checks import (
+    FloatArray,
     check_choice,
     check_confidence_level,
     check_n_bins,
@@ -15,9 +17,14 @@ from hf_calib.metrics._inputs import (
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.binning import BINNINGS, Binning, BinSums, FloatArray, assign_bins, sum_bins
-from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.calibration import binned_error, top_label
+from hf_calib.metrics.sums import (
+    BINNINGS,
+    Binning,
+    BinSums,
+    bin_sums,
+    binned_error,
+    top_label,
+)
 
 _HALVINGS = 30  # of the range of shrinkages, which is wide where a bin is near 1
 _SMALLEST_VARIANCE = 1e-4  # of a bin's label, so that the gap of a bin near 1 can grow too
@@ -85,11 +92,11 @@ def calibration_error_interval(
     n_bins, n_resamples = check_n_bins(n_bins), check_n_resamples(n_resamples)
     check_confidence_level(confidence_level)
     check_seed(seed)
-    confidences, correct = top_label(*check_probs_and_labels(probs, labels))
-    sums = sum_bins(confidences, correct, assign_bins(confidences, n_bins, binning), n_bins)
+    top = top_label(*check_probs_and_labels(probs, labels))
+    sums = bin_sums(top, n_bins, binning)
     found = interval_of_bins(sums, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
     # Quantile bins leave out the row of the smallest confidence.
-    return found._replace(value=binned_error(sums, n_examples=len(confidences), norm="l1"))
+    return found._replace(value=float(binned_error(sums, len(top.confidence))))
 
 
 class Populations:

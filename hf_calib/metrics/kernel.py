@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label
 
 KernelKind = Literal["top_label", "canonical"]
 KINDS: tuple[KernelKind, ...] = ("top_label", "canonical")

@@ -11,7 +11,9 @@ from scipy.special import entr, log_softmax, logsumexp
 from scipy.stats import rankdata
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.checks import (
+    FloatArray,
     as_array,
     check_choice,
     check_confidence_level,
@@ -20,8 +22,6 @@ from hf_calib.metrics._inputs import (
     check_seed,
     row_chunks,
 )
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.bootstrap import Interval
 
 UncertaintyScore = Literal["entropy", "max_probability"]
 OOD_SCORES = {

@@ -15,9 +15,8 @@ from scipy.linalg import solve_banded
 from scipy.special import expit
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label
 
 GapMetric = Literal["brier", "nll"]
 SmoothPart = Literal["update", "map"]

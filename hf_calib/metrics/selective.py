@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, as_floats, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label
 
 
 class RiskCoverage(NamedTuple):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics._row_scores import RowScores
 from hf_calib.metrics._top_label_sums import ConfidenceBins, GroupSums, ProperScores
-from hf_calib.metrics.binning import IntArray
+from hf_calib.metrics.checks import IntArray
 
 MOST_SLICES = 1_000
 

@@ -14,9 +14,8 @@ from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, as_floats, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label
 
 # These decide the value to the last digit, and are relplot's.
 _BANDWIDTH_STEPS = 1024  # the bandwidths that are tried are multiples of 1/1024

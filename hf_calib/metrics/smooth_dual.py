@@ -11,9 +11,8 @@ from heapq import heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label
 
 
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:

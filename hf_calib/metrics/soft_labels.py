@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_probs_and_soft_labels, row_chunks
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, check_probs_and_soft_labels, row_chunks
 
 
 def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:

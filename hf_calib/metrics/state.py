@@ -15,11 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._confidence_grid import N_CELLS, Bounded, ConfidenceGrid, cells_of
 from hf_calib.metrics._exact_sums import ExactSums, WeightedSums
-from hf_calib.metrics._inputs import as_array, check_flag, check_integer, check_n_bins
 from hf_calib.metrics._row_scores import RowScores, check_rows, score_chunks
 from hf_calib.metrics._top_label_sums import ConfidenceBins, GroupSums, ProperScores
-from hf_calib.metrics.binning import BinSums, FloatArray, IntArray, uniform_bins
-from hf_calib.metrics.calibration import binned_error, class_gaps
+from hf_calib.metrics.checks import FloatArray, IntArray, as_array, check_flag, check_integer, check_n_bins
+from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_bins
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -206,10 +205,10 @@ class CalibrationState:
             "accuracy": float(top.accuracies()[0][0]),
             "nll": float(top.mean("nll")[0]),
             "brier": float(top.mean("brier")[0]),
-            "ece": binned_error(bins, n_examples=total, norm="l1"),
+            "ece": float(binned_error(bins, total)),
             "adaptive_ece": self.adaptive_ece().value,
             "classwise_ece": float(np.mean(class_gaps(self.class_bins()))),
-            "mce": binned_error(bins, n_examples=total, norm="max"),
+            "mce": float(binned_error(bins, total, "max")),
         }
 
     @property
@@ -245,7 +244,7 @@ class CalibrationState:
     def adaptive_ece(self) -> Bounded:
         """The ECE of equal-mass bins, and how far from that of the rows it is at most."""
         sums, error = self.grid.equal_mass_bins(self.n_bins)
-        return Bounded(binned_error(sums, n_examples=float(sums.counts.sum()), norm="l1"), error)
+        return Bounded(float(binned_error(sums, sums.counts.sum())), error)
 
     def area_under_risk_coverage(self) -> Bounded:
         """The AURC, and how far from that of the rows it is at most.

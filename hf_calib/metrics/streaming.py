@@ -11,9 +11,17 @@ import torch.distributed as dist
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics._batch_scores import BatchScores, score_sigmoid, score_softmax
-from hf_calib.metrics._inputs import check_n_bins
-from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins, uniform_edges
-from hf_calib.metrics.calibration import binned_error, class_gaps, top_label_calibration_error
+from hf_calib.metrics.checks import FloatArray, check_n_bins
+from hf_calib.metrics.sums import (
+    BinMeans,
+    BinSums,
+    TopLabel,
+    binned_error,
+    class_gaps,
+    mean_bins,
+    top_label_error,
+    uniform_edges,
+)
 
 _N_SCALARS = 7  # predictions, correct, nll, brier, rows, rows that are not finite, invalid labels
 _LEFT_OUT = -1  # stands in `correct` for a prediction that is not used: to drop it would wait for the device
@@ -192,17 +200,16 @@ class StreamingCalibration:
         """
         scalars, bins, classes = self._checked_sums()
         n_predictions, correct, nll, brier = scalars[:4].tolist()
-        adaptive = top_label_calibration_error(
-            self.confidences, self.correct, n_bins=self.n_bins, binning="quantile"
-        )
+        top = TopLabel(self.confidences, self.correct)
+        adaptive = top_label_error(top, n_bins=self.n_bins, binning="quantile")
         found = {
             "accuracy": correct / n_predictions,
             "nll": nll / n_predictions,
             "brier": brier / n_predictions,
-            "ece": binned_error(bins, n_examples=n_predictions, norm="l1"),
+            "ece": float(binned_error(bins, n_predictions)),
             "adaptive_ece": adaptive,
             "classwise_ece": float(np.nanmean(class_gaps(classes))) if self._by_class else None,
-            "mce": binned_error(bins, n_examples=n_predictions, norm="max"),
+            "mce": float(binned_error(bins, n_predictions, "max")),
         }
         return {name: value for name, value in found.items() if value is not None}
 

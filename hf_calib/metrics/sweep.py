@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_choice, check_probs_and_any_labels
-from hf_calib.metrics.binning import FloatArray, IntArray, uniform_bins, uniform_edges
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_probs_and_any_labels
+from hf_calib.metrics.sums import top_label, uniform_bins, uniform_edges
 
 SweepBinning = Literal["equal_mass", "uniform"]
 SweepNorm = Literal["l1", "l2"]

@@ -8,9 +8,10 @@ import numpy as np
 from scipy.special import erf
 
 from hf_calib.metrics._resampled import TopLabel
-from hf_calib.metrics.binning import Binning, BinSums, FloatArray, IntArray, assign_bins
 from hf_calib.metrics.bootstrap import draw_counts
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.error_interval import Populations
+from hf_calib.metrics.sums import Binning, BinSums, assign_bins
 
 _STEPS = 100  # of the gaps on either side of those of the data
 _NARROWEST = 1e-3  # of the gaps' growth

@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_probs_and_labels, check_seed
-from hf_calib.metrics.binning import FloatArray
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, check_probs_and_labels, check_seed
+from hf_calib.metrics.sums import top_label
 
 _FOLDS = 5
 

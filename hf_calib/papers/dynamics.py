@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_number
-from hf_calib.metrics.binning import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_number
 
 BoolArray = NDArray[np.bool_]
 

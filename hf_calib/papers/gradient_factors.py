@@ -13,8 +13,7 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses._calibration_loss import check_loss
 from hf_calib.losses.statistics.dispatch import row_statistics
-from hf_calib.metrics._inputs import check_integer, check_number, check_probs_and_labels
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, check_integer, check_number, check_probs_and_labels
 
 _TINY = 1e-300  # for a probability of 0, whose logarithm would be infinite
 _LARGEST_GAMMA = 1e3

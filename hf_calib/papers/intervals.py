@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import Interval
-from hf_calib.metrics._inputs import as_floats, check_confidence_level
+from hf_calib.metrics.checks import as_floats, check_confidence_level
 
 
 def mean_interval(values: ArrayLike, *, confidence_level: float = 0.95) -> Interval:

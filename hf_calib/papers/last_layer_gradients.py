@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses._calibration_loss import check_loss
-from hf_calib.metrics._inputs import as_array, as_floats
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, as_array, as_floats
 
 
 def last_layer_gradient_norms(

@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_number
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, as_floats, check_number
 
 _FARTHEST = 1e6
 _ROWS = 1_000  # of points at a time, which bounds the memory of their distances

@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import whole_file
-from hf_calib.metrics._inputs import as_floats
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, as_floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

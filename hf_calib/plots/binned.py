@@ -9,9 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_n_bins
-from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins, sum_uniform_bins, uniform_edges
-from hf_calib.metrics.calibration import binned_error
+from hf_calib.metrics.checks import FloatArray, check_n_bins
+from hf_calib.metrics.sums import (
+    BinMeans,
+    BinSums,
+    TopLabel,
+    bin_sums,
+    binned_error,
+    mean_bins,
+    uniform_edges,
+)
 from hf_calib.plots._common import (
     BLUE,
     PEACH,
@@ -152,7 +159,7 @@ def _columns(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def _sums_of(name: str, confidences: ArrayLike, correct: ArrayLike, n_bins: int) -> BinSums:
-    return sum_uniform_bins(*check_panel(name, confidences, correct), n_bins)
+    return bin_sums(TopLabel(*check_panel(name, confidences, correct)), n_bins)
 
 
 def _draw_panel(upper: Axes, lower: Axes, sums: BinSums, n_rows: int | None) -> None:
@@ -164,7 +171,7 @@ def _draw_panel(upper: Axes, lower: Axes, sums: BinSums, n_rows: int | None) -> 
     top = 1 - _COUNTS_BAND
     lower.axvline(accuracy, 0, top, color="black", linewidth=1.4, clip_on=False)
     lower.axvline(confidence, 0, top, color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
-    ece = binned_error(sums, n_examples=total, norm="l1")
+    ece = binned_error(sums, total)
     summary = f"ECE {ece:.3f}   accuracy {accuracy:.3f}   N {n_rows or round(total):,}"
     upper.set_title(summary, fontsize=7, loc="left", pad=4)
 

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
-from hf_calib.metrics._inputs import check_n_bins, check_probs_and_labels
-from hf_calib.metrics.binning import BinMeans, BinSums, FloatArray, mean_bins
-from hf_calib.metrics.calibration import class_gaps, class_sums
+from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
+from hf_calib.metrics.sums import BinMeans, BinSums, TopLabel, bin_sums, class_gaps, mean_bins
 from hf_calib.plots._common import BLUE, SKY, check_class_names, draw_diagonal, plain_axes, unit_ticks
 
 if TYPE_CHECKING:
@@ -65,7 +64,12 @@ def class_reliability_grid(
     checked, targets = check_probs_and_labels(probs, labels)
     n_classes = checked.shape[1]
     names = check_class_names(class_names, n_classes)
-    sums = class_sums(checked, targets, check_n_bins(n_bins))
+    n_bins = check_n_bins(n_bins)
+    by_class = [
+        TopLabel(checked[:, c].astype(np.float64), (targets == c).astype(np.float64))
+        for c in range(n_classes)
+    ]
+    sums = BinSums(*map(np.stack, zip(*(bin_sums(top, n_bins) for top in by_class), strict=True)))
     return classes_of_sums(sums, names, max_classes=max_classes, title=title)
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_confidence_level, check_n_resamples, check_seed
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
 from hf_calib.metrics.corp import decompose_top_label, top_label_corp_curve
 from hf_calib.plots._common import BLUE, SKY, check_panels, draw_diagonal, plain_axes, unit_ticks, write_name
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.plots._common import BLUE, GREY, PEACH, VERMILION, plain_axes
 
 if TYPE_CHECKING:

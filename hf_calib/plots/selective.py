@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics import risk_coverage_curve
-from hf_calib.metrics._inputs import check_n_bins
-from hf_calib.metrics.binning import FloatArray, uniform_bins, uniform_edges
+from hf_calib.metrics.checks import FloatArray, check_n_bins
+from hf_calib.metrics.sums import uniform_bins, uniform_edges
 from hf_calib.plots._common import (
     BLUE,
     GREY,

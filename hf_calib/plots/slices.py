@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.plots._common import BLUE, GREY, VERMILION, plain_axes
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_confidence_level, check_n_resamples, check_seed
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
 from hf_calib.metrics.smooth import SmoothReliability, smooth_reliability, top_label_smooth_error
 from hf_calib.plots._common import (
     BLUE,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_n_bins
-from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.checks import check_n_bins
+from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
 from hf_calib.plots._common import (
     BLUE,
     VERMILION,
@@ -223,7 +222,7 @@ def reliability_panels(
         for name, look in zip(names, cycle(_LOOKS), strict=False):
             if name in states:
                 _draw_bins(axes, states[name], n_bins, look, hollow=name == names[0])
-                errors.append(top_label_calibration_error(*states[name], n_bins=n_bins))
+                errors.append(top_label_error(TopLabel(*states[name]), n_bins=n_bins))
         axes.set_title("ECE " + " → ".join(f"{error:.3f}" for error in errors), fontsize=7, loc="left", pad=4)
         write_name(axes, model, width=_LETTERS)
         unit_ticks(axes)
@@ -291,8 +290,7 @@ def _draw_intervals(
 
 
 def _draw_bins(axes: Axes, panel: Panel, n_bins: int, look: _Look, *, hollow: bool) -> None:
-    confidences, correct = panel
-    bins = mean_bins(sum_bins(confidences, correct, uniform_bins(confidences, n_bins), n_bins))
+    bins = mean_bins(bin_sums(TopLabel(*panel), n_bins))
     shown = bins.counts > 0
     confidence, accuracy = bins.confidence[shown], bins.accuracy[shown]
     share = bins.counts[shown] / bins.counts.sum()

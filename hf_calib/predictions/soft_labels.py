@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_soft_labels
+from hf_calib.metrics.checks import check_soft_labels
 
 KEYS = ("soft_labels", "probs")  # the latter as in the file of CIFAR-10H
 _WAY_OUT = "write it with numpy.savez(path, soft_labels=soft_labels)"

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics._multi_label import UNKNOWN, check_decisions
+from hf_calib.metrics.checks import (
     as_array,
     check_confidence_level,
     check_n_bins,
@@ -20,8 +21,7 @@ from hf_calib.metrics._inputs import (
     check_seed,
     check_soft_labels,
 )
-from hf_calib.metrics._multi_label import UNKNOWN, check_decisions
-from hf_calib.metrics.calibration import class_gaps, class_sums, top_label
+from hf_calib.metrics.sums import class_errors, classwise_sums, top_label
 from hf_calib.plots._common import check_class_names
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Assessment, Overall
@@ -263,7 +263,7 @@ def _assess(
     probs: NDArray[Any], labels: NDArray[np.int64], names: tuple[str, ...], settings: Settings
 ) -> Assessment:
     confidences, correct = top_label(probs, labels)
-    gaps = class_gaps(class_sums(probs, labels, settings.n_bins))
+    gaps = class_errors(classwise_sums(settings.n_bins).sums(probs, labels), len(probs), settings.n_bins)
     metrics, n_resamples = measure_all(probs, labels, settings)
     return Assessment(
         metrics=metrics,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaincc, ndtr
 
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray
 
 _AS_GOOD_AS_POISSON = 1e-9
 _AS_GOOD_AS_NORMAL = 10_000.0  # a variance

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.stats import t
 
-from hf_calib.metrics.proper_scores import negative_logs
+from hf_calib.metrics.scores import negative_logs
 from hf_calib.report.label_diagnosis import diagnose_labels, warnings_about_labels
 from hf_calib.report.tables import BinRow, ClassRow, p_in_words, row_of_sums
 from hf_calib.report.text import outside_intervals

@@ -9,11 +9,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.binning import BinSums, uniform_edges
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.calibration import binned_error, class_gaps
 from hf_calib.metrics.consistency import consistency_of_bins
 from hf_calib.metrics.error_interval import interval_of_bins
+from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_edges
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Measurements, Overall
 from hf_calib.report.coins import Coins
@@ -331,7 +330,7 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
         "ece": inverted(bins),
         "adaptive_ece": inverted(adaptive),
         "classwise_ece": Interval(float(np.mean(class_gaps(state.class_bins())))),
-        "mce": Interval(binned_error(bins, n_examples=total, norm="max")),
+        "mce": Interval(float(binned_error(bins, total, "max"))),
     }
     errors = {"adaptive_ece": adaptive_error}
     if not state.weighted:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from hf_calib.metrics.binning import BinSums, FloatArray
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.calibration import binned_error
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.error_interval import interval_of_bins
 from hf_calib.metrics.slices import SliceSums
+from hf_calib.metrics.sums import BinSums, binned_error
 from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
 from hf_calib.report.tables import p_cell
@@ -191,7 +191,7 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
                     confidence_level=settings.confidence_level,
                     seed=settings.seed,
                 ),
-                mce=binned_error(own, n_examples=total, norm="max"),
+                mce=float(binned_error(own, total, "max")),
                 p_value=None if p_values is None else float(p_values[place]),
                 **proper,
             )

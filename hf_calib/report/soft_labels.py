@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.special import entr
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import FloatArray
 from hf_calib.metrics.bootstrap import Interval, percentile_intervals
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.report.measures import Settings
 from hf_calib.report.text import Table, columns, with_interval

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.binning import FloatArray, IntArray, sum_bins, uniform_bins, uniform_edges
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import TopLabel, bin_sums, uniform_bins, uniform_edges
 from hf_calib.report.coins import Coins
 
 
@@ -51,7 +52,7 @@ def bin_rows(confidences: FloatArray, correct: FloatArray, n_bins: int) -> tuple
     (0.425, 0.5, 2)
     """
     numbers = uniform_bins(confidences, n_bins)
-    sums = sum_bins(confidences, correct, numbers, n_bins)
+    sums = bin_sums(TopLabel(confidences, correct), n_bins)
     coins = Coins.of(confidences, numbers, n_bins)
     edges = uniform_edges(n_bins)
     n_examples = len(correct)

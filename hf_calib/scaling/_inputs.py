@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import as_array, check_weights, row_chunks
+from hf_calib.metrics.checks import as_array, check_weights, row_chunks
 
 FloatArray = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, log_expit, log_softmax
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_flag, check_seed
+from hf_calib.metrics.checks import check_flag, check_seed
 from hf_calib.scaling._base import AffineScaling, n_masked, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
 from hf_calib.scaling._linear import Near

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib.metrics._inputs import check_choice
+from hf_calib.metrics.checks import check_choice
 from hf_calib.scaling._base import FloatArray, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import as_class_labels, as_matrix, blocks
 from hf_calib.scaling._objectives import SoftmaxObjective

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax
 
 from hf_calib._errors import InputValueError, expected, few
-from hf_calib.metrics._inputs import check_choice, check_seed
-from hf_calib.metrics.calibration import expected_calibration_error
+from hf_calib.metrics.checks import check_choice, check_seed
+from hf_calib.metrics.scores import expected_calibration_error
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
 from hf_calib.scaling._linear import LinearProblem, fit_vector

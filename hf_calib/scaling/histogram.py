@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._inputs import check_choice, check_n_bins
-from hf_calib.metrics.binning import quantile_edges, uniform_edges
+from hf_calib.metrics.checks import check_choice, check_n_bins
+from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._inputs import without_zero_weights
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
 from hf_calib.scaling.scaler import Fitted, are_shares, is_rising

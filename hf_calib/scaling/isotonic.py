@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.isotonic import IsotonicRegression
 
-from hf_calib.metrics._inputs import check_choice
+from hf_calib.metrics.checks import check_choice
 from hf_calib.scaling._inputs import without_zero_weights
 from hf_calib.scaling._probabilities import ClassProbabilityScaling, FloatArray, checked_probs
 from hf_calib.scaling.scaler import Fitted, are_shares, is_rising

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputTypeError, InputValueError, expected, few
-from hf_calib.metrics._inputs import ROW_SUM_TOLERANCE, as_array
+from hf_calib.metrics.checks import ROW_SUM_TOLERANCE, as_array
 from hf_calib.scaling._base import FloatArray, LogitScaling, as_fitted_logits
 from hf_calib.scaling._inputs import as_matrix
 from hf_calib.scaling.affine import AffineMap

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from scipy.stats import chi2
 
 from hf_calib._errors import InputValueError, expected, few
-from hf_calib.metrics._inputs import (
+from hf_calib.metrics.checks import (
     check_choice,
     check_n_resamples,
     check_probs,

@@ -10,7 +10,7 @@ from scipy.interpolate import make_interp_spline
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import check_choice
+from hf_calib.metrics.checks import check_choice
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
 from hf_calib.scaling._objectives import SoftmaxObjective

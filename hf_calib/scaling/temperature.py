@@ -11,9 +11,8 @@ from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics._inputs import as_floats, check_choice, check_flag, check_n_bins
-from hf_calib.metrics.binning import Binning
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.checks import as_floats, check_choice, check_flag, check_n_bins
+from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
 from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import (
     as_binary_labels,
@@ -215,4 +214,4 @@ class TemperatureScaling(Scaler):
 
     def _error(self, confidences: NDArray[np.float64], correct: NDArray[np.float64]) -> float:
         binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        return top_label_calibration_error(confidences, correct, n_bins=self.n_bins, binning=binning)
+        return top_label_error(TopLabel(confidences, correct), n_bins=self.n_bins, binning=binning)

@@ -12,10 +12,10 @@ from scipy.special import expit, softmax
 
 from hf_calib._errors import InputError
 from hf_calib.metrics._multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
-from hf_calib.metrics.binning import FloatArray, IntArray
 from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
 from hf_calib.metrics.by_name import METRICS
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.sums import top_label
 from hf_calib.metrics.unbiased_error import UnbiasedError, unbiased_error
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions

@@ -14,8 +14,7 @@ import numpy as np
 from scipy.stats import rankdata, t
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
-from hf_calib.metrics._inputs import check_choice, check_n_resamples, check_seed
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, check_choice, check_n_resamples, check_seed
 from hf_calib.metrics.unbiased_error import UnbiasedError
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.scaling.temperature import Criterion

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtri, stdtrit
 
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.study.pooled import Pooled
 from hf_calib.study.results import CONFIDENCE_LEVEL
 

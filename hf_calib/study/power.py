@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaincinv, ndtr
 
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.study.paired import TwoLevel
 
 WANTED = 0.8

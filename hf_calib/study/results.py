@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hf_calib.metrics.binning import FloatArray, mean_bins, sum_bins, uniform_bins
+from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins
 
 CONFIDENCE_LEVEL = 0.95  # of every interval
 LEVEL = 0.05  # of the corrected p: a difference below it is beyond chance
@@ -217,8 +218,7 @@ def _finite(number: float | None) -> float | None:
 
 def _bins(panel: Panel) -> list[dict[str, float]]:
     """The bins (lower, upper] of a reliability diagram that hold predictions."""
-    numbers = uniform_bins(panel.confidences, _N_BINS)
-    bins = mean_bins(sum_bins(panel.confidences, panel.correct, numbers, _N_BINS))
+    bins = mean_bins(bin_sums(TopLabel(panel.confidences, panel.correct), _N_BINS))
     return [
         {
             "lower": m / _N_BINS,

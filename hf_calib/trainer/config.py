@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.losses import LOSSES, make_loss
-from hf_calib.metrics._inputs import check_flag
+from hf_calib.metrics.checks import check_flag
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.trainer.callbacks import STRATEGIES, read_schedule

@@ -17,9 +17,16 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_file
 from hf_calib.losses._adaptive import GammaTableLoss
-from hf_calib.metrics._inputs import check_integer
-from hf_calib.metrics.binning import FloatArray, IntArray, mean_bins, quantile_edges, sum_bins
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.checks import FloatArray, IntArray, check_integer
+from hf_calib.metrics.sums import (
+    BinnedRows,
+    BinSums,
+    TopLabel,
+    as_bin_sums,
+    mean_bins,
+    quantile_edges,
+    top_label_error,
+)
 from hf_calib.trainer.callbacks import CalibrationCallback
 from hf_calib.trainer.evaluation_pass import SCORES
 
@@ -244,12 +251,16 @@ def _numbers(current: Any) -> FloatArray | None:
 def _calibration(scores: FloatArray, edges: NDArray[Any], n_bins: Any) -> dict[str, Any]:
     confidence, correct, of_label = scores.T[:3]
     m = len(edges) - 1
+
+    def bins_of(values: FloatArray, bins: IntArray) -> BinSums:
+        return as_bin_sums(np.ones(len(values)) @ BinnedRows(bins, m, None, values, correct))
+
     # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
-    bins = mean_bins(sum_bins(confidence, correct, np.searchsorted(edges[1:-1], confidence, side="left"), m))
+    bins = mean_bins(bins_of(confidence, np.searchsorted(edges[1:-1], confidence, side="left")))
     by_label = np.searchsorted(edges[1:-1], of_label, side="right")
-    labels = mean_bins(sum_bins(of_label, correct, by_label, m))
+    labels = mean_bins(bins_of(of_label, by_label))
     ece, adaptive_ece = (
-        top_label_calibration_error(confidence, correct, n_bins=n_bins, binning=binning)
+        top_label_error(TopLabel(confidence, correct), n_bins=n_bins, binning=binning)
         for binning in ("uniform", "quantile")
     )
     return {

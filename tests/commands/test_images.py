@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.sums import uniform_bins
 from hf_calib.predictions.classifier import load_classifier
 from hf_calib.predictions.loading import find_task
 from hf_calib.predictions.reading import Reading, RowSet

@@ -12,15 +12,15 @@ from scipy.special import softmax
 from scipy.stats import norm as normal
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import (
+from hf_calib.metrics.sums import (
+    TopLabel,
+    bin_sums,
     equal_mass_bins,
-    sum_bins,
-    sum_uniform_bins,
-    sum_uniform_gaps,
+    top_label,
+    top_label_error,
     uniform_bins,
     uniform_edges,
 )
-from hf_calib.metrics.calibration import top_label, top_label_calibration_error
 
 PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -46,7 +46,7 @@ def confidences_and_correct(n_examples: int, seed: int = 0) -> tuple[np.ndarray,
 def test_top_label_is_the_first_of_the_largest(
     n_classes: int, dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 20 * n_classes)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 20 * n_classes)
     rng = np.random.default_rng(n_classes)
     probs, labels = softmax(rng.standard_normal((500, n_classes)), axis=1), rng.integers(0, n_classes, 500)
     probs[::50, -1] = probs[::50].max(axis=1)  # ties, in some chunks only
@@ -110,13 +110,14 @@ def test_probabilities_on_the_edges_fall_below_them_in_every_metric(dtype: type)
 @pytest.mark.parametrize("chunk", [1, 7, 999, 1000, 2**15])
 def test_sums_do_not_depend_on_the_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     confidences, correct = confidences_and_correct(1000)
-    whole = sum_bins(confidences, correct, uniform_bins(confidences, 15), 15)
-    monkeypatch.setattr("hf_calib.metrics.binning._CHUNK", chunk)
-    sums = sum_uniform_bins(confidences, correct, 15)
+    top = TopLabel(confidences, correct)
+    whole = bin_sums(top, 15)
+    monkeypatch.setattr("hf_calib.metrics.sums._CHUNK", chunk)
+    sums = bin_sums(top, 15)
     for ours, theirs in zip(sums, whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-13)
-    gaps = sum_uniform_gaps(confidences, correct, 15)
-    np.testing.assert_allclose(gaps, whole.confidence - whole.correct, rtol=0, atol=1e-12)
+    gaps = np.abs(whole.confidence - whole.correct).sum() / 1000
+    assert top_label_error(top) == pytest.approx(gaps, abs=1e-15)
 
 
 def test_sums_do_not_drift_at_thirty_million_rows() -> None:
@@ -124,8 +125,8 @@ def test_sums_do_not_drift_at_thirty_million_rows() -> None:
     # One number seen as many: every addition rounds the same way, which is the worst case.
     confidences = np.broadcast_to(np.float64(0.7), n_examples)
     correct = np.broadcast_to(np.float64(1.0), n_examples)
-    assert top_label_calibration_error(confidences, correct) == pytest.approx(0.3, rel=1e-12)
-    sums = sum_uniform_bins(confidences[: 10**7], correct[: 10**7], 15)
+    assert top_label_error(TopLabel(confidences, correct)) == pytest.approx(0.3, rel=1e-12)
+    sums = bin_sums(TopLabel(confidences[: 10**7], correct[: 10**7]), 15)
     assert sums.counts[10] == 10**7
     assert sums.confidence[10] == pytest.approx(0.7e7, rel=1e-12)
 
@@ -161,7 +162,7 @@ def test_equal_mass_bins_are_those_of_array_split(n_bins: int) -> None:
 
 
 def test_equal_mass_bins_of_one_example_and_of_equal_confidences() -> None:
-    assert top_label_calibration_error(np.array([0.8]), np.array([0.0]), binning="equal_mass") == 0.8
+    assert top_label_error(TopLabel(np.array([0.8]), np.array([0.0])), binning="equal_mass") == 0.8
     bins = equal_mass_bins(np.full(7, 0.5), 3)
     np.testing.assert_array_equal(bins, [0, 0, 0, 1, 1, 2, 2])
 
@@ -192,7 +193,7 @@ def test_debiased_l1_subtracts_the_excess_of_a_folded_normal(n_examples: int) ->
             around = (gap - 12 * spread, gap + 12 * spread)
             mean = quad(lambda x: abs(x) * drawn(x), *around, points=[0, gap], limit=200)[0]  # noqa: B023
         value += count / n_examples * (2 * gap - mean)
-    ours = top_label_calibration_error(confidences, correct, debias=True)
+    ours = top_label_error(TopLabel(confidences, correct), debias=True)
     assert ours == pytest.approx(max(value, 0), rel=1e-9, abs=1e-12)
 
 
@@ -204,7 +205,7 @@ def test_debiased_l2_leaves_out_bins_of_one_example() -> None:
         if count > 1
     )
     assert any(count == 1 for count, *_ in loop_over_bins(confidences, correct, 15))
-    ours = top_label_calibration_error(confidences, correct, norm="l2", debias=True)
+    ours = top_label_error(TopLabel(confidences, correct), norm="l2", debias=True)
     assert ours == pytest.approx(np.sqrt(max(squares, 0)), **EXACT)
 
 
@@ -217,8 +218,8 @@ def test_debiasing_takes_error_that_is_only_noise_away(norm: str, kept: float) -
         rng = np.random.default_rng(seed)
         confidences = rng.beta(4, 1, 500)
         correct = (rng.random(500) < confidences).astype(float)
-        plain.append(top_label_calibration_error(confidences, correct, norm=norm))
-        debiased.append(top_label_calibration_error(confidences, correct, norm=norm, debias=True))
+        plain.append(top_label_error(TopLabel(confidences, correct), norm=norm))
+        debiased.append(top_label_error(TopLabel(confidences, correct), norm=norm, debias=True))
     assert np.mean(debiased) < kept * np.mean(plain)
     assert min(debiased) >= 0
 
@@ -227,17 +228,17 @@ def test_debiasing_fades_with_the_number_of_examples() -> None:
     confidences, correct = confidences_and_correct(500)
     many = np.tile(confidences, 2000), np.tile(correct, 2000)
     for norm in ("l1", "l2"):
-        plain = top_label_calibration_error(*many, norm=norm)
-        assert top_label_calibration_error(*many, norm=norm, debias=True) == pytest.approx(plain, rel=1e-3)
+        plain = top_label_error(TopLabel(*many), norm=norm)
+        assert top_label_error(TopLabel(*many), norm=norm, debias=True) == pytest.approx(plain, rel=1e-3)
 
 
 @pytest.mark.parametrize("binning", ["uniform", "quantile", "equal_mass"])
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_debiased_values_of_one_example_and_of_equal_confidences_are_finite(binning: str, norm: str) -> None:
     options = {"binning": binning, "norm": norm, "debias": True}
-    one = top_label_calibration_error(np.array([1.0]), np.array([0.0]), **options)
+    one = top_label_error(TopLabel(np.array([1.0]), np.array([0.0])), **options)
     assert one == (1 if norm == "l1" else 0)  # a single draw has no spread, and no unbiased square
-    equal = top_label_calibration_error(np.full(50, 0.9), np.ones(50), **options)
+    equal = top_label_error(TopLabel(np.full(50, 0.9), np.ones(50)), **options)
     assert equal == pytest.approx(0.1, **EXACT)
 
 

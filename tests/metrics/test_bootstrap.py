@@ -13,10 +13,10 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
 from hf_calib.metrics._resampled import AnyMetric, Classwise, Resampled, TopLabel
-from hf_calib.metrics.binning import BINNINGS
 from hf_calib.metrics.bootstrap import percentile_intervals
 from hf_calib.metrics.by_name import METRICS
-from hf_calib.metrics.calibration import top_label, top_label_calibration_error
+from hf_calib.metrics.sums import BINNINGS, top_label, top_label_error
+from hf_calib.metrics.sums import TopLabel as Top
 from tests.helpers.sampled import labels_by
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -135,7 +135,7 @@ def test_top_label_counts(n_bins: int, binning: str, n_values: int) -> None:
             def error(
                 rows: np.ndarray, options: dict = options, data: tuple = (confidences, correct)
             ) -> float:
-                return top_label_calibration_error(data[0][rows], data[1][rows], **options)
+                return top_label_error(Top(data[0][rows], data[1][rows]), **options)
 
             # Repeated rows keep the order of the data within ties.
             order = np.argsort(confidences, kind="stable")
@@ -267,7 +267,7 @@ def test_blocks_change_nothing(metric: object, monkeypatch: pytest.MonkeyPatch) 
     probs, labels = predictions(90)
     whole = bootstrap_interval(metric, probs, labels, n_resamples=25)
     monkeypatch.setattr("hf_calib.metrics.bootstrap._BLOCK_ELEMENTS", 300)
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 64)
     assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(whole, **EXACT)
 
 

@@ -12,8 +12,7 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.metrics import ConsistencyTest, consistency_test
 from hf_calib.metrics._simulated import label_sampler, top_label_simulation
-from hf_calib.metrics.binning import BINNINGS
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.sums import BINNINGS, TopLabel, top_label_error
 
 ECE = "expected_calibration_error"
 MCE = "maximum_calibration_error"
@@ -153,7 +152,7 @@ def test_top_label_draws_equal_the_metric(n_values: int, binning: str, norm: str
     simulate = top_label_simulation(confidences[order], **options)
     for seed in range(20):
         correct = np.random.default_rng(seed).random(81)[:80] < confidences[order]
-        expected = top_label_calibration_error(confidences[order], correct.astype(float), **options)
+        expected = top_label_error(TopLabel(confidences[order], correct.astype(float)), **options)
         assert simulate(np.random.default_rng(seed)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 

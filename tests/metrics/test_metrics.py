@@ -12,17 +12,17 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import (
+from hf_calib.metrics.sums import (
     DROPPED,
+    TopLabel,
     assign_bins,
+    bin_sums,
     mean_bins,
-    quantile_bins,
     quantile_edges,
-    sum_bins,
+    top_label_error,
     uniform_bins,
     uniform_edges,
 )
-from hf_calib.metrics.calibration import top_label_calibration_error
 from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -100,7 +100,7 @@ def test_quantile_bins_equal_the_papers_code(predictions: dict[str, np.ndarray])
     confidences = predictions["probs"].max(axis=1)
     correct = (predictions["probs"].argmax(axis=1) == predictions["labels"]).astype(float)
     edges = quantile_edges(confidences, 15)
-    sums = sum_bins(confidences, correct, quantile_bins(confidences, 15), 15)
+    sums = bin_sums(TopLabel(confidences, correct), 15, "quantile")
     means = mean_bins(sums)
     np.testing.assert_allclose(edges[:-1], predictions["adaece_b15_bin_lower"], rtol=1e-14)
     np.testing.assert_allclose(edges[1:], predictions["adaece_b15_bin_upper"], rtol=1e-14)
@@ -115,9 +115,9 @@ def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
         confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
         ece, mce, adaptive = (file[f"{case}__{key}_b15"] for key in ("ece_linspace", "mce", "adaece"))
-    assert top_label_calibration_error(confidences, correct) == pytest.approx(ece, **EXACT)
-    assert top_label_calibration_error(confidences, correct, norm="max") == pytest.approx(mce, **EXACT)
-    ours = top_label_calibration_error(confidences, correct, binning="quantile")
+    assert top_label_error(TopLabel(confidences, correct)) == pytest.approx(ece, **EXACT)
+    assert top_label_error(TopLabel(confidences, correct), norm="max") == pytest.approx(mce, **EXACT)
+    ours = top_label_error(TopLabel(confidences, correct), binning="quantile")
     if np.ptp(confidences) == 0:  # their 0 is an artefact: no example is in any bin
         assert adaptive == 0
         assert ours == pytest.approx(ece, **EXACT)
@@ -131,7 +131,7 @@ def test_float32_confidences_on_the_edges_fall_as_in_float64(golden: Path) -> No
         ece = file["exact15__ece_linspace_b15"]
     narrow = confidences.astype(np.float32)
     assert (narrow.astype(float) != confidences).any()
-    assert top_label_calibration_error(narrow.astype(float), correct) == pytest.approx(ece, abs=1e-7)
+    assert top_label_error(TopLabel(narrow.astype(float), correct)) == pytest.approx(ece, abs=1e-7)
 
 
 # Against loops
@@ -175,7 +175,7 @@ def test_classwise_error_equals_a_loop_over_chunks_too(
         for c in range(n_classes)
     ]
     assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 7 * n_classes)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 7 * n_classes)
     assert metrics.classwise_calibration_error(probs, labels) == pytest.approx(np.mean(gaps), **EXACT)
 
 
@@ -272,13 +272,13 @@ def test_bin_sums_leave_out_what_was_dropped() -> None:
     confidences = np.array([0.5, 0.5, 0.6, 0.9])
     bins = assign_bins(confidences, 2, "quantile")
     np.testing.assert_array_equal(bins, [DROPPED, DROPPED, 0, 1])
-    sums = sum_bins(confidences, np.ones(4), bins, 2)
+    sums = bin_sums(TopLabel(confidences, np.ones(4)), 2, "quantile")
     np.testing.assert_array_equal(sums.counts, [1, 1])
     np.testing.assert_array_equal(sums.confidence, [0.6, 0.9])
 
 
 def test_means_of_an_empty_bin_are_nan() -> None:
-    means = mean_bins(sum_bins(np.array([0.9, 0.8]), np.array([1.0, 0.0]), np.array([1, 1]), 2))
+    means = mean_bins(bin_sums(TopLabel(np.array([0.9, 0.8]), np.array([1.0, 0.0])), 2))
     np.testing.assert_array_equal(means.counts, [0, 2])
     np.testing.assert_allclose(means.confidence, [np.nan, 0.85])
     np.testing.assert_allclose(means.accuracy, [np.nan, 0.5])
@@ -323,7 +323,7 @@ def test_bad_inputs_are_refused(
 
 
 def test_errors_name_the_worst_row_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 6)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 6)
     probs = np.tile([0.25, 0.75], (50, 1))
     probs[7, 0], probs[33, 0], probs[41, 0] = 0.26, 0.0, 0.24
     for layout in (probs, np.asfortranarray(probs), probs.astype(np.float32), probs.astype(np.float16)):

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.sums import uniform_bins
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
@@ -78,7 +78,7 @@ def test_brier_decomposition_equals_its_definition_and_adds_up(
 def test_brier_decomposition_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = random_predictions(300, 4)
     whole = metrics.brier_decomposition(probs, labels)
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 28)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 28)
     assert metrics.brier_decomposition(probs, labels) == pytest.approx(whole, **EXACT)
 
 

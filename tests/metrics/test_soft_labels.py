@@ -9,7 +9,7 @@ import pytest
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.sums import uniform_bins
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 NAMES = [
@@ -113,7 +113,7 @@ def test_chunks_order_and_width_of_floats_do_not_matter(name: str, monkeypatch: 
     assert metric(probs[order], truth[order]) == pytest.approx(whole, **EXACT)
     assert metric(probs.astype(np.float32), truth) == pytest.approx(whole, **EXACT)
     assert metric(np.asfortranarray(probs), np.asfortranarray(truth)) == pytest.approx(whole, **EXACT)
-    monkeypatch.setattr("hf_calib.metrics._inputs.CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 20)
     assert metric(probs, truth) == pytest.approx(whole, **EXACT)
 
 

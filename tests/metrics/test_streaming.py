@@ -12,9 +12,9 @@ from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputValueError
-from hf_calib.metrics.binning import uniform_bins
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.metrics.sums import uniform_bins
 from tests.helpers.gloo_pair import run_on_two
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}

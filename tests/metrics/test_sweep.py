@@ -10,7 +10,7 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.binning import uniform_bins
+from hf_calib.metrics.sums import uniform_bins
 from hf_calib.metrics.sweep import top_label_sweep
 
 PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from hf_calib.metrics.binning import uniform_bins
 from hf_calib.metrics.bootstrap import resampled_metrics
+from hf_calib.metrics.sums import uniform_bins
 from hf_calib.metrics.unbiased_error import UnbiasedError, unbiased_error
 
 N_BINS = 15

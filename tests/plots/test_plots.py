@@ -12,8 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
 from hf_calib.plots import gamma_dynamics, reliability_diagram, reliability_grid, save_figure
 from tests.helpers.pictures import overlapping, written
 
@@ -34,7 +33,7 @@ def test_panel_shows_the_bins() -> None:
     confidences, correct = predictions(power=2)
     figure = reliability_diagram({"model": (confidences, correct)}, n_bins=10)
     upper, lower = figure.axes
-    bins = mean_bins(sum_bins(confidences, correct, uniform_bins(confidences, 10), 10))
+    bins = mean_bins(bin_sums(TopLabel(confidences, correct), 10))
     shown = bins.counts > 0
     common, over, under = (
         np.array([[bar.get_y(), bar.get_height()] for bar in container]).T for container in upper.containers
@@ -55,7 +54,7 @@ def test_panel_shows_the_bins() -> None:
 def test_panel_states_its_numbers() -> None:
     confidences, correct = predictions()
     figure = reliability_diagram({"model": (confidences, correct)}, n_bins=7)
-    ece = top_label_calibration_error(confidences, correct, n_bins=7)
+    ece = top_label_error(TopLabel(confidences, correct), n_bins=7)
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
 
 
@@ -81,7 +80,7 @@ def test_grid_places_rows_and_columns() -> None:
     for name in ("before", "after", "a", "b", "c", "all of them"):
         assert texts.count(name) == 1
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-    eces = [top_label_calibration_error(*panel) for panels in rows.values() for panel in panels.values()]
+    eces = [top_label_error(TopLabel(*panel)) for panels in rows.values() for panel in panels.values()]
     assert [title.split()[1] for title in titles] == [f"{ece:.3f}" for ece in eces]
 
 

@@ -11,8 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hf_calib import plots
-from hf_calib.metrics.binning import mean_bins, sum_bins, uniform_bins
-from hf_calib.metrics.calibration import top_label_calibration_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
 from tests.helpers.pictures import overlapping, written
 
 LONG = r"adafocal, <script> $\frac{$ and a_word_longer_than_a_line"
@@ -171,7 +170,7 @@ def test_points_are_bins_and_the_line_leaves_out_rare_ones() -> None:
     correct = (rng.random(1_000) < confidences).astype(float)
     figure = plots.reliability_panels({"a": {"before": (confidences, correct)}}, n_bins=10)
     (axes,) = figure.axes
-    bins = mean_bins(sum_bins(confidences, correct, uniform_bins(confidences, 10), 10))
+    bins = mean_bins(bin_sums(TopLabel(confidences, correct), 10))
     shown = bins.counts > 0
     expected = np.stack([bins.confidence, bins.accuracy], axis=1)
     np.testing.assert_allclose(axes.collections[0].get_offsets(), expected[shown])
@@ -179,7 +178,7 @@ def test_points_are_bins_and_the_line_leaves_out_rare_ones() -> None:
     sizes = axes.collections[0].get_sizes()
     assert np.argmax(sizes) == np.argmax(bins.counts[shown])
     assert sizes[0] == sizes.min()
-    ece = top_label_calibration_error(confidences, correct, n_bins=10)
+    ece = top_label_error(TopLabel(confidences, correct), n_bins=10)
     assert axes.get_title(loc="left") == f"ECE {ece:.3f}"
 
 

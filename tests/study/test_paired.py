@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from hf_calib.metrics.bootstrap import resampled_metrics
 from hf_calib.metrics.by_name import METRICS
-from hf_calib.metrics.calibration import top_label
+from hf_calib.metrics.sums import top_label
 from hf_calib.metrics.unbiased_error import unbiased_error
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from hf_calib import CalibrationTrainer, TrainingTrace
 from hf_calib.metrics import expected_calibration_error
-from hf_calib.metrics.binning import quantile_edges
+from hf_calib.metrics.sums import quantile_edges
 from hf_calib.papers import Trace
 from hf_calib.trainer.evaluation_pass import row_scores
 from hf_calib.trainer.training_trace import _calibration

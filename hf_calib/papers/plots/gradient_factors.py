@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics._inputs import as_floats
-from hf_calib.metrics.binning import FloatArray
+from hf_calib.metrics.checks import FloatArray, as_floats
 from hf_calib.plots._common import BLUE, GREY, PEACH, SKY, VERMILION, line_looks, plain_axes
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Checks of the inputs that all metrics share."""
+"""Checks of the arguments that metrics, maps and rules share, and the types of their arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
 
 # Wide enough for float16 rows and for probabilities written to a file with three decimals;
 # far too narrow for logits or sigmoid outputs to slip through.
