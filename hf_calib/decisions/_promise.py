@@ -7,39 +7,31 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrik
+from scipy.special import bdtr
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, IntArray, check_share
 
 NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
 # Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
-# How many rows would do: sizes that are looked at, up to so many times the rows there are.
-MOST_TIMES, _SIZES = 100, 30
-_MOST_DRAWS = 0.8
-_FEWEST_TOP = 10  # The accuracy of fewer rows is not known.
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
     """Raise unless an accuracy can be promised at all."""
     check_share("delta", delta, "0.05 lets the promise fail for one draw of calibration rows in 20")
-    if promised == 1:
-        way_out = (
-            f"no number of rows proves that every answer is right: 0.99 takes {rows_needed(0.99, delta):,}"
-        )
-        raise InputValueError(expected(argument, "be below 1", promised, way_out))
+    way_out = f"no number of rows proves that every answer is right: 0.99 takes {rows_needed(0.99, delta):,}"
+    check(promised != 1, f"{argument} to be below 1", promised, way_out)
     check_share(argument, promised, "use 0.95 for 95 right answers of 100")
 
 
 def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "accuracy") -> None:
     """Raise where rows are so few that the promise could not be kept even if all of them were right."""
     needed = rows_needed(promised, delta)
-    if n_rows < needed:
-        most = math.floor(1000 * delta ** (1 / n_rows)) / 1000
-        way_out = f"pass more rows, or promise at most {most:g}"
-        requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
-        raise InputValueError(expected("the calibration rows", requirement, f"{n_rows:,}", way_out))
+    most = math.floor(1000 * delta ** (1 / max(n_rows, 1))) / 1000
+    requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
+    way_out = f"pass more rows, or promise at most {most:g}"
+    check(n_rows >= needed, f"the calibration rows to {requirement}", f"{n_rows:,}", way_out)
 
 
 def rows_needed(promised: float, delta: float) -> int:
@@ -69,31 +61,6 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
         if first * times <= n_rows:
             return np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
     return np.array([], dtype=np.intp)
-
-
-def rows_to_answer(
-    scores: FloatArray, right: NDArray[np.bool_], *, promised: float, delta: float
-) -> int | None:
-    """About how many rows like these promise something in four draws of five; None if 100 times as many do not.
-
-    The first test of a sequence decides. Error rates above a score are those of these rows, with half an error more
-    (Jeffreys' prior), as few rows often have none, and never larger than above a lower score.
-    """
-    order = np.argsort(-scores, kind="stable")
-    fewest = min(_FEWEST_TOP, len(scores))
-    rates = (np.cumsum(~right[order]) + 0.5) / np.arange(2, len(scores) + 2)
-    rates = np.minimum.accumulate(rates[fewest - 1 :][::-1])[::-1]
-    sizes = np.geomspace(len(scores) + 1, MOST_TIMES * len(scores), _SIZES).astype(int)
-    for n_rows in sizes.tolist():
-        tested = starts(n_rows, promised, delta)
-        if not len(tested):
-            continue
-        most_errors = np.floor(bdtrik(delta / len(tested), tested, 1 - promised))
-        top = np.ceil(tested / n_rows * len(scores)).astype(np.intp)
-        if bdtr(most_errors, tested, rates[np.maximum(top - fewest, 0)]).max() >= _MOST_DRAWS:
-            digits = 10 ** max(0, len(str(n_rows)) - 2)
-            return math.ceil(n_rows / digits) * digits
-    return None
 
 
 def certified_threshold(

@@ -1,4 +1,4 @@
-"""Base class of the rules: what is fitted, and what it takes to save it."""
+"""Base class of the rules, and the checks of what all of them are fitted on and applied to."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check, few
 from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_probs, check_probs_and_labels
 
 
 class Rule(ABC):
-    """A decision for each row of probabilities; subclasses are dataclasses of their options.
+    """A decision for each row of probabilities: a score and a threshold; subclasses are dataclasses of their options.
 
     Attributes:
         thresholds_: (C,) float in [0, 1], one for each class; made by `fit`.
     """
 
     kind: ClassVar[str]  # its name in decisions.json
+    fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) that `fit` makes
     multi_label: ClassVar[bool] = False
 
     thresholds_: FloatArray
@@ -65,9 +66,8 @@ class Rule(ABC):
         return False
 
     def _fitted_thresholds(self) -> FloatArray:
-        if not hasattr(self, "thresholds_"):
-            way_out = "call fit(probs, labels) with calibration rows first"
-            raise InputValueError(expected(type(self).__name__, "be fitted", "a new one", way_out))
+        way_out = "call fit(probs, labels) with calibration rows first"
+        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
         return self.thresholds_
 
 
@@ -89,8 +89,74 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> dict[str, Interval]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         decided = [copy.copy(rule).fit(part.probs, part.labels).predict(part.other_probs) for part in parts]
-    probs, labels = (np.concatenate([np.asarray(part[i]) for part in parts]) for i in (2, 3))
+    probs = np.concatenate([np.asarray(part.other_probs) for part in parts])
+    labels = np.concatenate([np.asarray(part.other_labels) for part in parts])
     return rule.measure_decided(np.concatenate(decided), probs, labels)
+
+
+def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArray]:
+    """Check probs (N, C) that sum to 1 in each row, and labels (N,); return both, probs as they are served."""
+    checked, targets = check_probs_and_labels(probs, labels)
+    way_out = "there is nothing to decide between fewer"
+    check(checked.shape[1] > 1, "probs to have at least 2 classes", f"shape {checked.shape}", way_out)
+    return _as_served(checked), targets
+
+
+def class_probs(probs: ArrayLike, n_classes: int) -> FloatArray:
+    """Check probs (N, C) to decide on, with the classes of `fit`."""
+    return _as_served(_of_fit(check_probs(probs), n_classes))
+
+
+def label_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Check probs (N, C) of independent labels, and which of them are true, (N, C) of 0 and 1."""
+    checked = label_probs(probs)
+    targets = as_floats("labels", labels)
+    way_out = "pass 0 or 1 for every label of every row"
+    check(targets.shape == checked.shape, f"labels to have shape {checked.shape}", targets.shape, way_out)
+    wrong = np.argwhere(~np.isin(targets, (0, 1)))
+    got = "; ".join(f"{targets[row, column]:g} in row {row}" for row, column in wrong[:1])
+    check(not len(wrong), "labels to be 0 or 1", got, "drop rows whose labels are not known")
+    return checked, targets == 1
+
+
+def label_probs(probs: ArrayLike, n_labels: int | None = None) -> FloatArray:
+    """Check probs (N, C) of independent labels, each in [0, 1]; return them as they are served."""
+    checked = as_floats("probs", probs)
+    is_matrix = checked.ndim == 2 and checked.size > 0
+    way_out = "pass one probability per row and label"
+    check(is_matrix, "probs to have shape (N, C), N >= 1", f"shape {checked.shape}", way_out)
+    low, high = checked.min(), checked.max()
+    is_probability = low >= 0 and high <= 1 + 1e-6  # false for NaN too
+    got = f"values from {low:.6g} to {high:.6g}"
+    check(is_probability, "probs to lie in [0, 1]", got, "pass scipy.special.expit(logits)")
+    return _as_served(checked if n_labels is None else _of_fit(checked, n_labels))
+
+
+def _of_fit(probs: NDArray[Any], n_classes: int) -> NDArray[Any]:
+    way_out = "pass probabilities of the model it was fitted for"
+    wanted = f"probs to have the {n_classes} columns of fit"
+    check(probs.shape[1] == n_classes, wanted, f"shape {probs.shape}", way_out)
+    return probs
+
+
+def _as_served(probs: NDArray[Any]) -> FloatArray:
+    """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1].
+
+    A threshold between two probabilities that differ in float64 only, such as 1 - 1e-9 and 1 - 1e-10, would
+    let more rows pass once these are served in float32 than when it was fitted.
+    """
+    return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
+
+
+def listed(numbers: IntArray, noun: str) -> str:
+    """Name classes or labels in a warning: "class 3", or "classes 0, 2, 5"."""
+    plural = noun if len(numbers) == 1 else {"class": "classes"}.get(noun, f"{noun}s")
+    return f"{plural} {few(numbers.tolist())}"
+
+
+def warn(message: str) -> None:
+    """A warning that points to the caller of `fit`."""
+    warnings.warn(message, stacklevel=3)
 
 
 def percent(value: float) -> str:

@@ -6,24 +6,21 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
 from hf_calib.decisions._promise import (
     ALWAYS,
-    MOST_TIMES,
     NEVER,
     certified_threshold,
     check_promise,
     check_rows_for,
     rows_needed,
-    rows_to_answer,
     starts,
 )
-from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
+from hf_calib.decisions._rule import Part, Rule, class_probs, class_rows, listed, measure_parts, percent, warn
 from hf_calib.decisions.measured import PromiseCurve, answers
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, IntArray, check_flag
@@ -52,11 +49,6 @@ class AbstainRule(Rule):
 
     Attributes:
         thresholds_: (C,) a prediction of this class is answered if its probability is above it.
-
-    Raises:
-        ValueError: if the accuracy cannot be promised with so many rows, which the message counts; or probs are
-            no probabilities, or labels do not fit.
-        TypeError: if a dtype is wrong.
 
     Notes:
         An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where
@@ -92,16 +84,20 @@ class AbstainRule(Rule):
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
         """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
         rows, targets = class_rows(probs, labels)
-        confidences, predicted = winners(rows)
-        right = predicted == targets
         self.check_rows(len(rows))
-        found = _Confidences(confidences, predicted, right, rows.shape[1])
-        self.thresholds_ = self._thresholds(found, self.accuracy)
+        self.thresholds_ = self._thresholds(rows, targets, self.accuracy)
         never = np.flatnonzero(self.thresholds_ == NEVER)
         if self.answers_nothing:
+            percents = range(50, math.ceil(100 * self.accuracy - 1e-9))
+            failing = bisect_left(
+                percents, True, key=lambda p: (self._thresholds(rows, targets, p / 100) == NEVER).all()
+            )
+            less = f" ({percents[failing - 1] / 100:g} would answer some)" if failing else ""
+            right = (rows.argmax(axis=1) == targets).mean()
             warn(
                 f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
-                f"of which {right.mean():.1%} are right. Every input will be handed over. {self._way_out(found)}"
+                f"of which {right:.1%} are right. Every input will be handed over. Promise less{less}, or use more "
+                "rows or a better model."
             )
         elif len(never):
             warn(
@@ -148,85 +144,51 @@ class AbstainRule(Rule):
         *,
         accuracies: Sequence[float],
     ) -> PromiseCurve:
-        """Coverage and accuracy on other rows of rules like this one, each with its own promised accuracy.
+        """Coverage and accuracy on (K, C) other_probs of rules like this one, fitted on (N, C) probs.
 
-        Args:
-            probs: (N, C) to fit on, with labels (N,).
-            labels: of these.
-            other_probs: (K, C) to measure on, with other_labels (K,).
-            other_labels: of those.
-            accuracies: to promise; those that N rows are too few for are left out.
+        Each promises one of the accuracies; those that N rows are too few for are left out.
         """
-        rows, targets = class_rows(probs, labels)
-        return self.curve_of_parts([Part(rows, targets, other_probs, other_labels)], accuracies=accuracies)
+        return self.curve_of_parts([Part(probs, labels, other_probs, other_labels)], accuracies=accuracies)
 
     def curve_of_parts(self, parts: Sequence[Part], *, accuracies: Sequence[float]) -> PromiseCurve:
         """The same over several parts, such as the folds of a cross-fitting."""
         fewest = min(len(np.asarray(part.labels)) for part in parts)
         possible = [a for a in accuracies if fewest >= rows_needed(a, self.delta)]
         found = [measure_parts(replace(self, accuracy=accuracy), parts) for accuracy in possible]
-        return PromiseCurve(
-            tuple(possible),
-            tuple(row["answered"].value for row in found),
-            tuple(row.get("accuracy") for row in found),
-        )
+        answered = tuple(row["answered"].value for row in found)
+        return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
 
-    def _thresholds(self, rows: _Confidences, accuracy: float) -> FloatArray:
-        """The thresholds (C,) for a promised accuracy.
-
-        By class, delta is shared among those classes predicted most often that have rows enough for their share.
-        A class all of whose predictions can be answered needs its share no longer, and the others share anew (Holm's
-        step-down): as long as no promise is broken, the classes left hold all those whose promise could be, and their
-        levels sum to at most delta. More classes left never raise the level of one, and a class keeps its starts, so
-        that a larger level passes all that a smaller one does.
-        """
+    def _thresholds(self, rows: FloatArray, targets: IntArray, accuracy: float) -> FloatArray:
+        """The thresholds (C,) for a promised accuracy."""
+        confidences, predicted = winners(rows)
+        right = predicted == targets
+        n_classes = rows.shape[1]
         if not self.by_class:
-            found = certified_threshold(rows.confidences, rows.right, promised=accuracy, delta=self.delta)
-            return np.full(rows.n_classes, found)
-        counts = np.bincount(rows.predicted, minlength=rows.n_classes)
+            found = certified_threshold(confidences, right, promised=accuracy, delta=self.delta)
+            return np.full(n_classes, found)
+        # delta is shared among those classes predicted most often that have rows enough for their share. A class all of
+        # whose predictions can be answered needs its share no longer, and the others share anew (Holm's step-down): as
+        # long as no promise is broken, the classes left hold all those whose promise could be, and their levels sum to
+        # at most delta. More classes left never raise the level of one, and a class keeps its starts, so that a larger
+        # level passes all that a smaller one does.
+        counts = np.bincount(predicted, minlength=n_classes)
         left = np.argsort(-counts, kind="stable")
-        thresholds = np.full(rows.n_classes, NEVER)
+        thresholds = np.full(n_classes, NEVER)
         tested: dict[int, IntArray] = {}
         while True:
             enough = [n for n, c in enumerate(left, 1) if counts[c] >= rows_needed(accuracy, self.delta / n)]
             sharing = max(enough, default=0)
             for c in left[:sharing]:
-                own, delta = rows.predicted == c, self.delta / sharing
+                own = predicted == c
+                delta = self.delta / sharing
                 thresholds[c] = certified_threshold(
-                    rows.confidences[own],
-                    rows.right[own],
+                    confidences[own],
+                    right[own],
                     promised=accuracy,
                     delta=delta,
                     tested=tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta)),
                 )
-            open_ = left[thresholds[left] != ALWAYS]
-            if len(open_) in (0, len(left)):
+            needing = left[thresholds[left] != ALWAYS]
+            if len(needing) in (0, len(left)):
                 return thresholds
-            left = open_
-
-    def _way_out(self, rows: _Confidences) -> str:
-        """What could be promised, and how many rows would answer something."""
-        percents = range(50, math.ceil(100 * self.accuracy - 1e-9))
-        failing = bisect_left(
-            percents, True, key=lambda p: bool((self._thresholds(rows, p / 100) == NEVER).all())
-        )
-        less = f" ({percents[failing - 1] / 100:g} would answer some)" if failing else ""
-        # By class, something is answered where the class that is predicted most often is.
-        own = rows.predicted == np.bincount(rows.predicted).argmax() if self.by_class else slice(None)
-        right = rows.right[own]
-        needed = rows_to_answer(rows.confidences[own], right, promised=self.accuracy, delta=self.delta)
-        if needed is None:
-            more = f"{MOST_TIMES} times as many like these might not do"
-        else:
-            needed = math.ceil(needed * len(rows.right) / len(right))
-            more = f"with about {needed:,} like these, four draws of five would answer some"
-        return f"Promise less{less}, or use more rows ({more}) or a better model."
-
-
-class _Confidences(NamedTuple):
-    """What a threshold is found on: (N,) of each row, and the number of classes."""
-
-    confidences: FloatArray
-    predicted: IntArray
-    right: NDArray[np.bool_]
-    n_classes: int
+            left = needing

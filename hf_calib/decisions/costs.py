@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.decisions._inputs import class_probs, class_rows
-from hf_calib.decisions._rule import Rule
+from hf_calib._errors import check
+from hf_calib.decisions._rule import Rule, class_probs, class_rows
 from hf_calib.decisions.measured import answers, mean
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import IntArray, as_floats
@@ -31,10 +30,6 @@ class CostRule(Rule):
         costs: (C, C) float, what it costs to decide d (column) where y (row) is true, in any unit, gains below
             0; or (C, C + 1), whose last column is what it costs to hand over.
 
-    Raises:
-        ValueError: if costs are no such matrix, or hold NaN or infinity; or probs have other classes.
-        TypeError: if a dtype is wrong.
-
     Notes:
         Nothing is estimated: `fit` checks that the classes are those of the costs, and `predict` needs no `fit`.
         Of equal costs the first column is taken.
@@ -48,25 +43,23 @@ class CostRule(Rule):
     """
 
     kind: ClassVar[str] = "costs"
+    fitted: ClassVar[tuple[str, ...]] = ()
 
     costs: ArrayLike
 
     def __post_init__(self) -> None:
         costs = as_floats("costs", self.costs)
-        if costs.ndim != 2 or len(costs) < 2 or costs.shape[1] - costs.shape[0] not in (0, 1):
-            requirement = "have shape (C, C) or (C, C + 1) with C at least 2"
-            way_out = "give each true class a row, each decision a column, and handing over the last one"
-            raise InputValueError(expected("costs", requirement, f"shape {costs.shape}", way_out))
-        if not np.isfinite(costs).all():
-            row, column = np.argwhere(~np.isfinite(costs))[0]
-            got = f"{costs[row, column]} in row {row}, column {column}"
-            way_out = "give a decision that must never be taken a cost that is large"
-            raise InputValueError(expected("costs", "be finite", got, way_out))
-        if np.abs(costs).max() > _LARGEST:
-            way_out = "state them in a larger unit: only their ratios matter"
-            raise InputValueError(
-                expected("costs", f"be at most {_LARGEST:g}", f"{np.abs(costs).max():g}", way_out)
-            )
+        is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
+        requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
+        way_out = "give each true class a row, each decision a column, and handing over the last one"
+        check(is_matrix, requirement, f"shape {costs.shape}", way_out)
+        wrong = np.argwhere(~np.isfinite(costs))
+        got = "; ".join(f"{costs[row, column]} in row {row}, column {column}" for row, column in wrong[:1])
+        way_out = "give a decision that must never be taken a cost that is large"
+        check(not len(wrong), "costs to be finite", got, way_out)
+        largest = np.abs(costs).max()
+        way_out = "state them in a larger unit: only their ratios matter"
+        check(largest <= _LARGEST, f"costs to be at most {_LARGEST:g}", f"{largest:g}", way_out)
         self.costs = costs
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> CostRule:
@@ -84,11 +77,9 @@ class CostRule(Rule):
     def measure_decided(
         self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
     ) -> dict[str, Interval]:
-        """Costs per input on other rows, and the "saving" against the most probable class.
+        """The "cost" per input, "cost_argmax" of the most probable class and the "saving", with 95% intervals.
 
-        Returns:
-            "cost", "cost_argmax" and "saving", their difference, with paired bootstrap intervals of 95%; and
-            the share "answered" with its "accuracy", with exact binomial ones.
+        Those of costs are by paired bootstrap, those of the share "answered" and its "accuracy" exact binomial ones.
         """
         costs = np.asarray(self.costs)
         rows, targets = class_rows(probs, labels)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,15 +23,8 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class PromiseCurve:
-    """Coverage and accuracy for several promised accuracies; see `AbstainRule.curve`.
-
-    Args:
-        promised: accuracies, those that the calibration rows are enough for.
-        answered: the share of the rows that is answered, one for each.
-        kept: the accuracy of the answers with its interval, or None where nothing is answered.
-    """
+class PromiseCurve(NamedTuple):
+    """Of each promised accuracy: the share answered, and the accuracy of the answers, None where there are none."""
 
     promised: tuple[float, ...]
     answered: tuple[float, ...]
@@ -62,14 +54,13 @@ def mean(
     """
     sample: FloatArray = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    draws = np.concatenate(
-        [
-            sample[rng.integers(0, len(sample), (part.stop - part.start, len(sample)))].mean(axis=1)
-            for part in row_chunks(n_resamples, len(sample), elements=2**20)
-        ]
-    )
-    ends: Sequence[float] = np.quantile(draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
-    return Interval(float(sample.mean()), float(ends[0]), float(ends[1]))
+    draws = []
+    for part in row_chunks(n_resamples, len(sample), elements=2**20):
+        drawn = rng.integers(0, len(sample), (part.stop - part.start, len(sample)))
+        draws.append(sample[drawn].mean(axis=1))
+    tail = (1 - confidence_level) / 2
+    low, high = np.quantile(np.concatenate(draws), [tail, 1 - tail])
+    return Interval(float(sample.mean()), float(low), float(high))
 
 
 def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, Interval]:

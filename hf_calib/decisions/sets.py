@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.decisions._inputs import class_probs, class_rows, listed, warn
-from hf_calib.decisions._rule import Rule, percent
+from hf_calib._errors import check
+from hf_calib.decisions._rule import Rule, class_probs, class_rows, listed, percent, warn
 from hf_calib.decisions.measured import mean, share
 from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, check_choice, check_flag, check_share
@@ -40,11 +39,6 @@ class PredictionSets(Rule):
 
     Attributes:
         thresholds_: (C,) a class is in the set if its score is at most this.
-
-    Raises:
-        ValueError: if rows are too few for alpha, which the message counts; or probs are not probabilities, or
-            labels do not fit.
-        TypeError: if a dtype is wrong.
 
     Notes:
         APS is deterministic here, so that an input always gets the same set; the authors leave out the last class
@@ -82,8 +76,7 @@ class PredictionSets(Rule):
             self.thresholds_ = np.full(n_classes, self._quantile(scores))
             return self
         self.thresholds_ = np.array([self._quantile(scores[targets == c]) for c in range(n_classes)])
-        counts = np.bincount(targets, minlength=n_classes)
-        rare = np.flatnonzero(counts < self._rows_needed)
+        rare = np.flatnonzero(np.bincount(targets, minlength=n_classes) < self._rows_needed)
         if len(rare):
             warn(
                 f"{listed(rare, 'class').capitalize()}: fewer than the {self._rows_needed} rows that "
@@ -107,17 +100,14 @@ class PredictionSets(Rule):
         }
 
     def promise(self) -> str:
-        whose = "the inputs of each class" if self.by_class else "inputs"
-        return (
-            f"gives sets of classes that hold the true one for at least {percent(1 - self.alpha)} of {whose}"
-        )
+        share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
+        return f"gives sets of classes that hold the true one for at least {share_of}"
 
     def check_rows(self, n_rows: int) -> None:
         """Raise where so few calibration rows leave no class out."""
-        if n_rows < self._rows_needed:
-            requirement = f"be at least {self._rows_needed:,} for alpha={self.alpha:g}"
-            way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
-            raise InputValueError(expected("the calibration rows", requirement, f"{n_rows:,}", way_out))
+        requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
+        way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
+        check(n_rows >= self._rows_needed, requirement, f"{n_rows:,}", way_out)
 
     @property
     def _rows_needed(self) -> int:

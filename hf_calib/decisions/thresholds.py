@@ -8,10 +8,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.decisions._inputs import label_probs, label_rows, listed, warn
+from hf_calib._errors import check
 from hf_calib.decisions._promise import NEVER, certified_threshold, check_promise, check_rows_for
-from hf_calib.decisions._rule import Rule, percent
+from hf_calib.decisions._rule import Rule, label_probs, label_rows, listed, percent, warn
 from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_choice
 
 Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
@@ -52,11 +51,6 @@ class LabelThresholds(Rule):
         thresholds_: (C,) a label is predicted if its probability is above it.
         pooled_: (C,) bool, which labels have the threshold of all.
 
-    Raises:
-        ValueError: if an option is wrong, missing or of another criterion; rows are too few for the precision;
-            all labels together have too few positives; or probs and labels are not what they should be.
-        TypeError: if a dtype is wrong.
-
     Notes:
         A threshold lies midway between the two probabilities that it separates, but for "precision", where it is
         the lower one. A probability of 0 is never predicted.
@@ -73,6 +67,7 @@ class LabelThresholds(Rule):
     """
 
     kind: ClassVar[str] = "labels"
+    fitted: ClassVar[tuple[str, ...]] = ("thresholds_", "pooled_")
     multi_label: ClassVar[bool] = True
 
     criterion: Criterion = "f1_macro"
@@ -84,34 +79,31 @@ class LabelThresholds(Rule):
     def __post_init__(self) -> None:
         check_choice("criterion", self.criterion, ("f1_macro", "f1_micro", "precision", "cost"))
         for argument, criterion in (("precision", "precision"), ("costs", "cost")):
-            given = getattr(self, argument) is not None
-            if given != (self.criterion == criterion):
-                requirement = f"be given for criterion={criterion!r} only" if given else "be given"
-                got = getattr(self, argument) if given else "none"
-                way_out = (
-                    f"pass criterion={criterion!r}" if given else f"{argument} is what {criterion!r} needs"
-                )
-                raise InputValueError(expected(argument, requirement, got, way_out))
+            given = getattr(self, argument)
+            wanted = self.criterion == criterion
+            way_out = f"{argument} is what {criterion!r} needs"
+            check(given is not None or not wanted, f"{argument} to be given", "none", way_out)
+            requirement = f"{argument} to be given for criterion={criterion!r} only"
+            check(given is None or wanted, requirement, given, f"pass criterion={criterion!r}")
         if self.precision is not None:
             check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
             costs = as_floats("costs", self.costs)
-            if costs.shape != (2,) or not ((costs > 0) & np.isfinite(costs)).all():
-                way_out = "pass (cost of a false positive, cost of a false negative)"
-                raise InputValueError(expected("costs", "be two numbers above 0", self.costs, way_out))
+            is_pair = costs.shape == (2,) and bool(((costs > 0) & np.isfinite(costs)).all())
+            way_out = "pass (cost of a false positive, cost of a false negative)"
+            check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
             self.costs = (float(costs[0]), float(costs[1]))
-        if self.min_positives < 1:
-            way_out = "a label without positives has no threshold of its own"
-            raise InputValueError(expected("min_positives", "be at least 1", self.min_positives, way_out))
+        way_out = "a label without positives has no threshold of its own"
+        check(self.min_positives >= 1, "min_positives to be at least 1", self.min_positives, way_out)
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> LabelThresholds:
         """Find the thresholds on calibration rows: probs (N, C) and labels (N, C) of 0 and 1."""
         rows, targets = label_rows(probs, labels)
         positives = targets.sum(axis=0)
         self.pooled_: NDArray[np.bool_] = positives < self.min_positives
-        if self.pooled_.all() and positives.sum() < self.min_positives:
-            requirement = f"have at least min_positives={self.min_positives} positives in all"
-            raise InputValueError(expected("labels", requirement, positives.sum(), "pass more rows"))
+        enough = not self.pooled_.all() or positives.sum() >= self.min_positives
+        requirement = f"labels to have at least min_positives={self.min_positives} positives in all"
+        check(enough, requirement, positives.sum(), "pass more rows")
         own = np.flatnonzero(~self.pooled_)
         self.thresholds_ = np.full(rows.shape[1], NEVER)
         self.thresholds_[own] = self._best([(rows[:, c], targets[:, c]) for c in own])
@@ -150,14 +142,12 @@ class LabelThresholds(Rule):
         """The threshold of each (probs, labels)."""
         if self.criterion == "precision":
             assert self.precision is not None
-            if not columns:
-                return []
-            delta = self.delta / len(columns)
-            check_rows_for(self.precision, delta, len(columns[0][0]), "precision")
-            return [
-                certified_threshold(probs, labels, promised=self.precision, delta=delta)
-                for probs, labels in columns
-            ]
+            delta = self.delta / max(len(columns), 1)
+            found = []
+            for probs, labels in columns:
+                check_rows_for(self.precision, delta, len(probs), "precision")
+                found.append(certified_threshold(probs, labels, promised=self.precision, delta=delta))
+            return found
         cuts = [_cuts(probs, labels) for probs, labels in columns]
         if self.criterion == "f1_micro":
             return _best_together(cuts)

@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import AbstainRule, PredictionSets
-from hf_calib.decisions._promise import certified_threshold, rows_needed, rows_to_answer, starts
+from hf_calib.decisions._promise import certified_threshold, rows_needed, starts
 from tests.decisions.populations import POPULATIONS, population
 
 N_DRAWS, DELTA = 1000, 0.05
@@ -151,31 +151,6 @@ def test_the_power_at_1000_rows() -> None:
     assert answered >= 0.75 * oracle
 
 
-def test_how_many_rows_would_answer_something() -> None:
-    """What the warning names is enough in most draws, and a third of it seldom is."""
-    probs, labels = population(POPULATIONS["calibrated"])
-    rng = np.random.default_rng(0)
-    confidences, right = probs.max(axis=1), probs.argmax(axis=1) == labels
-
-    def answers(n: int) -> float:
-        found = []
-        for _ in range(60):
-            rows = rng.integers(len(probs), size=n)
-            found.append(certified_threshold(confidences[rows], right[rows], promised=0.95, delta=0.05) < 1)
-        return float(np.mean(found))
-
-    needed = rows_to_answer(confidences[:20_000], right[:20_000], promised=0.95, delta=0.05)
-    assert needed is not None  # of ever so many rows: then it is one more
-    some = [
-        rows_to_answer(confidences[r], right[r], promised=0.95, delta=0.05)
-        for r in rng.integers(len(probs), size=(30, 200))
-    ]
-    typical = int(np.median([n for n in some if n is not None]))
-    assert answers(typical) > 0.7
-    assert answers(typical // 3) < 0.7
-    assert rows_to_answer(confidences[:60], np.zeros(60, bool), promised=0.95, delta=0.05) is None
-
-
 @pytest.mark.parametrize("rule", [AbstainRule, PredictionSets])
 def test_a_word_is_no_truth_value(rule: type) -> None:
     with pytest.raises(
@@ -302,12 +277,12 @@ def test_where_nothing_is_answered_a_promise_that_can_be_kept_is_named(by_class:
     rows = np.random.default_rng(3).integers(len(probs), size=400)
     with pytest.warns(UserWarning, match="at any confidence from these 400 rows") as caught:
         AbstainRule(accuracy=0.97, by_class=by_class).fit(probs[rows], labels[rows])
-    words = r"Promise less \(([\d.]+) would answer some\), or use more rows \(with about ([\d,]+) like these, four"
-    found = re.search(words, str(caught[0].message))
+    found = re.search(
+        r"Promise less \(([\d.]+) would answer some\), or use more rows", str(caught[0].message)
+    )
     assert found is not None
-    possible, n_rows = float(found[1]), int(found[2].replace(",", ""))
+    possible = float(found[1])
     assert possible < 0.97
-    assert n_rows > 400
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rules = [AbstainRule(accuracy=a, by_class=by_class) for a in (possible, possible + 0.01)]
