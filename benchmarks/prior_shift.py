@@ -22,7 +22,7 @@ import numpy as np
 from hf_calib import InputError
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import AutoScaling, PriorCorrection, TemperatureScaling, VectorScaling, estimate_prior
-from hf_calib.scaling.prior_shift import METHODS
+from hf_calib.scaling.priors import METHODS
 
 MAPS = {"temperature": TemperatureScaling, "vector": VectorScaling, "auto": AutoScaling}
 SHARES = (0.60, 0.20, 0.15, 0.05)

@@ -136,8 +136,7 @@ BACKWARDS = {
     # The error that lists the multi-label losses.
     ("hf_calib.losses._calibration_loss", "hf_calib.losses.table"),
     # Methods of the class that all scalers have: `save_pretrained`, `from_pretrained`, `push_to_hub`.
-    ("hf_calib.scaling.scaler", "hf_calib.scaling.saved_map"),
-    ("hf_calib.scaling.scaler", "hf_calib.scaling._hub"),
+    ("hf_calib.scaling._base", "hf_calib.scaling.saved_map"),
 }
 
 

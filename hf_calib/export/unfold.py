@@ -19,7 +19,7 @@ from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.methods import foldable_method
-from hf_calib.scaling.saved_map import LARGEST_NUMBER, MAP_NAME, config_record, load_map, recorded_in
+from hf_calib.scaling.saved_map import MAP_NAME, config_record, load_map, recorded_in
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -28,6 +28,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 # Of the largest weight. Beyond, it would be the rounding of 16-bit weights, which `fold` does not take either.
 _LARGEST_ERROR = 1e-4
+_LARGEST_NUMBER = 1e12  # of a map: beyond, float32 heads and logits are lost
 _WITHIN = "unfolded_within"
 
 
@@ -191,7 +192,7 @@ def _recorded_map(recorded: Mapping[str, Any]) -> AffineMap | None:
             known = _affine_map_of(recorded)
         if known is None:
             return None
-        if not all((np.abs(part) <= LARGEST_NUMBER).all() for part in known if part is not None):
+        if not all((np.abs(part) <= _LARGEST_NUMBER).all() for part in known if part is not None):
             raise ValueError("numbers that are not finite, or so large as no fit finds")
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         way_out = "pass the scaler that was folded: unfold(model, scaler)"
@@ -259,7 +260,7 @@ def _inverse(mapping: AffineMap, heads: Mapping[str, nn.Module]) -> AffineMap:
             inverted = np.linalg.inv(weight).astype(np.float64) if weight.ndim == 2 else 1 / weight
     except np.linalg.LinAlgError:
         inverted = np.full_like(weight, np.inf)
-    if not (np.abs(inverted) <= LARGEST_NUMBER).all():  # NaN compares false
+    if not (np.abs(inverted) <= _LARGEST_NUMBER).all():  # NaN compares false
         raise _not_invertible("is singular: different logits are mapped to the same ones")
     bare = AffineMap(inverted)
     return AffineMap(inverted, None if mapping.bias is None else -bare(mapping.bias))

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 from hf_calib.scaling.methods import SCALERS, ScalerEntry
 
 if TYPE_CHECKING:
+    from hf_calib.scaling._base import Scaler
     from hf_calib.scaling.auto import AutoScaling
+    from hf_calib.scaling.curves import (
+        EnsembleTemperatureScaling,
+        HistogramBinning,
+        IsotonicScaling,
+        SplineScaling,
+    )
     from hf_calib.scaling.dirichlet import DirichletScaling
-    from hf_calib.scaling.ensemble_temperature import EnsembleTemperatureScaling
     from hf_calib.scaling.grouped import GroupedScaling
-    from hf_calib.scaling.histogram import HistogramBinning
-    from hf_calib.scaling.inverse_link import InverseLink
-    from hf_calib.scaling.isotonic import IsotonicScaling
+    from hf_calib.scaling.inverse import InverseLink
     from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
-    from hf_calib.scaling.prior_correction import PriorCorrection
-    from hf_calib.scaling.prior_shift import PriorEstimate, estimate_prior
+    from hf_calib.scaling.priors import PriorCorrection, PriorEstimate, estimate_prior
     from hf_calib.scaling.saved_map import load_map, save_map
-    from hf_calib.scaling.scaler import Scaler
-    from hf_calib.scaling.spline import SplineScaling
     from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
     from hf_calib.scaling.temperature import TemperatureScaling
     from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
@@ -53,18 +54,19 @@ __all__ = [
     "save_map",
 ]
 
+_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {
+    "PriorEstimate": "priors",
+    "Scaler": "_base",
+    "estimate_prior": "priors",
+    "load_map": "saved_map",
+    "save_map": "saved_map",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_map", "save_map"):
-        return getattr(import_module("hf_calib.scaling.saved_map"), name)
-    if name == "Scaler":
-        return import_module("hf_calib.scaling.scaler").Scaler
-    if name in ("PriorEstimate", "estimate_prior"):
-        return getattr(import_module("hf_calib.scaling.prior_shift"), name)
-    entry = next((entry for entry in SCALERS.values() if entry.name == name), None)
-    if entry is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return entry.load()
+    return getattr(import_module(f"hf_calib.scaling.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,19 +1,138 @@
-"""Base class of the scalers that map logits to logits, softmax in place, and the check of fitted classes."""
+"""Base classes of the scalers, and the softmax in place."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, expected, few
+from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.scaler import Scaler
+from hf_calib.scaling.methods import is_multi_label
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+    from typing_extensions import Self
 
 _LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
+
+
+class Scaler(ClassifierMixin, BaseEstimator):
+    """A post-hoc scaler: `fit(logits, labels)`, `predict_proba(logits)`, and a folder or repository to keep it in.
+
+    As every classifier of scikit-learn it has `predict` (the class of the highest probability; with several labels a
+    row 0 and 1), `score` (the accuracy) and `classes_`. What `fit` finds is in attributes whose names end with "_";
+    these are what is saved.
+
+    It is the base class of all in `SCALERS`. `Scaler.from_pretrained` loads any of them,
+    `SplineScaling.from_pretrained` that one only.
+
+    >>> import numpy as np, tempfile
+    >>> from hf_calib.scaling import SplineScaling
+    >>> rng = np.random.default_rng(0)
+    >>> logits, labels = rng.normal(size=(50, 3)), rng.integers(3, size=50)
+    >>> scaler = SplineScaling().fit(logits, labels)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     scaler.save_pretrained(folder)
+    ...     loaded = Scaler.from_pretrained(folder)
+    >>> loaded, bool((loaded.predict_proba(logits) == scaler.predict_proba(logits)).all())
+    (SplineScaling(), True)
+    """
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        raise NotImplementedError
+
+    def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
+        """The number of the most probable class of each row; with several labels a row 0 or 1 for each."""
+        probs = self.predict_proba(logits)
+        return (probs > 0.5).astype(np.int64) if is_multi_label(self) else probs.argmax(axis=-1)
+
+    @property
+    def classes_(self) -> NDArray[np.int64]:
+        """The numbers of the classes, 0..C-1, once it is fitted."""
+        for name in ("n_classes_", "_n_seen", "bias_", "temperatures_"):
+            found = getattr(self, name, None)
+            if found is not None:
+                return np.arange(found if isinstance(found, int) else len(found))
+        raise AttributeError(f"{type(self).__name__} does not know its classes")
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the fitted scaler into a folder, which may be that of its model, where `hf_calib.pipeline` finds it.
+
+        calibration.json holds the method, its settings and, for one that folds, its numbers; the arrays of one that
+        does not are in calibration/scaler.safetensors. Files of these names are replaced, others stay.
+
+        Args:
+            folder: made where there is none.
+        """
+        from hf_calib.scaling.saved_map import MAP_NAME, save_map  # here, because it imports the scalers
+
+        save_map(self, Path(folder) / MAP_NAME)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
+    ) -> Self:
+        """Load a fitted scaler, bit for bit, from a folder or from a repository on the Hub.
+
+        Only the scaler's files are downloaded, and nothing in them is run.
+
+        Args:
+            name: a folder, or a repository such as "me/my-model"; a folder of that name goes first.
+            revision: branch, tag or commit of a repository.
+            token: for the Hub; None uses the stored one.
+
+        Returns:
+            The scaler. ValueError where there is no whole one, or one of another class than this.
+        """
+        from hf_calib.scaling.saved_map import load_pretrained  # here, because it imports the scalers
+
+        scaler = load_pretrained(name, revision=revision, token=token).scaler
+        other = type(scaler).__name__
+        way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
+        check(isinstance(scaler, cls), f"{name} to hold a {cls.__name__}", f"a {other}", way_out)
+        return scaler
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        private: bool | None = None,
+        create_pr: bool = False,
+    ) -> CommitInfo:
+        """Add the fitted scaler to a model's repository on the Hub, or to a new one, in one commit.
+
+        Args:
+            repo_id: such as "me/my-model"; made where there is none.
+            revision: branch; None is main.
+            token: None uses the stored one.
+            private: of a new repository; None is the owner's default.
+            create_pr: open a pull request with it instead.
+        """
+        from hf_calib._hub import push_files
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+            pushed: Any = push_files(
+                {path.relative_to(folder).as_posix(): path for path in paths},
+                repo_id,
+                revision=revision,
+                token=token,
+                private=private,
+                create_pr=create_pr,
+                message=f"Add {type(self).__name__}",
+            )
+        return pushed
 
 
 class LogitScaling(Scaler):
@@ -62,21 +181,21 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     checked = as_logits(logits)
-    if checked.shape[-1] != n_classes:
-        way_out = "pass the logits of the model it was fitted on"
-        raise InputValueError(
-            expected("logits", f"have the {n_classes} classes of fit", f"shape {checked.shape}", way_out)
-        )
+    check(
+        checked.shape[-1] == n_classes,
+        f"logits to have the {n_classes} classes of fit",
+        f"shape {checked.shape}",
+        "pass the logits of the model it was fitted on",
+    )
     return checked.astype(np.float64)
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:
     """Raise if a class is masked: a map that mixes the classes would mask all of them."""
     masked = n_masked(logits)
-    if masked:
-        got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
-        way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
-        raise InputValueError(expected("logits", "be finite, as the classes are mixed", got, way_out))
+    got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
+    way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
+    check(not masked, "logits to be finite, as the classes are mixed", got, way_out)
 
 
 def n_masked(logits: NDArray[Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.metrics.checks import as_array, check_weights, row_chunks
 
 FloatArray = NDArray[np.float64]
@@ -32,30 +32,31 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         raise InputTypeError(
             expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")
         )
-    if logits.ndim == 0 or logits.size == 0:
-        raise InputValueError(
-            expected("logits", "hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
-        )
-    _check_finite(logits.reshape(-1, logits.shape[-1]))
+    shape = f"shape {logits.shape}"
+    check(
+        logits.ndim > 0 and logits.size > 0,
+        "logits to hold at least one example",
+        shape,
+        "pass an (N, C) array",
+    )
+    rows = logits.reshape(-1, logits.shape[-1])
+    if not all(block.max() < np.inf for _, block in blocks(rows)):  # NaN compares false
+        bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
+        got = f"NaN or +inf in {bad} of {len(rows)} rows"
+        check(False, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
     return logits
 
 
 def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     """Check (N, C) logits to fit on."""
     logits = as_logits(logits)
-    if logits.ndim != 2:
-        raise InputValueError(
-            expected(
-                "logits", "have shape (N, C)", f"shape {logits.shape}", "use logits.reshape(-1, num_labels)"
-            )
-        )
-    if logits.shape[1] < least_columns:
-        way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
-        raise InputValueError(expected("logits", "have at least 2 classes", f"shape {logits.shape}", way_out))
+    shape = f"shape {logits.shape}"
+    check(logits.ndim == 2, "logits to have shape (N, C)", shape, "use logits.reshape(-1, num_labels)")
+    way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
+    check(logits.shape[1] >= least_columns, "logits to have at least 2 classes", shape, way_out)
     largest = max(float(block.max()) for _, block in blocks(logits))
-    if largest > _LARGEST:
-        way_out = "divide them by a number, which a temperature makes up for"
-        raise InputValueError(expected("logits", f"be at most {_LARGEST:g}", f"{largest:g}", way_out))
+    way_out = "divide them by a number, which a temperature makes up for"
+    check(largest <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{largest:g}", way_out)
     if _look_like_probabilities(logits):
         warnings.warn(
             "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
@@ -77,26 +78,24 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     """Check one class number per row of the logits."""
     labels = as_array("labels", labels)
     n, c = logits.shape
-    if labels.shape != (n,):
-        way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
-        raise InputValueError(expected("labels", f"have shape ({n},)", f"shape {labels.shape}", way_out))
+    way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
+    check(labels.shape == (n,), f"labels to have shape ({n},)", f"shape {labels.shape}", way_out)
     if labels.dtype.kind not in "iu":
-        is_text = labels.dtype.kind in "USO"
-        way_out = (
-            "number them by the columns of logits: [names.index(label) for label in labels]"
-            if is_text
-            else "convert them with labels.astype(int)"
-        )
+        way_out = "convert them with labels.astype(int)"
+        if labels.dtype.kind in "USO":
+            way_out = "number them by the columns of logits: [names.index(label) for label in labels]"
         raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
-    if (labels == IGNORED_LABEL).any():
-        got = f"{np.count_nonzero(labels == IGNORED_LABEL)} labels of -100"
-        way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
-        raise InputValueError(expected("labels", f"lie in 0..{c - 1}", got, way_out))
-    if labels.min() < 0 or labels.max() >= c:
-        got = f"labels from {labels.min()} to {labels.max()}"
-        raise InputValueError(
-            expected("labels", f"lie in 0..{c - 1}", got, "number the classes by the columns of logits")
-        )
+    n_ignored = np.count_nonzero(labels == IGNORED_LABEL)
+    way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
+    check(not n_ignored, f"labels to lie in 0..{c - 1}", f"{n_ignored} labels of -100", way_out)
+    low, high = labels.min(), labels.max()
+    way_out = "number the classes by the columns of logits"
+    check(low >= 0 and high < c, f"labels to lie in 0..{c - 1}", f"labels from {low} to {high}", way_out)
+    n_masked = np.count_nonzero(np.isneginf(logits[np.arange(n), labels]))
+    got = f"-inf for the label of {n_masked} examples"
+    check(
+        not n_masked, "logits to be finite for every label", got, "mask only classes that cannot be the label"
+    )
     return labels.astype(np.int64, copy=False)
 
 
@@ -118,30 +117,15 @@ def as_binary_labels(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it is known (None: everywhere)."""
     labels = as_array("labels", labels)
-    if labels.shape != logits.shape:
-        way_out = "multi_label=True takes a 0/1 label for every logit"
-        raise InputValueError(
-            expected("labels", f"have the logits' shape {logits.shape}", f"shape {labels.shape}", way_out)
-        )
+    requirement = f"labels to have the logits' shape {logits.shape}"
+    way_out = "multi_label=True takes a 0/1 label for every logit"
+    check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
     positive = labels == 1
     known = positive | (labels == 0)
     if known.all():
         return positive, None
     others = labels[~known & (labels != IGNORED_LABEL)]
-    if len(others):
-        way_out = "pass hard labels, and -100 where a label is not known"
-        raise InputValueError(expected("labels", "be 0 or 1", f"values such as {others[0]}", way_out))
-    if not known.any():
-        way_out = "pass at least one label of 0 or 1"
-        raise InputValueError(expected("labels", "be 0 or 1", "-100 everywhere", way_out))
+    way_out = "pass hard labels, and -100 where a label is not known"
+    check(not len(others), "labels to be 0 or 1", f"values such as {few(others[:1].tolist())}", way_out)
+    check(bool(known.any()), "labels to be 0 or 1", "-100 everywhere", "pass at least one label of 0 or 1")
     return positive, known
-
-
-def _check_finite(rows: NDArray[Any]) -> None:
-    for _, block in blocks(rows):
-        if not block.max() < np.inf:  # also true of NaN
-            bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
-            got = f"NaN or +inf in {bad} of {len(rows)} rows"
-            raise InputValueError(
-                expected("logits", "be finite (or -inf for a masked class)", got, "check the model's output")
-            )

@@ -21,7 +21,6 @@ from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObj
 from hf_calib.scaling._solver import best_temperature
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
-from hf_calib.scaling.scaler import Fitted
 from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
 from hf_calib.scaling.temperature import TemperatureScaling
 from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
@@ -125,13 +124,6 @@ class AutoScaling(AffineScaling):
 
     choice_: str
     results_: list[dict[str, Any]]
-
-    _fitted = (
-        Fitted("choice_", kind=str),
-        Fitted("results_", kind=list),
-        Fitted("weight_", "*"),
-        Fitted("bias_", "C"),
-    )
 
     def __init__(self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0) -> None:
         self.n_folds = n_folds
@@ -241,9 +233,6 @@ class AutoScaling(AffineScaling):
         self.choice_ = name
         self.weight_ = mapping.weight
         self.bias_ = np.zeros(matrix.shape[1]) if mapping.bias is None else mapping.bias
-
-    def _is_sound(self) -> bool:
-        return self.weight_.shape in ((), self.bias_.shape, self.bias_.shape * 2)
 
     def _n_wrong(self, logits: NDArray[Any], labels: NDArray[Any]) -> int:
         """Rows, or decisions, that the logits have wrong."""

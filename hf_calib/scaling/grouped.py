@@ -20,7 +20,6 @@ from hf_calib.scaling._linear import LinearProblem, fit_vector
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.auto import choose
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.scaling.scaler import Fitted
 
 BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
 _VECTOR = "structured_vector(penalty=1)"
@@ -84,14 +83,6 @@ class GroupedScaling(LogitScaling):
     weights_: FloatArray
     biases_: FloatArray
     choice_: str
-
-    _fitted = (
-        Fitted("groups_", kind=list),
-        Fitted("choice_", kind=str),
-        Fitted("sizes_", "G", np.int64),
-        Fitted("weights_", "HC"),
-        Fitted("biases_", "HC"),
-    )
 
     def __init__(self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0) -> None:
         self.base = base
@@ -206,10 +197,6 @@ class GroupedScaling(LogitScaling):
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(self, "weights_")
-
-    def _is_sound(self) -> bool:
-        g, h = len(self.groups_), len(self.weights_)
-        return h == g + 1 and len(self.sizes_) == g and all(isinstance(name, str) for name in self.groups_)
 
     def _maps(
         self,

@@ -45,14 +45,14 @@ SCALERS: dict[str, ScalerEntry] = {
     "structured_vector": ScalerEntry("StructuredVectorScaling", "structured", foldable=True, bias=True),
     "structured_matrix": ScalerEntry("StructuredMatrixScaling", "structured", foldable=True, bias=True),
     "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
-    "prior_correction": ScalerEntry("PriorCorrection", "prior_correction", needs="priors", foldable=True),
+    "prior_correction": ScalerEntry("PriorCorrection", "priors", needs="priors", foldable=True),
     "dirichlet": ScalerEntry("DirichletScaling", "dirichlet"),
-    "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "ensemble_temperature"),
-    "histogram": ScalerEntry("HistogramBinning", "histogram"),
-    "isotonic": ScalerEntry("IsotonicScaling", "isotonic"),
-    "spline": ScalerEntry("SplineScaling", "spline"),
+    "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
+    "histogram": ScalerEntry("HistogramBinning", "curves"),
+    "isotonic": ScalerEntry("IsotonicScaling", "curves"),
+    "spline": ScalerEntry("SplineScaling", "curves"),
     "grouped": ScalerEntry("GroupedScaling", "grouped", needs="groups"),
-    "inverse_link": ScalerEntry("InverseLink", "inverse_link", needs="training_loss"),
+    "inverse_link": ScalerEntry("InverseLink", "inverse", needs="training_loss"),
 }
 # What the commands offer: their models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
@@ -60,11 +60,7 @@ FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.
 
 
 def method_of(scaler: Any) -> str:
-    """The method of a scaler, or of the one that it is derived from.
-
-    Raises:
-        TypeError: for any other object.
-    """
+    """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
     method = _method(scaler)
     if method is None:
         names = ", ".join(entry.name for entry in SCALERS.values())
@@ -74,11 +70,7 @@ def method_of(scaler: Any) -> str:
 
 
 def foldable_method(scaler: Any) -> str:
-    """The method of a scaler that folds, or of the one that it is derived from.
-
-    Raises:
-        TypeError: for any other object.
-    """
+    """The method of a scaler that folds, or of the one that it is derived from; TypeError for any other object."""
     method = _method(scaler)
     if method not in FOLDABLE_SCALERS:
         names = ", ".join(entry.name for entry in FOLDABLE_SCALERS.values())
@@ -93,10 +85,14 @@ def _method(scaler: Any) -> str | None:
     return next((method for method in found if method is not None), None)
 
 
+def is_multi_label(scaler: Any) -> bool:
+    """Whether a scaler's probabilities are sigmoids of the logits, not their softmax."""
+    per_label = SCALERS[method_of(scaler)].needs == "label_matrix"
+    return per_label or bool(getattr(scaler, "multi_label", False))
+
+
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
     """The fitted parameters, where these are at most a number per class."""
-    fitted = {name: value for name, value in vars(scaler).items() if name.endswith("_")}
-    arrays = {
-        name.rstrip("_"): np.asarray(value) for name, value in fitted.items() if not name.startswith("_")
-    }
+    names = [name for name in vars(scaler) if name.endswith("_") and not name.startswith("_")]
+    arrays = {name.removesuffix("_"): np.asarray(getattr(scaler, name)) for name in names}
     return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}

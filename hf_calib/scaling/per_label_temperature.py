@@ -11,12 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib.scaling._base import FloatArray, as_fitted_logits, listed
+from hf_calib.scaling._base import FloatArray, Scaler, as_fitted_logits, listed
 from hf_calib.scaling._inputs import as_binary_labels, as_matrix
 from hf_calib.scaling._objectives import SigmoidObjective
 from hf_calib.scaling._solver import BOUNDS, SMOOTHED, best_temperature
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.scaler import Fitted, Scaler
 
 # Warnings, in the order in which they are given.
 _ONE_VALUE = (
@@ -76,8 +75,6 @@ class PerLabelTemperatureScaling(Scaler):
     array([3.641, 0.91 ])
     """
 
-    _fitted = (Fitted("temperatures_", "C"), Fitted("shared_temperature_"))
-
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Choose the temperatures.
 
@@ -124,9 +121,6 @@ class PerLabelTemperatureScaling(Scaler):
         """The affine map z / T, label by label, that `fold` writes into a classification head."""
         check_is_fitted(self, "temperatures_")
         return AffineMap(1 / self.temperatures_)
-
-    def _is_sound(self) -> bool:
-        return self.shared_temperature_ > 0 and bool((self.temperatures_ > 0).all())
 
     def _fit_label(self, logits: NDArray[Any], positive: NDArray[np.bool_]) -> tuple[float, str | None]:
         """Return a label's temperature and, if its data do not determine it, the problem."""

@@ -1,4 +1,4 @@
-"""Fitted scalers as files: calibration.json, with the arrays of those that do not fold beside it."""
+"""Fitted scalers as files: calibration.json, and beside it the arrays of those that do not fold; also from the Hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,25 +18,19 @@ from safetensors import SafetensorError
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, did_you_mean, expected, few
+from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib._files import own_subfolder, whole_file
-from hf_calib.scaling.inverse_link import loss_of_record, loss_record
+from hf_calib.scaling.inverse import loss_of_record, loss_record
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
-from hf_calib.scaling.prior_correction import as_prior
+from hf_calib.scaling.priors import as_prior
 
 MAP_NAME = "calibration.json"
-POOLER_CONFIG = "vllm_pooler_config"  # a key of it, of what `pooler_config` returns
-ARRAYS_NAME = (
-    "calibration/scaler.safetensors"  # not in the root, where vLLM takes every such file for weights
-)
-
-OF_PAIRS = {"of": "pairs"}  # an entry: of the two rewards of a pair, which one logit makes
-
-LARGEST_NUMBER = 1e12  # of a fitted map: beyond, float32 heads and logits are lost
-_LARGEST = 2**30  # bytes of a file; a matrix for 5,000 classes has half of it
+# Not in the root, where vLLM takes every such file for weights.
+ARRAYS_NAME = "calibration/scaler.safetensors"
+POOLER_CONFIG = "vllm_pooler_config"  # the entry that holds what `pooler_config` returns
+OF_PAIRS = {"of": "pairs"}  # the entry of a map of two rewards, which one logit makes
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map
-# What a file says by itself; "hf_calib" was the version, before there were "versions".
-_OWN = {"method", "settings", "parameters", "weight", "bias", "arrays", "date", "versions", "hf_calib"}
+_OWN = {"method", "settings", "parameters", "weight", "bias", "arrays", "date", "versions"}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -47,7 +40,7 @@ class SavedMap(NamedTuple):
 
     Args:
         scaler: as it was fitted, bit for bit.
-        about: what `save_map` was told about it.
+        about: the entries that `save_map` was given.
     """
 
     scaler: Any
@@ -55,23 +48,18 @@ class SavedMap(NamedTuple):
 
 
 def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
-    """Write a fitted scaler as JSON, with what is known about it: all of it or nothing.
+    """Write a fitted scaler as JSON, with what is known about it; each file whole or not at all.
 
     The file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted
     numbers and words), "date" (day, UTC) and "versions" of the packages; of a scaler that folds "weight" and "bias"
-    (the map z -> weight z + bias, as numbers; bias may be null), of another one "arrays", the SHA-256 of
-    calibration/scaler.safetensors, which holds its arrays. `Scaler.save_pretrained` does the same without `about`.
+    (the map z -> weight z + bias, as numbers; bias may be null), of another one "arrays", the names of those in
+    calibration/scaler.safetensors. `Scaler.save_pretrained` does the same without `about`.
 
     Args:
         scaler: fitted; of a class in `SCALERS`.
         path: of an existing folder for its calibration.json, or of the file, which has that name unless the scaler
             folds.
         about: further entries, such as which rows it was fitted on; of JSON's own types.
-
-    Raises:
-        TypeError: if it is not a scaler of `SCALERS`.
-        ValueError: if it has numbers that are not finite.
-        sklearn.exceptions.NotFittedError: if it is not fitted.
 
     >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
@@ -85,24 +73,21 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     file = _file(path)
     arrays: Arrays = {}
     record = _as_record(scaler, arrays)
-    content = b""
     if arrays:
-        if file.name != MAP_NAME:
-            way_out = "the arrays of a scaler that does not fold have one place beside it"
-            raise InputValueError(expected("path", f"be a folder or {MAP_NAME}", file, way_out))
+        way_out = "the arrays of a scaler that does not fold have one place beside it"
+        check(file.name == MAP_NAME, f"path to be a folder or {MAP_NAME}", file, way_out)
         own_subfolder(file.parent, Path(ARRAYS_NAME).parts[0])
-        content = safetensors.numpy.save(arrays)
-        record["arrays"] = sha256(content).hexdigest()
+        record["arrays"] = sorted(arrays)
     written = {"date": datetime.now(timezone.utc).date().isoformat(), "versions": _versions()}
     text = json.dumps({**record, **(about or {}), **written}, default=_plain, allow_nan=False)
-    if arrays:  # first: a JSON file that belongs to other arrays is refused, whichever of the two is new
-        with whole_file(file.parent / ARRAYS_NAME) as unfinished:
-            unfinished.write_bytes(content)
+    beside = file.parent / ARRAYS_NAME
+    if arrays:
+        with whole_file(beside) as unfinished:
+            unfinished.write_bytes(safetensors.numpy.save(arrays))
     with whole_file(file) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
-    before = file.parent / ARRAYS_NAME
-    if not arrays and file.name == MAP_NAME and before.is_file() and not before.parent.is_symlink():
-        before.unlink()  # of the scaler before
+    if not arrays and file.name == MAP_NAME and beside.is_file() and not beside.parent.is_symlink():
+        beside.unlink()  # the arrays of the scaler before
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
@@ -112,24 +97,47 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         path: of the file, or of the folder that has a calibration.json.
 
     Returns:
-        The fitted scaler, and what was said about it.
-
-    Raises:
-        ValueError: if there is no such file, or it does not hold a whole map.
+        The fitted scaler, and the entries about it. ValueError where there is no such file, or no whole map in it.
     """
     file = _file(path)
     return read_map(file, lambda: file.parent / ARRAYS_NAME)
 
 
+def load_pretrained(
+    name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
+) -> SavedMap:
+    """The map in a folder, or in a repository on the Hub."""
+    if Path(name).is_dir():
+        return load_map(name)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return download(str(name), revision=revision, token=token)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        got = f"{str(name)!r} ({' '.join(str(error).split())[:300]})"
+        requirement = f"be a folder, or a repository on the Hub, with {MAP_NAME}"
+        way_out = "check its spelling, the revision and the token"
+        raise InputValueError(expected("name", requirement, got, way_out)) from error
+
+
+def download(repo_id: str, *, revision: str | None = None, token: str | bool | None = None) -> SavedMap:
+    """The map in a repository; raises what `hf_hub_download` raises where there is none."""
+    from huggingface_hub import hf_hub_download
+
+    file = Path(hf_hub_download(repo_id, MAP_NAME, revision=revision, token=token))
+    commit = file.parent.name  # both files are of one commit, whatever is pushed meanwhile
+    return read_map(file, lambda: Path(hf_hub_download(repo_id, ARRAYS_NAME, revision=commit, token=token)))
+
+
 def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
     """Read what `save_map` wrote; `fetch_arrays` returns where the arrays are, if there have to be some."""
-    way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
 
     def wrong(got: str) -> InputValueError:
+        way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
         return InputValueError(expected(str(file), "hold a fitted map", got, way_out))
 
     try:
-        record = json.loads(_content(file).decode("utf-8"))
+        record = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise wrong(f"a file that cannot be read ({error})") from error
     if not isinstance(record, dict):
@@ -138,21 +146,20 @@ def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
     if not isinstance(method, str) or method not in SCALERS:
         raise wrong(f"method {method!r} ({did_you_mean(method, SCALERS)})")
     arrays: Arrays = {}
-    if "arrays" in record and method not in FOLDABLE_SCALERS:
+    if "arrays" in record:
         try:
-            content = _content(fetch_arrays())
-            arrays = safetensors.numpy.load(content)
+            arrays = safetensors.numpy.load(fetch_arrays().read_bytes())
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise wrong(f"{ARRAYS_NAME} that cannot be read ({error})") from error
-        if sha256(content).hexdigest() != record["arrays"]:
+        if sorted(arrays) != record["arrays"]:
             raise wrong(f"{ARRAYS_NAME} of another scaler beside it")
     try:
         scaler = _from_record(record, arrays)
         is_whole = True
         if method in FOLDABLE_SCALERS:
             weight, bias = scaler.affine_map()
-            is_whole = _same(weight, _floats(record["weight"])) and _same(bias, _floats(record["bias"]))
-    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            is_whole = _same(weight, record["weight"]) and _same(bias, record["bias"])
+    except Exception as error:  # whatever a foreign file makes of a constructor or of a map
         raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
     if not is_whole:
         raise wrong(f"parameters of {method!r} that are not those of its weight and bias")
@@ -160,29 +167,32 @@ def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
 
 
 def _as_record(scaler: Any, arrays: Arrays) -> dict[str, Any]:
-    """A fitted scaler as JSON holds it; what else there is of one that does not fold is added to the arrays."""
+    """A fitted scaler as JSON holds it; the arrays of one that does not fold are added to `arrays`."""
     method = method_of(scaler)
-    check_is_fitted(scaler, [fitted.name for fitted in scaler._fitted])
-    _check_fitted(scaler)
+    check_is_fitted(scaler)
+    check_finite(scaler)
     folds = method in FOLDABLE_SCALERS
     parameters: dict[str, Any] = {}
-    for fitted in scaler._fitted:
-        key, value = fitted.name.rstrip("_"), getattr(scaler, fitted.name)
-        if folds and key in ("weight", "bias"):
+    for name, value in vars(scaler).items():
+        if not name.endswith("_") or name.startswith("_"):
             continue
-        if folds or not fitted.shape:
-            parameters[key] = value
-        else:
+        key = name.removesuffix("_")
+        if folds:
+            # Those of the map are in the file once, beside the parameters.
+            parameters[key] = None if key in ("weight", "bias") else value
+        elif isinstance(value, np.ndarray):
             arrays[key] = np.ascontiguousarray(value)
+        else:
+            parameters[key] = value
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"], arrays)
-    if method == "inverse_link":
+    if "loss" in settings:
         settings["loss"] = loss_record(settings["loss"], arrays)
     return {
         "method": method,
         "settings": settings,
-        # Of what a scaler says about its fit, some may not be finite.
+        # Some numbers that describe a fit may not be finite, such as the errors of a single row.
         "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
         **(scaler.affine_map()._asdict() if folds else {}),
     }
@@ -190,88 +200,29 @@ def _as_record(scaler: Any, arrays: Arrays) -> dict[str, Any]:
 
 def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
     """The scaler that `_as_record` was given."""
-    entry = SCALERS[record["method"]]
     settings = dict(record["settings"])
     for name, value in settings.items():
-        if name == "scaler" and value is not None:
-            settings[name] = _from_record(value, {})
-        elif name == "loss":
-            settings[name] = loss_of_record(value, arrays)
-        else:
-            _check_setting(name, value)
-    scaler = entry.load()(**settings)
-    found: dict[str, Any] = {name: _restored(value) for name, value in record["parameters"].items()}
-    wanted = {fitted.name.rstrip("_") for fitted in scaler._fitted}
-    if entry.foldable:  # where it keeps the map itself, the file holds it once
-        found |= {key: _floats(record[key]) for key in wanted & {"weight", "bias"}}
-    found |= arrays
-    if found.keys() != wanted:
-        requirement = f"be {', '.join(sorted(wanted)) or 'none'}"
-        way_out = "take the file as it was written"
-        raise InputValueError(expected("parameters", requirement, few(sorted(found)) or "none", way_out))
-    for name, value in found.items():
-        setattr(scaler, f"{name}_", value)
-    _check_fitted(scaler)
-    if entry.foldable:
-        weight, bias = scaler.affine_map()
-        scaler.predict_proba(np.zeros((1, len(weight) if weight.ndim else 2 if bias is None else len(bias))))
+        if isinstance(value, dict):
+            settings[name] = loss_of_record(value, arrays) if name == "loss" else _from_record(value, {})
+    scaler = SCALERS[record["method"]].load()(**settings)
+    for key, value in record["parameters"].items():
+        of_map = value is None and key in ("weight", "bias")
+        setattr(scaler, f"{key}_", np.array(record[key], dtype=np.float64) if of_map else _restored(value))
+    for key, array in arrays.items():
+        setattr(scaler, f"{key}_", array)
+    check_is_fitted(scaler)
+    check_finite(scaler)
     return scaler
 
 
-def _check_fitted(scaler: Any) -> None:
-    """Raise unless the fitted attributes of a scaler have the kinds, shapes and values that a fit gives them.
-
-    Raises:
-        ValueError: if one is missing, or of another kind, shape or range.
-    """
-    sizes: dict[str, int] = {}
-    for fitted in scaler._fitted:
-        value = getattr(scaler, fitted.name)
-        if fitted.shape:
-            fits = isinstance(value, np.ndarray) and value.dtype == fitted.kind and value.size > 0
-            fits = fits and (fitted.shape == "*" or value.ndim == len(fitted.shape))
-            fits = fits and all(
-                sizes.setdefault(axis, size) == size
-                for axis, size in zip(fitted.shape.strip("*"), value.shape, strict=False)
-            )
-        else:
-            fits = isinstance(value, Real if fitted.kind is float else fitted.kind)
-            fits = fits and not isinstance(value, bool) and (fitted.kind is not int or value > 1)
-        if fits and fitted.name == "n_classes_":
-            fits = sizes.setdefault("C", value) == value
-        if not fits:
-            axes = f" of shape ({', '.join(fitted.shape)})" if fitted.shape else ""
-            got = f"{value.dtype}, {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise InputValueError(
-                expected(fitted.name, f"be {fitted.kind.__name__}{axes}", got, "fit it again")
-            )
-        if fitted.kind is float and not np.isfinite(value).all():
-            way_out = "fit it again, on finite logits"
-            raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
-    if method_of(scaler) in FOLDABLE_SCALERS:
-        check_finite(scaler)
-        largest = max(float(np.abs(part).max()) for part in scaler.affine_map() if part is not None)
-        if largest > LARGEST_NUMBER:
-            way_out = "fit it again"
-            raise InputValueError(
-                expected("scaler", f"have numbers up to {LARGEST_NUMBER:g}", largest, way_out)
-            )
-    if not scaler._is_sound():
-        got = f"others in {' or '.join(fitted.name for fitted in scaler._fitted)}"
-        raise InputValueError(expected("scaler", "have numbers that a fit can find", got, "fit it again"))
-
-
-def _check_setting(name: str, value: Any) -> None:
-    """Raise for a constructor's argument that is not a number, word, or sequence of numbers."""
-    numbers = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
-    fits = value is None or isinstance(value, str | int | float) or numbers
-    requirement = "be a number, a word or a list of numbers"
-    if name == "multi_label":
-        fits = isinstance(value, bool)
-        requirement = "be true or false"
-    if not fits:
-        way_out = "take the file as it was written"
-        raise InputValueError(expected(f"setting {name}", requirement, type(value).__name__, way_out))
+def check_finite(scaler: Any) -> None:
+    """Raise if a fitted scaler has NaN or infinity among its numbers, or gives them for logits of 0."""
+    numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
+    sound = all(np.isfinite(value).all() for value in numbers)
+    if sound:
+        n_classes = len(getattr(scaler, "classes_", (0, 1)))
+        sound = bool(np.isfinite(scaler.predict_proba(np.zeros((1, n_classes)))).all())
+    check(sound, "scaler to have finite numbers", "NaN or infinity", "fit it again, on finite logits")
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
@@ -300,9 +251,9 @@ def pooler_config(scaler: Any) -> dict[str, float] | None:
 
     >>> from hf_calib.scaling import StructuredVectorScaling
     >>> scaler = StructuredVectorScaling(multi_label=True).fit([[-1.0], [1.0], [2.0], [3.0]], [[0], [1], [0], [1]])
-    >>> told = pooler_config(scaler)
+    >>> options = pooler_config(scaler)
     >>> logit = 0.7
-    >>> p = 1 / (1 + np.exp(-(logit - told["logit_mean"]) / told["logit_sigma"]))
+    >>> p = 1 / (1 + np.exp(-(logit - options["logit_mean"]) / options["logit_sigma"]))
     >>> abs(p - scaler.predict_proba([[logit]]).item()) < 1e-12
     np.True_
     """
@@ -311,19 +262,8 @@ def pooler_config(scaler: Any) -> dict[str, float] | None:
     weight, bias = scaler.affine_map()
     if weight.size != 1 or bias is None or bias.size != 1 or not weight.any():
         return None
-    slope, offset = float(weight.item()), float(bias.item())
-    return {"logit_mean": -offset / slope, "logit_sigma": 1 / slope}
-
-
-def check_finite(scaler: Any) -> None:
-    """Raise if a fitted map has NaN or infinity in its weight or bias.
-
-    Raises:
-        ValueError: if it has.
-    """
-    if not all(np.isfinite(part).all() for part in scaler.affine_map() if part is not None):
-        way_out = "fit it again, on finite logits"
-        raise InputValueError(expected("scaler", "have finite numbers", "NaN or infinity", way_out))
+    slope = float(weight.item())
+    return {"logit_mean": -float(bias.item()) / slope, "logit_sigma": 1 / slope}
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
@@ -342,10 +282,8 @@ def config_record(scaler: Any) -> dict[str, Any]:
     if foldable_method(scaler) == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
     if weight.ndim == 2:
-        return {
-            **chosen,
-            "sha256": sha256(weight.tobytes() + (b"" if bias is None else bias.tobytes())).hexdigest(),
-        }
+        content = weight.tobytes() + (b"" if bias is None else bias.tobytes())
+        return {**chosen, "sha256": sha256(content).hexdigest()}
     return {**chosen, "weight": weight.tolist(), **({} if bias is None else {"bias": bias.tolist()})}
 
 
@@ -355,12 +293,6 @@ def temperature_of(scaler: Any) -> float | None:
         return float(scaler.temperature_)
     weight, bias = scaler.affine_map()
     return 1 / float(weight) if weight.ndim == 0 and (bias is None or not bias.any()) else None
-
-
-def is_multi_label(scaler: Any) -> bool:
-    """Whether a scaler's probabilities are sigmoids of the logits, not their softmax."""
-    per_label = SCALERS[method_of(scaler)].needs == "label_matrix"
-    return per_label or bool(getattr(scaler, "multi_label", False))
 
 
 def map_title(method: str, choice: str | None = None) -> str:
@@ -381,7 +313,7 @@ def title_of(scaler: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that have a part in a map, as far as they are installed."""
+    """Versions of the installed packages that have a part in a map."""
     found = {}
     for package in PACKAGES:
         try:
@@ -391,26 +323,18 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _content(file: Path) -> bytes:
-    if file.stat().st_size > _LARGEST:
-        raise OSError(f"it has more than {_LARGEST:,} bytes")
-    return file.read_bytes()
-
-
-def _floats(value: Any) -> NDArray[np.float64] | None:
-    return None if value is None else np.array(value, dtype=np.float64)
-
-
 def _file(path: str | os.PathLike[str]) -> Path:
     return Path(path) / MAP_NAME if Path(path).is_dir() else Path(path)
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    return ours is theirs if ours is None or theirs is None else np.array_equal(ours, theirs)
+def _same(ours: NDArray[Any] | None, theirs: Any) -> bool:
+    if ours is None or theirs is None:
+        return ours is None and theirs is None
+    return np.array_equal(ours, np.array(theirs, dtype=np.float64))
 
 
 def _restored(value: Any) -> Any:
-    """Lists of numbers are arrays again; what else a scaler says about its fit stays as it is."""
+    """Lists of numbers as the arrays that they were; everything else unchanged."""
     if not isinstance(value, list):
         return value
     array = np.array(value)

@@ -20,7 +20,6 @@ from hf_calib.scaling._linear import LEFT_TO_GAIN, LinearProblem, Near, fit_matr
 from hf_calib.scaling._logistic import fit_columns
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
-from hf_calib.scaling.scaler import Fitted
 
 
 class StructuredScaling(AffineScaling):
@@ -112,8 +111,6 @@ class StructuredVectorScaling(StructuredScaling):
     array([0.96, 0.92, 0.55])
     """
 
-    _fitted = (Fitted("weight_", "C"), Fitted("bias_", "C"))
-
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
         self.multi_label = multi_label
@@ -194,8 +191,6 @@ class StructuredMatrixScaling(StructuredScaling):
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  1. ])
     """
-
-    _fitted = (Fitted("weight_", "CC"), Fitted("bias_", "C"))
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.metrics.checks import as_floats, check_choice, check_flag, check_n_bins
 from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
-from hf_calib.scaling._base import as_fitted_logits, softmax_in_place
+from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import (
     as_binary_labels,
     as_class_labels,
@@ -25,7 +25,6 @@ from hf_calib.scaling._interpolation import interpolation
 from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
 from hf_calib.scaling._solver import best_temperature, undetermined
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.scaler import Fitted, Scaler
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
@@ -85,8 +84,6 @@ class TemperatureScaling(Scaler):
     >>> scaler.predict_proba(logits[:1]).round(4)
     array([[0.75, 0.25]])
     """
-
-    _fitted = (Fitted("temperature_"),)
 
     def __init__(
         self,
@@ -157,9 +154,6 @@ class TemperatureScaling(Scaler):
         """The affine map z / T that `fold` writes into a classification head."""
         check_is_fitted(self, "temperature_")
         return AffineMap(np.array(1 / self.temperature_))
-
-    def _is_sound(self) -> bool:
-        return self.temperature_ > 0
 
     def _checked_grid(self) -> NDArray[np.float64] | None:
         if self.grid is None:

@@ -24,7 +24,6 @@ from hf_calib.scaling._linear import (
 )
 from hf_calib.scaling._solver import SMOOTHED
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.scaler import Fitted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,8 +92,6 @@ class LinearScaling(LogitScaling):
 
 class PenalisedMatrixScaling(LinearScaling):
     """A full matrix over features of the logits, with ODIR penalties."""
-
-    _fitted = (Fitted("weight_", "CC"), Fitted("bias_", "C"))
 
     def __init__(
         self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
@@ -187,8 +184,6 @@ class VectorScaling(LinearScaling):
     >>> scaler.predict_proba(logits).mean(axis=0).round(6)  # the frequencies of the labels
     array([0.333333, 0.666667])
     """
-
-    _fitted = (Fitted("weight_", "C"), Fitted("bias_", "C"))
 
     def fit(
         self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     check_finite,
     config_record,
     has_bias,
-    is_multi_label,
     load_map,
     map_title,
     save_map,

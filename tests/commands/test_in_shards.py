@@ -20,8 +20,7 @@ from hf_calib.commands import in_shards, opening
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import shard_formats, shards
 from hf_calib.predictions.passes import TallyByFile
-from hf_calib.scaling import TemperatureScaling, VectorScaling
-from hf_calib.scaling.scaler import Scaler
+from hf_calib.scaling import Scaler, TemperatureScaling, VectorScaling
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in, run
 from tests.helpers.reports import quick_reports  # noqa: F401
 

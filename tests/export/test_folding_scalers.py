@@ -29,9 +29,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling.histogram import HistogramBinning
-from hf_calib.scaling.isotonic import IsotonicScaling
-from hf_calib.scaling.spline import SplineScaling
+from hf_calib.scaling.curves import HistogramBinning, IsotonicScaling, SplineScaling
 from tests.helpers.architectures import (
     ARCHITECTURES,
     TEXT,

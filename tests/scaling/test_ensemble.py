@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn.exceptions import NotFittedError
 
 from hf_calib.scaling import EnsembleTemperatureScaling, TemperatureScaling
-from hf_calib.scaling.ensemble_temperature import MSE_BOUNDS, _least_on_simplex
+from hf_calib.scaling.curves import MSE_BOUNDS, _least_on_simplex
 
 SIMPLEX = np.array([(a, b, 1 - a - b) for a, b in product(np.linspace(0, 1, 41), repeat=2) if a + b <= 1])
 

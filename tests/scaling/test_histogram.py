@@ -7,8 +7,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from hf_calib.metrics import expected_calibration_error
-from hf_calib.scaling import IsotonicScaling
-from hf_calib.scaling.histogram import HistogramBinning
+from hf_calib.scaling import HistogramBinning, IsotonicScaling
 from tests.helpers.sampled import sampled
 
 KINDS = ["uniform", "equal_mass"]

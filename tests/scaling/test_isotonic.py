@@ -8,7 +8,7 @@ from scipy.special import log_softmax, softmax
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from hf_calib.scaling.isotonic import IsotonicScaling
+from hf_calib.scaling import IsotonicScaling
 from tests.helpers.sampled import sampled
 
 KINDS = ["one_vs_rest", "joint"]

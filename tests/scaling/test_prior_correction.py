@@ -20,7 +20,9 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
     estimate_prior,
-    prior_shift,
+)
+from hf_calib.scaling import (
+    priors as prior_shift,
 )
 
 EVEN = np.full(3, 1 / 3)

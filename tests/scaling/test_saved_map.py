@@ -1,153 +1,237 @@
-"""A fitted map comes back from its file bit for bit, and no other file is taken for one."""
+"""Every fitted scaler comes back from its files bit for bit, and no other file is taken for one."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
-from hf_calib.scaling import (
-    IsotonicScaling,
-    PriorCorrection,
-    TemperatureScaling,
-    VectorScaling,
-    load_map,
-    save_map,
-)
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method
-from hf_calib.scaling.saved_map import MAP_NAME, config_record, temperature_of, title_of
+from hf_calib import scaling
+from hf_calib.losses import make_loss
+from hf_calib.scaling import SCALERS, PriorCorrection, Scaler, TemperatureScaling, load_map, save_map
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label, method_of
+from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME, config_record, temperature_of, title_of
+from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
 
-rng = np.random.default_rng(0)
-LOGITS = rng.normal(scale=3, size=(300, 4))
-LABELS = (LOGITS / 2 + [0, 0, 1, 0] + rng.gumbel(size=LOGITS.shape)).argmax(axis=1)
-MULTI_LABELS = (rng.random(LOGITS.shape) < 1 / (1 + np.exp(-LOGITS / 2))).astype(int)
+PRIORS = [0.25, 0.25, 0.25, 0.25], [4, 3, 2, 1]
 
 
-def fitted(method: str) -> Any:
-    entry = FOLDABLE_SCALERS[method]
-    if entry.needs == "priors":
-        return entry.load()([0.25, 0.25, 0.25, 0.25], [4, 3, 2, 1])
-    return entry.load()().fit(LOGITS, MULTI_LABELS if entry.needs == "label_matrix" else LABELS)
+@pytest.fixture(autouse=True)
+def _let_them_warn() -> Iterator[None]:
+    """Warnings about data that do not determine a scaler are tested in its own file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def fitted(name: str, n: int = 400, c: int = 4) -> tuple[Any, np.ndarray]:
+    logits, labels = sampled(name, n, c)
+    if name == "PriorCorrection":
+        return PriorCorrection(*PRIORS), logits
+    return MAKE[name]().fit(logits, labels), logits
+
+
+def assert_same(loaded: Any, scaler: Any, logits: np.ndarray) -> None:
+    assert type(loaded) is type(scaler)
+    assert vars(loaded).keys() == {name for name in vars(scaler) if not name.startswith("_")}
+    for name in vars(loaded):
+        value, ours = getattr(scaler, name), getattr(loaded, name)
+        if isinstance(value, np.ndarray):
+            assert (ours.dtype, ours.shape, ours.tobytes()) == (value.dtype, value.shape, value.tobytes())
+        elif name not in ("loss", "scaler"):
+            assert ours == value
+    ours, theirs = loaded.predict_proba(logits), scaler.predict_proba(logits)
+    assert (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
+
+
+def edited(folder: Path, **changes: Any) -> None:
+    record = json.loads((folder / MAP_NAME).read_text())
+    (folder / MAP_NAME).write_text(json.dumps({**record, **changes}))
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"calibration.json to hold a fitted map, got .*{message}.*; save the map"
+    ):
+        Scaler.from_pretrained(folder)
+
+
+# The fits of AutoScaling on 100 classes take seconds, and are saved as those of what it chooses from.
+CASES = [(name, c) for name in MAKE for c in (2, 100) if c == 2 or not name.startswith("AutoScaling")]
+
+
+@pytest.mark.parametrize(("name", "c"), CASES)
+def test_every_scaler_comes_back_bit_for_bit(name: str, c: int, tmp_path: Path) -> None:
+    scaler, logits = fitted(name, n=200, c=c)
+    scaler.save_pretrained(tmp_path / "new")
+    assert_same(Scaler.from_pretrained(tmp_path / "new"), scaler, logits)
+    assert_same(type(scaler).from_pretrained(str(tmp_path / "new")), scaler, logits)
+    files = {path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*.*")}
+    arrays = not SCALERS[method_of(scaler)].foldable and method_of(scaler) != "inverse_link"
+    assert files == ({MAP_NAME, ARRAYS_NAME} if arrays else {MAP_NAME})
+    assert is_multi_label(scaler) == (name in MULTI_LABEL)
+    assert title_of(scaler)
 
 
 @pytest.mark.parametrize("method", FOLDABLE_SCALERS)
-def test_every_map_comes_back_bit_for_bit(method: str, tmp_path: Path) -> None:
-    scaler = fitted(method)
+def test_the_file_of_a_map_says_its_weight_and_bias(method: str, tmp_path: Path) -> None:
+    scaler, logits = fitted(FOLDABLE_SCALERS[method].name)
     save_map(scaler, tmp_path, {"split": "calibration", "n_examples": 300})
     loaded, about = load_map(tmp_path / MAP_NAME)
     assert about == {"split": "calibration", "n_examples": 300}
-    assert type(loaded) is type(scaler)
-    assert loaded.get_params() == scaler.get_params()
-    public = {name for name in vars(scaler) if not name.startswith("_")}
-    assert vars(loaded).keys() == public
-    for ours, theirs in zip(loaded.affine_map(), scaler.affine_map(), strict=True):
-        assert (ours is None) == (theirs is None)
-        assert ours is None or (ours.dtype, ours.tobytes()) == (theirs.dtype, theirs.tobytes())
-    np.testing.assert_array_equal(loaded.predict_proba(LOGITS), scaler.predict_proba(LOGITS))
-    np.testing.assert_array_equal(loaded.transform(LOGITS), scaler.transform(LOGITS))
     assert (title_of(loaded), config_record(loaded)) == (title_of(scaler), config_record(scaler))
     record = json.loads((tmp_path / MAP_NAME).read_text(), parse_constant=pytest.fail)
     weight, bias = np.array(record["weight"]), record["bias"]
-    mapped = LOGITS @ weight.T if weight.ndim == 2 else LOGITS * weight
+    mapped = logits @ weight.T if weight.ndim == 2 else logits * weight
     np.testing.assert_allclose(
-        mapped + (0 if bias is None else bias), scaler.transform(LOGITS), rtol=1e-12, atol=1e-12
+        mapped + (0 if bias is None else bias), scaler.transform(logits), rtol=1e-12, atol=1e-12
     )
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector", "structured_matrix"])
-def test_a_prior_correction_comes_back_with_the_map_before_it(method: str, tmp_path: Path) -> None:
-    first = fitted(method)
+@pytest.mark.parametrize("name", ["TemperatureScaling", "VectorScaling", "StructuredMatrixScaling"])
+def test_a_prior_correction_comes_back_with_the_map_before_it(name: str, tmp_path: Path) -> None:
+    first, logits = fitted(name)
     scaler = PriorCorrection(np.full(4, 0.25), np.array([4, 3, 2, 1]), first)
     save_map(scaler, tmp_path)
     loaded = load_map(tmp_path).scaler
-    np.testing.assert_array_equal(loaded.predict_proba(LOGITS), scaler.predict_proba(LOGITS))
+    np.testing.assert_array_equal(loaded.predict_proba(logits), scaler.predict_proba(logits))
     assert type(loaded.scaler) is type(first)
     assert title_of(loaded) == "prior correction"
-    recorded = {"scaler": method, **config_record(first)}
+    recorded = {"scaler": foldable_method(first), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
     record = json.loads((tmp_path / MAP_NAME).read_text())
-    record["settings"]["target_prior"] = [1, 2, 3, 4]
-    (tmp_path / MAP_NAME).write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="parameters of 'prior_correction' that are not those of its weight"):
-        load_map(tmp_path)
+    edited(tmp_path, settings={**record["settings"], "target_prior": [1, 2, 3, 4]})
+    refused(tmp_path, "parameters of 'prior_correction' that are not those of its weight")
 
 
-def test_settings_and_subclasses_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["EnsembleTemperatureScaling", "HistogramBinning", "IsotonicScaling"])
+def test_of_one_example(name: str, tmp_path: Path) -> None:
+    scaler = getattr(scaling, name)().fit([[2.0, 0.0]], [0])
+    scaler.save_pretrained(tmp_path)
+    assert_same(Scaler.from_pretrained(tmp_path), scaler, np.array([[3.0, -1.0], [-40.0, 2.0]]))
+
+
+def test_settings_come_back(tmp_path: Path) -> None:
+    logits, labels = sampled("SplineScaling")
+    for scaler in (
+        scaling.SplineScaling("cubic", n_knots=5),
+        scaling.HistogramBinning(7, binning="equal_mass"),
+        scaling.DirichletScaling(off_diagonal_penalty=0.5),
+        scaling.IsotonicScaling("joint"),
+    ):
+        scaler.fit(logits, labels).save_pretrained(tmp_path)
+        loaded = Scaler.from_pretrained(tmp_path)
+        assert loaded.get_params() == scaler.get_params()
+        refitted = clone(loaded).fit(logits, labels)
+        np.testing.assert_array_equal(refitted.predict_proba(logits), scaler.predict_proba(logits))
+
+
+def test_a_subclass_comes_back_as_the_scaler_it_is_derived_from(tmp_path: Path) -> None:
     class Mine(TemperatureScaling):
         pass
 
-    scaler = Mine("ece", grid=np.array([0.5, 2.0]), n_bins=10).fit(LOGITS, LABELS)
-    assert foldable_method(scaler) == "temperature"
+    scaler = Mine("ece", grid=np.array([0.5, 2.0]), n_bins=10).fit(*sampled("TemperatureScaling"))
     save_map(scaler, tmp_path / "map.json")
     loaded = load_map(tmp_path / "map.json").scaler
     assert loaded.get_params() == {"criterion": "ece", "grid": [0.5, 2.0], "n_bins": 10, "multi_label": False}
     assert temperature_of(loaded) == scaler.temperature_
 
 
-def test_what_is_no_scaler_or_is_not_finite_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got float"):
-        save_map(1.5, tmp_path)
-    with pytest.raises(ValueError, match=r"expected path to be a folder or calibration.json, got .*map.json"):
-        save_map(IsotonicScaling().fit(LOGITS, LABELS), tmp_path / "map.json")
-    scaler = VectorScaling().fit(LOGITS, LABELS)
-    scaler.bias_ = scaler.bias_ * np.nan
-    with pytest.raises(
-        ValueError, match="expected scaler to have finite numbers, got NaN or infinity; fit it"
-    ):
-        save_map(scaler, tmp_path)
-    assert not list(tmp_path.iterdir())
+def adapted() -> Any:
+    loss = make_loss("adafocal", n_bins=4)
+    rng = np.random.default_rng(0)
+    loss.update(rng.uniform(0.2, 1, size=300), rng.random(300) < 0.5)
+    return loss
 
 
-DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
-    "method": ({"method": "vectors"}, r"got method 'vectors' \(did you mean 'vector'\?\)"),
-    "methods": ({"method": ["vector"]}, r"got method \['vector'\]"),
-    "not foldable": (
-        {"method": "isotonic"},
-        "parameters to be frequencies, knots, n_classes, sizes, got none",
-    ),
-    "settings": ({"settings": {"criterion": "nll"}}, "got 'vector' with entries missing or of another kind"),
-    "no bias": ({"bias": None}, "got 'vector' with entries missing or of another kind"),
-    "shape": ({"bias": [0.0, 1.0]}, "got 'vector' with entries missing or of another kind"),
-    "words": ({"weight": "large"}, "got 'vector' with entries missing or of another kind"),
-    "not finite": ({"weight": [1.0, float("nan"), 1.0, 1.0]}, "NaN or infinity"),
-    "a class": (
-        {"parameters": {"_class": 1}, "weight": None},
-        "NaN or infinity|entries missing|parameters of",
-    ),
+LOSSES: dict[str, Callable[[], Any]] = {
+    "table": adapted,
+    "empty table": lambda: make_loss("calfocal"),  # whose accuracies are NaN
+    "steps": lambda: make_loss("flsd", thresholds=(0.3,), gammas=(4.0, 2.0)),
+    "class weights": lambda: make_loss("dual_focal", gamma=2.0, class_weights=[1.0, 0.1, 3.0, 1 / 3]),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_gets_one_clear_error(damage: str, tmp_path: Path) -> None:
-    save_map(fitted("vector"), tmp_path)
-    file = tmp_path / MAP_NAME
-    changes, message = DAMAGES[damage]
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    with pytest.raises(
-        ValueError, match=rf"calibration.json to hold a fitted map, .*({message}).*; save the map"
-    ):
-        load_map(tmp_path)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_an_inverse_link_comes_back_with_its_loss(kind: str, tmp_path: Path) -> None:
+    loss = LOSSES[kind]()
+    scaler = scaling.InverseLink(loss)
+    scaler.save_pretrained(tmp_path)
+    assert (tmp_path / ARRAYS_NAME).exists() == ("table" in kind)
+    loaded = scaling.InverseLink.from_pretrained(tmp_path)
+    assert_same(loaded, scaler, sampled("InverseLink")[0])
+    assert (loaded.loss.name, repr(loaded.loss)) == (loss.name, repr(loss))
+    for key, value in loss.state_dict().items():
+        assert value.equal(loaded.loss.state_dict()[key]) or value.isnan().all()
 
 
-def test_a_temperature_that_is_not_that_of_the_weight_is_refused(tmp_path: Path) -> None:
-    save_map(fitted("temperature"), tmp_path)
-    file = tmp_path / MAP_NAME
-    file.write_text(json.dumps({**json.loads(file.read_text()), "parameters": {"temperature": 2.0}}))
-    with pytest.raises(ValueError, match="got parameters of 'temperature' that are not those of its weight"):
-        load_map(tmp_path)
+def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
+    scaler, _ = fitted("SplineScaling")
+    before = datetime.now(timezone.utc).date()
+    save_map(scaler, tmp_path, {"split": "calibration"})
+    record = json.loads((tmp_path / MAP_NAME).read_text())
+    assert before <= datetime.fromisoformat(record["date"]).date() <= before + timedelta(days=1)
+    packages = ("hf_calib", "transformers", "torch", "scikit-learn")
+    assert record["versions"] == {name: version(name) for name in packages}
+    assert record["arrays"] == ["accuracies", "scores"]
+    assert record["parameters"] == {"n_classes": 4}
+    assert load_map(tmp_path).about == {"split": "calibration"}
 
 
-def test_a_weight_that_would_overflow_is_refused(tmp_path: Path) -> None:
-    save_map(fitted("vector"), tmp_path)
-    record = json.loads((tmp_path / "calibration.json").read_text())
-    record["weight"][0] = 1e308
-    (tmp_path / "calibration.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=r"have numbers up to 1e\+12"):
-        load_map(tmp_path)
+def test_another_class_is_refused(tmp_path: Path) -> None:
+    scaler, logits = fitted("IsotonicScaling")
+    scaler.save_pretrained(tmp_path)
+    message = r"to hold a SplineScaling, got a IsotonicScaling; use IsotonicScaling.from_pretrained"
+    with pytest.raises(ValueError, match=message):
+        scaling.SplineScaling.from_pretrained(tmp_path)
+    assert_same(scaling.IsotonicScaling.from_pretrained(tmp_path), scaler, logits)
+
+
+@pytest.mark.parametrize("name", [name for name in MAKE if name != "InverseLink"])
+def test_what_is_not_fitted_is_not_saved(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFittedError):
+        MAKE[name]().save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_scaler_or_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got float"):
+        save_map(1.5, tmp_path)
+    with pytest.raises(ValueError, match=r"expected path to be a folder or calibration.json, got .*map.json"):
+        save_map(fitted("IsotonicScaling")[0], tmp_path / "map.json")
+    for name, attribute in (("VectorScaling", "bias_"), ("SplineScaling", "accuracies_")):
+        scaler, _ = fitted(name)
+        setattr(scaler, attribute, getattr(scaler, attribute) * np.nan)
+        message = "expected scaler to have finite numbers, got NaN or infinity; fit it"
+        with pytest.raises(ValueError, match=message):
+            save_map(scaler, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_two_scalers_in_one_folder_the_last_is_whole(tmp_path: Path) -> None:
+    for name in ("SplineScaling", "IsotonicScaling", "VectorScaling"):
+        scaler, logits = fitted(name)
+        scaler.save_pretrained(tmp_path)
+        assert_same(Scaler.from_pretrained(tmp_path), scaler, logits)
+    assert not (tmp_path / ARRAYS_NAME).exists()
+
+
+def test_the_arrays_of_another_method_are_refused(tmp_path: Path) -> None:
+    fitted("SplineScaling")[0].save_pretrained(tmp_path / "spline")
+    fitted("IsotonicScaling")[0].save_pretrained(tmp_path / "isotonic")
+    (tmp_path / "isotonic" / ARRAYS_NAME).replace(tmp_path / "spline" / ARRAYS_NAME)
+    refused(tmp_path / "spline", "calibration/scaler.safetensors of another scaler beside it")
 
 
 def test_a_link_to_somebody_elses_folder_is_not_written_through(tmp_path: Path) -> None:
@@ -155,19 +239,120 @@ def test_a_link_to_somebody_elses_folder_is_not_written_through(tmp_path: Path) 
     (tmp_path / "mine/scaler.safetensors").write_text("mine")
     (tmp_path / "m").mkdir()
     (tmp_path / "m/calibration").symlink_to(tmp_path / "mine")
-    isotonic = IsotonicScaling().fit([[1.0, 0.0], [0.0, 1.0]] * 5, [0, 1] * 5)
     with pytest.raises(ValueError, match="calibration to be a folder of its own, got a link to"):
-        save_map(isotonic, tmp_path / "m")
-    save_map(fitted("temperature"), tmp_path / "m")  # which has nothing to write there
+        save_map(fitted("IsotonicScaling")[0], tmp_path / "m")
+    save_map(fitted("TemperatureScaling")[0], tmp_path / "m")  # which has nothing to write there
     assert (tmp_path / "mine/scaler.safetensors").read_text() == "mine"
 
 
-def test_what_is_no_such_file_gets_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"calibration.json to hold a fitted map, got a file that cannot be read"
-    ):
-        load_map(tmp_path)
-    for text, message in (("{", "a file that cannot be read"), ("[1]", "something else than a JSON object")):
-        (tmp_path / MAP_NAME).write_text(text)
-        with pytest.raises(ValueError, match=f"to hold a fitted map, got {message}"):
-            load_map(tmp_path)
+def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
+    return {"settings": {"loss": {"name": name, "hyperparameters": hyperparameters, "class_weights": None}}}
+
+
+DAMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "method": ("VectorScaling", {"method": "vectors"}, r"method 'vectors' \(did you mean 'vector'\?\)"),
+    "methods": ("VectorScaling", {"method": ["vector"]}, r"method \['vector'\]"),
+    "another method": ("VectorScaling", {"method": "isotonic"}, "'isotonic' with entries missing"),
+    "settings": ("VectorScaling", {"settings": {"criterion": "nll"}}, "entries missing or of another kind"),
+    "no bias": ("VectorScaling", {"bias": None}, "entries missing or of another kind"),
+    "shape": ("VectorScaling", {"bias": [0.0, 1.0]}, "entries missing or of another kind"),
+    "words": ("VectorScaling", {"weight": "large"}, "entries missing or of another kind"),
+    "not finite": ("VectorScaling", {"weight": [1.0, float("nan"), 1.0, 1.0]}, "NaN or infinity"),
+    "cube": ("AutoScaling", {"weight": np.ones((4, 4, 4)).tolist()}, "entries missing"),
+    "other weight": ("TemperatureScaling", {"parameters": {"temperature": 2.0}}, "not those of its weight"),
+    "no class": ("SplineScaling", {"parameters": {}}, "entries missing"),
+    "half a class": ("SplineScaling", {"parameters": {"n_classes": 4.5}}, "entries missing"),
+    "a list": ("SplineScaling", {"parameters": [4]}, "entries missing"),
+    "classes": ("SplineScaling", {"parameters": {"n_classes": 4, "classes": [0]}}, "entries missing"),
+    "a word": ("EnsembleTemperatureScaling", {"parameters": {"n_classes": 4, "temperature": "1"}}, "missing"),
+    "infinite": (
+        "EnsembleTemperatureScaling",
+        {"parameters": {"n_classes": 4, "temperature": 1e999}},
+        "NaN or i",
+    ),
+    "unknown setting": ("SplineScaling", {"settings": {"path": "/etc/passwd"}}, "entries missing"),
+    "nested setting": ("SplineScaling", {"settings": {"spline": {"a": 1}}}, "entries missing"),
+    "no settings": ("SplineScaling", {"settings": None}, "entries missing"),
+    "no loss": ("InverseLink", {"settings": {}}, "entries missing"),
+    "unknown loss": ("InverseLink", of_loss("os.system"), "entries missing"),
+    "loss without link": ("InverseLink", of_loss("mmce"), "entries missing"),
+    "huge table": ("InverseLink", of_loss("adafocal", n_bins=10**12), "entries missing"),
+    "loss without table": ("InverseLink", of_loss("adafocal"), "entries missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_entries_that_no_fit_finds_are_refused(damage: str, tmp_path: Path) -> None:
+    name, changes, message = DAMAGES[damage]
+    fitted(name)[0].save_pretrained(tmp_path)
+    edited(tmp_path, **changes)
+    refused(tmp_path, message)
+
+
+BAD_ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "missing": ("SplineScaling", {"scores": None}),
+    "extra": ("SplineScaling", {"more": np.zeros(3)}),
+    "lengths": ("SplineScaling", {"scores": np.linspace(0, 1, 7)}),
+    "axes": ("SplineScaling", {"scores": np.zeros((1, 400))}),
+    "empty": ("SplineScaling", {"scores": np.zeros(0), "accuracies": np.zeros(0)}),
+    "NaN": ("SplineScaling", {"accuracies": np.full(400, np.nan)}),
+    "infinity": ("DirichletScaling", {"bias": np.full(4, np.inf)}),
+    "other classes": ("HistogramBinning", {"frequencies": np.ones((3, 15)), "edges": np.ones((3, 16))}),
+    "not square": ("DirichletScaling", {"weight": np.ones((4, 3))}),
+    "two weights": ("EnsembleTemperatureScaling", {"weights": np.full(2, 0.5)}),
+    "float sizes": ("IsotonicScaling", {"sizes": np.ones(4)}),
+    "two curves": ("IsotonicScaling", {"sizes": np.array([2, 2])}),
+}
+
+
+@pytest.mark.parametrize("damage", BAD_ARRAYS)
+def test_arrays_that_no_fit_finds_are_refused(damage: str, tmp_path: Path) -> None:
+    name, changes = BAD_ARRAYS[damage]
+    fitted(name)[0].save_pretrained(tmp_path)
+    arrays = {**safetensors.numpy.load_file(tmp_path / ARRAYS_NAME), **changes}
+    content = safetensors.numpy.save({key: value for key, value in arrays.items() if value is not None})
+    (tmp_path / ARRAYS_NAME).write_bytes(content)
+    refused(tmp_path, "(entries missing or of another kind|of another scaler beside it)")
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    scaler, _ = fitted("SplineScaling")
+    refused(tmp_path, "a file that cannot be read")  # there is none
+    scaler.save_pretrained(tmp_path)
+    content = (tmp_path / ARRAYS_NAME).read_bytes()
+    pickled = b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94."
+    for damaged in (content[:-8], content[8:], b"", pickled, (2**60).to_bytes(8, "little") + content[8:]):
+        (tmp_path / ARRAYS_NAME).write_bytes(damaged)
+        refused(tmp_path, "calibration/scaler.safetensors that cannot be read")
+    (tmp_path / ARRAYS_NAME).unlink()
+    refused(tmp_path, "calibration/scaler.safetensors that cannot be read .*No such file")
+    scaler.save_pretrained(tmp_path)
+    edited(tmp_path, arrays="0" * 64)
+    refused(tmp_path, "calibration/scaler.safetensors of another scaler")
+    for text in ("[" * 100_000, '{"method": "spline"', "\udc80", "{"):
+        (tmp_path / MAP_NAME).write_bytes(text.encode("utf-8", "surrogateescape"))
+        refused(tmp_path, "a file that cannot be read")
+    (tmp_path / MAP_NAME).write_text("[1]")
+    refused(tmp_path, "something else than a JSON object")
+
+
+def test_a_prior_correction_of_priors_is_no_endless_one(tmp_path: Path) -> None:
+    correction = PriorCorrection([0.5, 0.5], [0.9, 0.1])
+    correction.save_pretrained(tmp_path)
+    assert_same(Scaler.from_pretrained(tmp_path), correction, np.array([[1.0, -1.0]]))
+    head, tail = (tmp_path / MAP_NAME).read_text().split('"scaler": null')
+    depth = 2000
+    (tmp_path / MAP_NAME).write_text(f'{head}"scaler": ' * depth + "null" + tail * depth)
+    refused(tmp_path, "")
+
+
+def test_a_place_that_is_none(tmp_path: Path) -> None:
+    scaler, _ = fitted("TemperatureScaling")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"expected output to be writable"):
+        scaler.save_pretrained(tmp_path / "file")
+    for name in (tmp_path / "nothing", "../nothing", "a/b/c"):
+        with pytest.raises(
+            ValueError, match="expected name to be a folder, or a repository on the Hub, with"
+        ):
+            Scaler.from_pretrained(name)

@@ -8,7 +8,7 @@ from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from hf_calib.scaling.spline import SplineScaling
+from hf_calib.scaling import SplineScaling
 from tests.helpers.sampled import sampled
 
 KINDS = ["natural", "parabolic", "cubic"]

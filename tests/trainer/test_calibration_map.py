@@ -25,8 +25,8 @@ from hf_calib.scaling import (
     VectorScaling,
     load_map,
 )
-from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, config_record, is_multi_label
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, is_multi_label
+from hf_calib.scaling.saved_map import MAP_NAME, config_record
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
 from tests.helpers.tiny import (

@@ -1,4 +1,4 @@
-"""Estimates of the class frequencies in unlabelled data, from a calibrated model's probabilities."""
+"""Class frequencies: estimated in unlabelled data, and corrected for in a model's probabilities."""
 
 from __future__ import annotations
 
@@ -9,34 +9,139 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_softmax
-from scipy.stats import chi2
+from scipy.special import chdtrc, log_softmax
 
-from hf_calib._errors import InputValueError, expected, few
+from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.metrics.checks import (
+    ROW_SUM_TOLERANCE,
+    as_array,
     check_choice,
     check_n_resamples,
     check_probs,
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.scaling.prior_correction import FloatArray, PriorCorrection, as_prior
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits
+from hf_calib.scaling._inputs import FloatArray, as_matrix
+from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.temperature import TemperatureScaling
 
 Method = Literal["em", "bbse", "bbse_soft"]
 METHODS = ("em", "bbse", "bbse_soft")
 
-LEVEL = 0.05  # of the test, and 1 - LEVEL of the intervals
+LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
 _ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
 _BLOCK = 2**22  # weights of resamples in memory at once
 _MOST_CYCLES = 1000
-_NATS = 1e-6, 1e-4  # gained by the last EM step, in all: of the estimate, and of a resample
+# Nats that the last EM step gains in all, for the estimate and for a resample.
+_NATS = 1e-6
+_NATS_OF_RESAMPLE = 1e-4
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
 # Times as many of those rows for the correction: labels suffer more by noise than the likelihood of the rows does.
 _MORE = 4
-# What a temperature gains on the source's rows, in nats a row, from which on the probabilities are not calibrated.
+# Nats a row that a temperature gains on the source's rows, from which on the probabilities are not calibrated.
 _GAIN = 0.01
+
+
+class PriorCorrection(LogitScaling):
+    r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
+
+    Use it for a model that was trained with resampling or class weights, or that is used where its classes are
+    rarer or more common, while texts of one class look as before (label shift). `estimate_prior` finds the
+    frequencies in unlabelled data. Other scalers are fitted to labelled rows, and keep those rows' frequencies.
+
+    $$\hat p_k \propto p_k \frac{\pi^{target}_k}{\pi^{train}_k}, \qquad
+      z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
+
+    Args:
+        train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
+            as integers. After a map with biases (vector, matrix) these are the shares of its calibration rows;
+            otherwise the mean of the probabilities there is the better choice.
+        target_prior: (C,) the frequencies where the model is used, given likewise.
+        scaler: a fitted scaler that folds, which is applied first; None corrects the logits directly.
+
+    Notes:
+        Correct only calibrated probabilities: the order is scaler, then correction. Together they are one affine
+        map of the logits, so `hf_calib.fold` writes both into the head at once.
+
+    References:
+        Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a priori
+        probabilities", Eq. 2.4; Alexandari et al. 2020, "Maximum likelihood with bias-corrected calibration is
+        hard-to-beat at label shift adaptation", for the mean probability as the prior.
+
+    >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
+    >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
+    array([[0.9, 0.1],
+           [0.5, 0.5]])
+    """
+
+    def __init__(self, train_prior: ArrayLike, target_prior: ArrayLike, scaler: Any = None) -> None:
+        self.train_prior = train_prior
+        self.target_prior = target_prior
+        self.scaler = scaler
+        self._bias()
+        if scaler is not None and not hasattr(scaler, "affine_map"):
+            way_out = "fit a scaler that folds, such as TemperatureScaling or VectorScaling"
+            got = type(scaler).__name__
+            raise InputTypeError(expected("scaler", "be an affine map of the logits", got, way_out))
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
+        """Check the logits (N, C); nothing is fitted, labels are not read, and the other methods work without it."""
+        as_fitted_logits(as_matrix(logits, least_columns=2), len(self._bias()))
+        return self
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the corrected logits in float64; logits of any shape that ends in C."""
+        return self.affine_map()(as_fitted_logits(logits, len(self._bias())))
+
+    def affine_map(self) -> AffineMap:
+        """The affine map that `fold` writes into a classification head: the scaler's map, and then the bias."""
+        bias = self._bias()
+        own = AffineMap(np.ones(len(bias)), bias)
+        return own if self.scaler is None else self.scaler.affine_map().then(own)
+
+    @property
+    def classes_(self) -> NDArray[np.int64]:
+        """The numbers of the classes, 0..C-1."""
+        return np.arange(len(self._bias()))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def _bias(self) -> FloatArray:
+        train, target = as_prior("train_prior", self.train_prior), as_prior("target_prior", self.target_prior)
+        requirement = f"target_prior to have the {len(train)} classes of train_prior"
+        way_out = "give each class its share, in the order of the logits"
+        check(len(train) == len(target), requirement, len(target), way_out)
+        return np.log(target) - np.log(train)
+
+
+def as_prior(argument: str, values: ArrayLike) -> FloatArray:
+    """Return the shares (C,) of a prior or of class counts, in float64; raise unless all are above 0."""
+    given = as_array(argument, values)
+    if given.dtype.kind not in "iuf":
+        way_out = "pass shares as floats, or class counts as integers"
+        raise InputTypeError(expected(argument, "hold numbers", f"dtype {given.dtype}", way_out))
+    shape = f"shape {given.shape}"
+    check(
+        given.ndim == 1 and len(given) >= 2,
+        f"{argument} to have shape (C,)",
+        shape,
+        "give one share per class",
+    )
+    numbers = given.astype(np.float64)
+    finite = bool(np.isfinite(numbers).all())
+    check(finite, f"{argument} to be finite", "NaN or infinity", "give each class a finite share")
+    if (numbers <= 0).any():
+        got = f"{numbers[numbers <= 0][0]:g} for {_classes(numbers <= 0)}"
+        way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
+        check(False, f"{argument} to be above 0 for every class", got, way_out)
+    total = float(numbers.sum())
+    sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= ROW_SUM_TOLERANCE
+    way_out = "divide it by its sum, or pass class counts as integers"
+    check(sums_to_1, f"{argument} to sum to 1", f"{total:.6g}", way_out)
+    return numbers / total
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,28 +186,25 @@ class PriorEstimate:
         Where they do not differ significantly from the source's, or come from probabilities that are not calibrated,
         it corrects nothing, and a warning says so.
         """
-        if not self.calibrated:
-            warnings.warn(
-                "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
-                "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'.",
-                UserWarning,
-                stacklevel=2,
-            )
-        elif not self.shifted:
+        message = (
+            "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
+            "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'."
+        )
+        if self.calibrated:
             message = (
                 f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
                 f"source's (p = {self.p_value:.2f}), so they are not corrected; use more target "
                 "rows, or give the target prior."
             )
+        if not self.corrects:
             warnings.warn(message, UserWarning, stacklevel=2)
         target = self.corrected_to if self.corrects else self.train_prior
         return PriorCorrection(self.train_prior, target, scaler)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        names = ("prior", "interval", "train_prior", "corrected_to")
-        arrays = {name: getattr(self, name).tolist() for name in names}
-        return {**vars(self), **arrays, "shifted": self.shifted}
+        plain = {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+        return {**plain, "shifted": self.shifted}
 
 
 def estimate_prior(
@@ -129,7 +231,7 @@ def estimate_prior(
       \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
 
     Args:
-        probs: (N, C) a calibrated model's probabilities on the unlabelled target rows.
+        probs: (N, C) a calibrated model's probabilities on the unlabelled target rows, at least two that differ.
         source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on.
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated,
             and `correction` then refuses.
@@ -141,11 +243,6 @@ def estimate_prior(
 
     Returns:
         The shares with their intervals, and the test whether they differ from the source's at all.
-
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if values are not probabilities; if there are fewer than two rows, or all are alike; if a
-            class is absent in the source; if the confusion matrix cannot be inverted.
 
     Notes:
         With source rows, their mean probability is the train prior, so that a bias that is left in the
@@ -169,9 +266,8 @@ def estimate_prior(
         Which of two classes that are easily confused is the more frequent hardly changes the likelihood of the rows,
         but all the more that of their labels. So with "em" the correction takes shares that are shrunk by four times
         as many rows as the likelihood asks for. Of shifts that were drawn for classifiers of 4 to 150 classes, whole
-        corrections raised the NLL in some by up to .29 nats (.046 where the classifier was good), these by half as
-        much, and on average they gain more or, with 150 classes, .003 less; the largest gains are up to a quarter
-        smaller.
+        corrections raised the NLL in some by up to .29 nats, these by half as much, and on average they gain more or,
+        with 150 classes, .003 less; the largest gains are up to a quarter smaller.
 
         EM is accelerated by squared extrapolation, and stops when a step gains less than 1e-6 nats in all.
 
@@ -195,105 +291,100 @@ def estimate_prior(
     check_n_resamples(n_resamples)
     rng = np.random.default_rng(check_seed(seed))
     target = check_probs(probs).astype(np.float64)
-    n_classes = target.shape[1]
-    if len(target) < 2 or np.ptp(target, axis=0).max() < _ALIKE:
-        got = "one row" if len(target) < 2 else f"{len(target)} rows that are all alike"
-        way_out = "pass the model's probabilities on many different texts"
-        raise InputValueError(expected("probs", "hold rows that differ", got, way_out))
-    if (source_probs is None) == (train_prior is None):
-        got = "neither" if source_probs is None else "both"
-        way_out = "source_probs are the better choice"
-        raise InputValueError(expected("source_probs or train_prior", "be given", got, way_out))
-    if method != "em" and (source_probs is None or source_labels is None):
-        way_out = "or use method='em'"
-        requirement = f"be given with method={method!r}"
-        raise InputValueError(expected("source_probs and source_labels", requirement, "not both", way_out))
+    n_rows, n_classes = target.shape
+    got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
+    differ = n_rows >= 2 and np.ptp(target, axis=0).max() >= _ALIKE
+    check(
+        differ,
+        "probs to hold rows that differ",
+        got,
+        "pass the model's probabilities on many different texts",
+    )
+    got = "neither" if source_probs is None else "both"
+    one_of_them = (source_probs is None) != (train_prior is None)
+    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
+    whole = method == "em" or not (source_probs is None or source_labels is None)
+    requirement = f"source_probs and source_labels to be given with method={method!r}"
+    check(whole, requirement, "not both", "or use method='em'")
 
+    source = None
     if source_probs is None:
-        assert train_prior is not None
-        source, train = None, as_prior("train_prior", train_prior)
+        train = as_prior("train_prior", train_prior)  # type: ignore[arg-type]
         _check_classes("train_prior", len(train), n_classes)
     else:
         source = check_probs(source_probs, argument="source_probs").astype(np.float64)
         _check_classes("source_probs", source.shape[1], n_classes)
         train = source.mean(axis=0)
-        if not train.all():
-            got = f"0 in all rows for {few([f'class {k}' for k in np.flatnonzero(train == 0)])}"
-            way_out = "leave out the columns of classes that the model cannot predict"
-            requirement = "give every class some probability"
-            raise InputValueError(expected("source_probs", requirement, got, way_out))
+        way_out = "leave out the columns of classes that the model cannot predict"
+        got = f"0 in all rows for {_classes(train == 0)}"
+        check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
 
     pseudo_rows = n_classes / 2
     pseudo = pseudo_rows * train[:, None]
-    ones = np.ones((len(target), 1))
+    ones = np.ones((n_rows, 1))
     calibrated = True
     if method == "em":
         if source is not None and source_labels is not None:
             calibrated = _is_calibrated(*check_probs_and_labels(source, source_labels))
+        said, said_source = target, source
         start = train[:, None]
         pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
-        prior = _maximum_likelihood(target, start, ones, pseudo_rows * start, start, _NATS[0])
-        more = _MORE * pseudo_rows * start
-        corrected_to = _maximum_likelihood(target, start, ones, more, start, _NATS[0])
-        resampled = [
-            _maximum_likelihood(
-                target,
-                start if source is None else _weighted_means(source, rng, block),
-                rng.exponential(size=(len(target), block)),
-                _gammas(pseudo, rng, block),
-                prior,
-                _NATS[1],
+        prior = _maximum_likelihood(target, start, ones, pseudo_rows * start, start, _NATS)
+        corrected_to = _maximum_likelihood(target, start, ones, _MORE * pseudo_rows * start, start, _NATS)
+
+        def resampled(size: int) -> FloatArray:
+            trains = (
+                start if source is None else source.T @ _shares(rng.exponential(size=(len(source), size)))
             )
-            for block in _blocks(n_resamples, len(target))
-        ]
+            weights = rng.exponential(size=(n_rows, size))
+            return _maximum_likelihood(
+                target, trains, weights, _gammas(pseudo, rng, size), prior, _NATS_OF_RESAMPLE
+            )
+
     else:
         assert source is not None
         assert source_labels is not None
         _, labels = check_probs_and_labels(source, source_labels)
         one_hot = np.eye(n_classes)[labels]
-        if not one_hot.any(axis=0).all():
-            got = f"none of {few([f'class {k}' for k in np.flatnonzero(~one_hot.any(axis=0))])}"
-            way_out = "use method='em', or more labelled rows"
-            raise InputValueError(expected("source_labels", "hold every class", got, way_out))
-        said, said_source = (
-            np.eye(n_classes)[rows.argmax(axis=1)] if method == "bbse" else rows for rows in (target, source)
-        )
-        confusion = said_source.T @ (one_hot / one_hot.sum(axis=0))
-        rank = np.linalg.matrix_rank(confusion)
-        if rank < n_classes:
-            never = np.flatnonzero(~said_source.any(axis=0))
-            got = f"one of rank {rank} of {n_classes}"
-            got += f", as {few([f'class {k}' for k in never])} is never predicted" if len(never) else ""
-            way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-            raise InputValueError(expected("the confusion matrix", "be invertible", got, way_out))
-        prior = corrected_to = _black_box(said, one_hot, said_source, ones, np.ones((len(source), 1)), pseudo)
-        resampled = [
-            _black_box(
-                said,
-                one_hot,
-                said_source,
-                rng.exponential(size=(len(target), block)),
-                rng.exponential(size=(len(source), block)),
-                _gammas(pseudo, rng, block),
+        got = f"none of {_classes(~one_hot.any(axis=0))}"
+        every_class = bool(one_hot.any(axis=0).all())
+        check(every_class, "source_labels to hold every class", got, "use method='em', or more labelled rows")
+        said, said_source = target, source
+        if method == "bbse":
+            said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
+        rank = np.linalg.matrix_rank(said_source.T @ _shares(one_hot))
+        never = ~said_source.any(axis=0)
+        got = f"one of rank {rank} of {n_classes}"
+        got += f", as {_classes(never)} is never predicted" if never.any() else ""
+        way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
+        check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
+
+        def solved(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
+            return _black_box(said, one_hot, said_source, weights, source_weights, added)
+
+        prior = corrected_to = solved(ones, np.ones((len(source), 1)), pseudo)
+
+        def resampled(size: int) -> FloatArray:
+            weights, source_weights = (
+                rng.exponential(size=(len(rows), size)) for rows in (target, said_source)
             )
-            for block in _blocks(n_resamples, len(target) + len(source))
-        ]
-    if source is None:
+            return solved(weights, source_weights, _gammas(pseudo, rng, size))
+
+    in_memory = n_rows + (0 if method == "em" or source is None else len(source))
+    drawn = np.concatenate([resampled(size) for size in _blocks(n_resamples, in_memory)], axis=1)
+    if said_source is None:
         ratio = 2 * float(np.log(target @ (prior[:, 0] / train)).sum())
-        p_value = float(chi2.sf(ratio, n_classes - 1))
-    elif method == "em":
-        p_value = _permutation_test(target, source, n_resamples, rng)
+        p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
     else:
         p_value = _permutation_test(said, said_source, n_resamples, rng)
-    ends = np.quantile(np.concatenate(resampled, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1)
     return PriorEstimate(
         method=method,
         prior=prior[:, 0],
-        interval=ends.T,
+        interval=np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2], axis=1).T,
         train_prior=train,
         pseudo_rows=pseudo_rows,
         p_value=p_value,
-        n_rows=len(target),
+        n_rows=n_rows,
         corrected_to=corrected_to[:, 0],
         calibrated=calibrated,
     )
@@ -306,7 +397,7 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
     likelihood = np.zeros(len(rows))
     for fold in range(folds.max() + 1):
         fitted_on = np.repeat((folds != fold)[:, None].astype(np.float64), len(rows), axis=1)
-        found = _maximum_likelihood(target, train, fitted_on, rows * train, train, _NATS[1])
+        found = _maximum_likelihood(target, train, fitted_on, rows * train, train, _NATS_OF_RESAMPLE)
         likelihood += np.log(target[folds == fold] @ (found / train)).sum(axis=0)
     return float(rows[likelihood.argmax()])
 
@@ -315,7 +406,7 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     """Whether no temperature would make the source's rows clearly more likely; warn if not."""
     logits = np.log(np.maximum(probs, np.finfo(np.float64).tiny))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that are all right
+        warnings.simplefilter("ignore")  # where all rows are right
         scaler = TemperatureScaling().fit(logits, labels)
     rows = np.arange(len(labels))
     gains = log_softmax(scaler.transform(logits), axis=1)[rows, labels] - logits[rows, labels]
@@ -378,7 +469,7 @@ def _maximum_likelihood(
         size = np.clip(size, 1, 1e6)
         far = np.log(shares) + 2 * size * change + size**2 * bend
         far = np.maximum(np.exp(far - far.max(axis=0)), 1e-300)
-        leap, reached = step(far / far.sum(axis=0), running)
+        leap, reached = step(_shares(far), running)
         better = (reached >= objective) & (gained >= nats)
         found[:, running[better]] = leap[:, better]
         running = running[gained >= nats]
@@ -396,15 +487,12 @@ def _black_box(
     pseudo: FloatArray,
 ) -> FloatArray:
     """The shares (C, B) of B resamples by BBSE: what is below 0 is 0, and `pseudo` rows (C, B) are added."""
-    frequencies = said.T @ (weights / weights.sum(axis=0))
+    frequencies = said.T @ _shares(weights)
     solved = np.empty_like(pseudo)
     for b, row_weights in enumerate(source_weights.T):
-        labelled = one_hot * row_weights[:, None]
-        confusion = said_source.T @ (labelled / labelled.sum(axis=0))
+        confusion = said_source.T @ _shares(one_hot * row_weights[:, None])
         solved[:, b] = np.linalg.solve(confusion, frequencies[:, b])
-    solved = np.maximum(solved, 0)
-    rows = solved / solved.sum(axis=0) * weights.sum(axis=0) + pseudo
-    return rows / rows.sum(axis=0)
+    return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + pseudo)
 
 
 def _permutation_test(
@@ -437,10 +525,8 @@ def _blocks(n_resamples: int, n_rows: int) -> Iterator[int]:
         n_resamples -= size
 
 
-def _weighted_means(rows: FloatArray, rng: np.random.Generator, n_resamples: int) -> FloatArray:
-    """(C, B) means of rows (M, C), each with the weights of a Bayesian bootstrap."""
-    weights = rng.exponential(size=(len(rows), n_resamples))
-    return rows.T @ (weights / weights.sum(axis=0))
+def _shares(columns: FloatArray) -> FloatArray:
+    return columns / columns.sum(axis=0)
 
 
 def _gammas(pseudo: FloatArray, rng: np.random.Generator, n_resamples: int) -> FloatArray:
@@ -449,7 +535,10 @@ def _gammas(pseudo: FloatArray, rng: np.random.Generator, n_resamples: int) -> F
     return np.maximum(drawn, 1e-12)
 
 
+def _classes(chosen: NDArray[np.bool_]) -> str:
+    return few([f"class {number}" for number in np.flatnonzero(chosen)])
+
+
 def _check_classes(argument: str, n_found: int, n_classes: int) -> None:
-    if n_found != n_classes:
-        way_out = "take both from one model"
-        raise InputValueError(expected(argument, f"have the {n_classes} classes of probs", n_found, way_out))
+    requirement = f"{argument} to have the {n_classes} classes of probs"
+    check(n_found == n_classes, requirement, n_found, "take both from one model")

@@ -1,0 +1,559 @@
+"""Maps of probabilities: histogram binning, isotonic curves, splines, and a mixture with the scaled probabilities."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.interpolate import make_interp_spline
+from scipy.optimize import minimize_scalar
+from sklearn.isotonic import IsotonicRegression
+from sklearn.utils.validation import check_is_fitted
+
+from hf_calib._errors import check
+from hf_calib.metrics.checks import check_choice, check_n_bins
+from hf_calib.metrics.sums import quantile_edges, uniform_edges
+from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
+from hf_calib.scaling._inputs import (
+    FloatArray,
+    as_class_labels,
+    as_logits,
+    as_matrix,
+    blocks,
+    without_zero_weights,
+)
+from hf_calib.scaling.temperature import TemperatureScaling
+
+Binning = Literal["uniform", "equal_mass"]
+Multiclass = Literal["one_vs_rest", "joint"]
+Spline = Literal["natural", "parabolic", "cubic"]
+EnsembleCriterion = Literal["mse", "nll"]
+
+# The share of the model's own probability that is added: it ranks classes that were given equal ones, and it is all
+# that is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
+OWN_SHARE = 1e-9
+MSE_BOUNDS = (0.05, 5.0)
+
+_LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
+_COARSE = 24  # temperatures at which the squared error, which need not be convex, is looked at first
+_SAMPLE_VALUES = 2**21  # values of a large problem that are looked at there
+_MAX_STEPS = 100
+_FACES = [list(face) for size in (1, 2, 3) for face in combinations(range(3), size)]
+
+
+class ClassProbabilityScaling(Scaler):
+    """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
+
+    n_classes_: int
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
+        """Fit the curves.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
+            labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once. Bins of equal mass hold equal numbers
+                of examples all the same.
+
+        Returns:
+            self.
+        """
+        self._check_settings()
+        matrix = as_matrix(logits, least_columns=2)
+        truth = as_class_labels(labels, matrix)
+        matrix, truth, weights = without_zero_weights(matrix, truth, sample_weight)
+        probs = softmax_in_place(matrix.astype(np.float64))
+        is_label = truth[:, None] == np.arange(probs.shape[1])
+        self._fit_curves(probs, is_label, np.ones(len(probs)) if weights is None else weights)
+        self.n_classes_ = probs.shape[1]
+        return self
+
+    def class_scores(self, logits: ArrayLike) -> FloatArray:
+        """Return each class's recalibrated probability in [0, 1], of the shape of the logits, in float64.
+
+        Each says how often its class is right, whatever the others say: the rows do not sum to 1. A masked class
+        has 0.
+        """
+        return self._scores(logits)[0]
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
+        scores, probs = self._scores(logits)
+        scores += OWN_SHARE * probs
+        scores /= scores.sum(axis=-1, keepdims=True)
+        return scores
+
+    def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """The recalibrated probabilities, and the model's own."""
+        check_is_fitted(self, "n_classes_")
+        wide = as_fitted_logits(logits, self.n_classes_)
+        masked = np.isneginf(wide)
+        probs = softmax_in_place(wide)
+        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+        scores[masked] = 0  # the lowest bin may have a frequency above 0
+        return scores, probs
+
+    def _check_settings(self) -> None:
+        raise NotImplementedError
+
+    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+        raise NotImplementedError
+
+    def _recalibrated(self, probs: FloatArray) -> FloatArray:
+        raise NotImplementedError
+
+
+class HistogramBinning(ClassProbabilityScaling):
+    r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
+
+    The simplest map without a form, and the baseline of the binning methods. It gives at most M different
+    probabilities per class; `IsotonicScaling` chooses its steps by the data and keeps the order of the
+    examples, `SplineScaling` is smooth.
+
+    $$m_k(b) = \frac{\sum_i [y_i = k]\,[p_{ik} \in b]}{\sum_i [p_{ik} \in b]}, \qquad
+      \hat p_{ik} \propto m_k(b(p_{ik}))$$
+
+    Args:
+        n_bins: M, bins per class.
+        binning: "uniform": equal-width bins, the same for all classes. "equal_mass": bins with about equal
+            numbers of examples, for each class its own; with many classes, most of whose probabilities are
+            near 0, the better choice.
+
+    Attributes:
+        edges_: (C, M + 1) of the bins, which are (lower, upper]; the first and last also take what lies
+            beyond.
+        frequencies_: (C, M) in [0, 1].
+        n_classes_: C.
+
+    Notes:
+        A bin in which nothing was seen keeps its midpoint: with no evidence the probability is left unchanged,
+        to the width of the bin. A class without examples gets (almost) no probability. Bins of equal mass have the
+        edges of the metrics' "quantile" binning; equal probabilities share a bin.
+
+        `class_scores` gives m, whose rows do not sum to 1. 1e-9 of the model's own probability is added
+        before rows are scaled. The predicted class can change.
+
+    References:
+        Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates from decision trees and naive
+        Bayesian classifiers"; one-vs-rest: Guo et al. 2017, section 4.2.
+
+    >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
+    >>> scaler = HistogramBinning(n_bins=2).fit(logits, np.array([0, 0, 1, 1]))
+    >>> scaler.frequencies_.round(4)  # class 0 was right in 2 of 3, class 1 in 1 of 1
+    array([[0.    , 0.6667],
+           [0.3333, 1.    ]])
+    >>> scaler.predict_proba(logits[:1]).round(4)
+    array([[0.6667, 0.3333]])
+    """
+
+    def __init__(self, n_bins: int = 15, *, binning: Binning = "uniform") -> None:
+        self.n_bins = n_bins
+        self.binning = binning
+
+    def _check_settings(self) -> None:
+        check_n_bins(self.n_bins)
+        check_choice("binning", self.binning, get_args(Binning))
+
+    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+        edges, frequencies = [], []
+        for column, hit in zip(probs.T, is_label.T, strict=True):
+            own = (
+                uniform_edges(self.n_bins)
+                if self.binning == "uniform"
+                else quantile_edges(column, self.n_bins)
+            )
+            bins = _bins(column, own)
+            mass = np.bincount(bins, weights, minlength=self.n_bins)
+            hits = np.bincount(bins, weights * hit, minlength=self.n_bins)
+            seen = mass > 0
+            edges.append(own)
+            frequencies.append(np.where(seen, hits / np.where(seen, mass, 1), (own[:-1] + own[1:]) / 2))
+        self.edges_ = np.stack(edges)
+        self.frequencies_ = np.stack(frequencies)
+
+    def _recalibrated(self, probs: FloatArray) -> FloatArray:
+        columns = zip(probs.T, self.edges_, self.frequencies_, strict=True)
+        return np.stack([frequencies[_bins(column, edges)] for column, edges, frequencies in columns], axis=1)
+
+
+class IsotonicScaling(ClassProbabilityScaling):
+    r"""Map probabilities to frequencies by a curve that only has to rise, fitted on held-out predictions.
+
+    The most flexible map that keeps the order of the examples; it takes about a thousand examples not to
+    over-fit (a temperature, tens). `HistogramBinning` has steps at fixed places and may fall.
+
+    $$m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2, \qquad
+      \hat p_{ik} \propto m(p_{ik})$$
+
+    Args:
+        multiclass: "one_vs_rest": a curve for each class, fitted on that class's probabilities. It can
+            correct classes that are wrong in different ways, and can change the predicted class.
+            "joint": one curve for all classes, fitted on all N C probabilities. It needs fewer examples, and
+            it keeps the ranking of the classes, hence the accuracy.
+
+    Attributes:
+        sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
+        knots_: (S,) the probabilities between which m is linear, curve after curve, rising in each.
+        frequencies_: (S,) m at each of them, in [0, 1].
+        n_classes_: C.
+
+    Notes:
+        The curve is interpolated linearly between the probabilities that were seen, and is constant beyond
+        them. `class_scores` gives m(p), whose rows do not sum to 1; the authors of "joint" compare those.
+        As in their code 1e-9 of the model's own probability is added before rows are scaled. Two classes of a row
+        whose probabilities differ by less than 1e-7 may still end up equal.
+
+        A class without examples gets (almost) no probability from "one_vs_rest". With few examples the
+        curve's ends are 0 and 1, so that one surprise costs 20 nats or more: look at the negative
+        log-likelihood next to the calibration error.
+
+    References:
+        Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
+        (one-vs-rest); Zhang et al. 2020, "Mix-n-Match", multi-class isotonic regression (joint).
+
+    >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+    >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
+    >>> scaler.class_scores(logits[:1]).round(4)  # of 0.6, 0.8, 0.9, 0.9 three were right
+    array([[0.75, 0.25]])
+    """
+
+    def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
+        self.multiclass = multiclass
+
+    def _check_settings(self) -> None:
+        check_choice("multiclass", self.multiclass, get_args(Multiclass))
+
+    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+        columns = list(zip(probs.T, is_label.T, strict=True))
+        if self.multiclass == "joint":
+            columns = [(probs.ravel(), is_label.ravel())]
+            weights = np.repeat(weights, probs.shape[1])
+        curves = [
+            IsotonicRegression(out_of_bounds="clip").fit(column, hit.astype(np.float64), weights)
+            for column, hit in columns
+        ]
+        self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
+        self.knots_ = np.concatenate([curve.X_thresholds_ for curve in curves])
+        self.frequencies_ = np.concatenate([curve.y_thresholds_ for curve in curves])
+
+    def _recalibrated(self, probs: FloatArray) -> FloatArray:
+        ends = np.cumsum(self.sizes_)[:-1]
+        curves = list(zip(np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True))
+        if len(curves) == 1:
+            return np.interp(probs, *curves[0])
+        columns = zip(probs.T, curves, strict=True)
+        return np.stack([np.interp(column, *curve) for column, curve in columns], axis=1)
+
+
+class SplineScaling(Scaler):
+    r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
+
+    For a model whose confidence is wrong in a way that one temperature cannot correct, and for a few hundred
+    examples or more: the curve is not tied to a form, nor to bins as in `HistogramBinning`. It recalibrates
+    the predicted class only; the others share what is left in proportion to their probabilities. The
+    predicted class, hence the accuracy, does not change.
+
+    With the confidences of the predicted classes sorted, s_1 <= ... <= s_N, and c_i whether the i-th is right,
+
+    $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
+
+    where the derivative is that of the cubic spline through `n_knots` knots that is nearest to h by least
+    squares. Between the s_i, r is interpolated linearly, beyond them it is constant, and it is cut to [0, 1].
+
+    Args:
+        spline: what the spline does at its ends: "natural", second derivative 0, as in the paper; "parabolic",
+            third derivative 0 in the first and last interval; "cubic", third derivative continuous there.
+        n_knots: knots, at equal steps of i / N; the paper takes 6. At least 4.
+
+    Attributes:
+        scores_: (S,) the different confidences that were seen, rising.
+        accuracies_: (S,) r at each of them, in [0, 1].
+        n_classes_: C.
+
+    Notes:
+        Nothing makes r rise: a higher confidence may get a lower one. r may also put the predicted class below
+        another one, for two classes wherever r < 1/2. It then gets the least probability that keeps it first;
+        `predict_confidence` gives r itself.
+
+        Differences from the authors' code: it interpolates between the s_i with the two weights swapped, and
+        divides by zero where confidences are equal. Here equal confidences share their mean accuracy, so that
+        the order of the examples makes no difference.
+
+    References:
+        Gupta et al. 2021, "Calibration of neural networks using splines".
+
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(2000, 3))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    >>> scaler = SplineScaling().fit(3 * logits, labels)  # three times over-confident
+    >>> scaler.predict_proba(np.array([[3.0, 0.0, 0.0]])).round(2)  # softmax gives 0.91
+    array([[0.62, 0.19, 0.19]])
+    """
+
+    def __init__(self, spline: Spline = "natural", *, n_knots: int = 6) -> None:
+        self.spline = spline
+        self.n_knots = n_knots
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
+        """Fit the curve.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label. N must
+                be at least `n_knots`.
+            labels: (N,) int in [0, C), without -100.
+
+        Returns:
+            self, with `scores_` and `accuracies_`.
+        """
+        check_choice("spline", self.spline, get_args(Spline))
+        sound = isinstance(self.n_knots, int | np.integer) and self.n_knots >= _LEAST_KNOTS
+        requirement = f"n_knots to be an integer of at least {_LEAST_KNOTS}"
+        check(sound, requirement, self.n_knots, "the paper takes 6")
+        matrix = as_matrix(logits, least_columns=2)
+        truth = as_class_labels(labels, matrix)
+        way_out = "use TemperatureScaling, which has one parameter"
+        requirement = f"logits to hold at least n_knots={self.n_knots} rows"
+        check(len(matrix) >= self.n_knots, requirement, f"{len(matrix)} examples", way_out)
+        confidences = np.concatenate([softmax_in_place(block).max(axis=1) for _, block in blocks(matrix)])
+        levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
+        correct = (matrix.argmax(axis=1) == truth).astype(np.float64)
+        gaps = np.bincount(level, correct) / sizes - levels
+        accumulated = np.cumsum(np.repeat(gaps, sizes)) / len(matrix)
+        means = (
+            np.bincount(np.repeat(np.arange(len(levels)), sizes), self._smooth_slopes(accumulated)) / sizes
+        )
+        self.scores_ = levels
+        self.accuracies_ = np.clip(levels + means, 0, 1)
+        self.n_classes_ = matrix.shape[1]
+        return self
+
+    def predict_confidence(self, logits: ArrayLike) -> FloatArray:
+        """Return r, how often the predicted class is right, for logits (..., C): shape (...), in [0, 1]."""
+        check_is_fitted(self, "scores_")
+        confidences = softmax_in_place(as_fitted_logits(logits, self.n_classes_)).max(axis=-1)
+        return np.interp(confidences, self.scores_, self.accuracies_)
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the probabilities, of the shape of the logits, in float64; rows sum to 1.
+
+        The predicted class gets `predict_confidence`, or the least that keeps it first if that is more.
+        """
+        target = self.predict_confidence(logits).reshape(-1)
+        checked = as_fitted_logits(logits, self.n_classes_)
+        rows = checked.reshape(-1, self.n_classes_)
+        each, predicted = np.arange(len(rows)), rows.argmax(axis=1)
+        rows[each, predicted] = -np.inf
+        alone = np.isneginf(rows.max(axis=1))  # all other classes are masked
+        rows[~alone] = softmax_in_place(rows[~alone])
+        rows[alone] = 0.0
+        target[alone] = 1.0
+        runner_up = rows.max(axis=1)
+        confidence = np.maximum(target, runner_up / (1 + runner_up))  # at least on a level
+        rows *= (1 - confidence)[:, None]
+        rows[each, predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
+        return rows.reshape(checked.shape)
+
+    def _smooth_slopes(self, values: FloatArray) -> FloatArray:
+        """Return the derivative, at equal steps from 0 to 1, of the spline that is nearest to the values."""
+        flat = np.zeros(self.n_knots)
+        ends = {
+            "natural": ([(2, flat)], [(2, flat)]),
+            "parabolic": ([(3, flat)], [(3, flat)]),
+            "cubic": "not-a-knot",
+        }
+        steps, knots = np.linspace(0, 1, len(values)), np.linspace(0, 1, self.n_knots)
+        # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
+        basis = make_interp_spline(knots, np.eye(self.n_knots), k=3, bc_type=ends[self.spline])
+        heights = np.linalg.lstsq(basis(steps), values, rcond=None)[0]
+        return basis.derivative()(steps) @ heights
+
+
+class EnsembleTemperatureScaling(Scaler):
+    r"""Mix the temperature-scaled, the plain and the uniform probabilities.
+
+    A step up from `TemperatureScaling` at nearly the same need for data: four parameters instead of one. It
+    keeps the ranking of the classes, hence the accuracy. A mixture is not a map of the logits, so it cannot be
+    folded into the model.
+
+    $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C,
+      \qquad w \ge 0, \quad \sum_k w_k = 1$$
+
+    Args:
+        criterion: what T, and then w, minimise on the data they are fitted on.
+            "mse": the mean squared error of the probabilities (the Brier score over C), the authors' default.
+            "nll": negative log-likelihood.
+
+    Attributes:
+        temperature_: T, a float; in [0.05, 5] for "mse" as in the authors' code, in [1e-5, 1e5] for "nll".
+        weights_: w, (3,), for scaled, plain and uniform.
+        n_classes_: C.
+
+    Notes:
+        T is that of temperature scaling alone; w is found after it. In w both criteria are convex. For "mse"
+        the problem is quadratic in three numbers: it is solved exactly, by solving it on each of the seven
+        faces of the simplex. For "nll" such problems are solved in turn (Newton). In a row with classes masked by
+        -inf, the uniform distribution is that over the others.
+
+        `fit` warns where data do not determine T, as `TemperatureScaling` does, or where it is out of bounds.
+
+    References:
+        Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty
+        calibration in deep learning", section 3.2.
+
+    >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))
+    >>> scaler.predict_proba(logits[:1]).round(4)  # right three times in four
+    array([[0.75, 0.25]])
+    """
+
+    def __init__(self, criterion: EnsembleCriterion = "mse") -> None:
+        self.criterion = criterion
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
+        """Choose the temperature, then the weights.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
+            labels: (N,) int in [0, C), without -100.
+
+        Returns:
+            self, with `temperature_` and `weights_`.
+        """
+        check_choice("criterion", self.criterion, get_args(EnsembleCriterion))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            likely = TemperatureScaling().fit(logits, labels).temperature_
+        problems = [str(each.message) for each in caught]
+        matrix = as_logits(logits)
+        classes = as_class_labels(labels, matrix)
+        self.temperature_ = likely
+        # Where no temperature changes anything, that of the likelihood is 1.
+        if self.criterion == "mse" and likely != 1:
+            self.temperature_ = _least_mse_temperature(matrix, classes)
+            if not problems and _is_beyond_bounds(self.temperature_, likely):
+                problems.append(
+                    f"The best temperature, {self.temperature_:.4g}, is at the end of the range that is searched, "
+                    f"{MSE_BOUNDS}, or far from that of the likelihood. Check the scale of the logits, or use "
+                    'criterion="nll", which has wider bounds.'
+                )
+        fit_weights = _least_mse_weights if self.criterion == "mse" else _least_nll_weights
+        self.weights_ = fit_weights(matrix, classes, self.temperature_)
+        self.n_classes_ = matrix.shape[1]
+        for problem in problems:
+            warnings.warn(problem, UserWarning, stacklevel=2)
+        return self
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the mixture in float64; logits of any shape that ends in C."""
+        check_is_fitted(self, "weights_")
+        plain = as_fitted_logits(logits, self.n_classes_)
+        first, second, third = _parts(plain, self.temperature_)
+        mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
+        if self.weights_[2] > 1 - OWN_SHARE:  # the uniform part alone would rank nothing
+            mixture += OWN_SHARE * (second - third)
+        return mixture
+
+
+def _bins(probs: FloatArray, edges: FloatArray) -> NDArray[np.intp]:
+    return np.searchsorted(edges[1:-1], probs, side="left")
+
+
+def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The scaled, the plain and the uniform probabilities; the logits are overwritten."""
+    allowed = np.isfinite(logits)
+    scaled = softmax_in_place(logits / temperature)
+    return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
+
+
+def _is_beyond_bounds(temperature: float, likely: float) -> bool:
+    """Far from the right scale the squared error is flat, so the likelihood is asked too."""
+    low, high = MSE_BOUNDS
+    return not (low * 1.001 < temperature < high / 1.001 and low / 10 < likely < high * 10)
+
+
+def _least_mse_temperature(logits: NDArray[Any], labels: NDArray[np.int64]) -> float:
+    """Look at a coarse grid of log T, then closely around the best point of it."""
+    grid = np.linspace(math.log(MSE_BOUNDS[0]), math.log(MSE_BOUNDS[1]), _COARSE)
+    step = max(1, logits.size // _SAMPLE_VALUES)
+    best = int(np.argmin([_mse(logits[::step], labels[::step], log_t) for log_t in grid]))
+    around = grid[max(best - 1, 0)], grid[min(best + 1, _COARSE - 1)]
+    found = minimize_scalar(lambda t: _mse(logits, labels, t), bounds=around, options={"xatol": 1e-9})
+    candidates = [found.x, *(end for end in (grid[0], grid[-1]) if end in around)]
+    return float(np.exp(min(candidates, key=lambda log_t: _mse(logits, labels, log_t))))
+
+
+def _mse(logits: NDArray[Any], labels: NDArray[np.int64], log_temperature: float) -> float:
+    """The squared error summed over classes, less what T does not change: |p|^2 - 2 p_y."""
+    total = 0.0
+    for rows, block in blocks(logits):
+        block /= math.exp(log_temperature)
+        probs = softmax_in_place(block)
+        total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), labels[rows]].sum()
+    return float(total) / len(labels)
+
+
+def _blocks_of_parts(
+    logits: NDArray[Any], labels: NDArray[np.int64], temperature: float
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield the three distributions (3, n, C), and what they give the labels (3, n)."""
+    for rows, block in blocks(logits):
+        parts = np.stack(_parts(block, temperature))
+        yield parts, parts[:, np.arange(len(block)), labels[rows]]
+
+
+def _least_mse_weights(logits: NDArray[Any], labels: NDArray[np.int64], temperature: float) -> FloatArray:
+    products, own = np.zeros((3, 3)), np.zeros(3)
+    for parts, of_label in _blocks_of_parts(logits, labels, temperature):
+        flat = parts.reshape(3, -1)
+        products += flat @ flat.T
+        own += of_label.sum(axis=1)
+    return _least_on_simplex(products / len(labels), own / len(labels))
+
+
+def _least_nll_weights(logits: NDArray[Any], labels: NDArray[np.int64], temperature: float) -> FloatArray:
+    """Minimise the quadratic model of the loss on the simplex, go there or part of the way, and repeat."""
+    own = np.concatenate([part for _, part in _blocks_of_parts(logits, labels, temperature)], axis=1)
+    weights = np.full(3, 1 / 3)
+    for _ in range(_MAX_STEPS):
+        before = weights @ own
+        ratios = own / before
+        hessian, slope = ratios @ ratios.T / own.shape[1], -ratios.mean(axis=1)
+        step = _least_on_simplex(hessian, hessian @ weights - slope) - weights
+        if -slope @ step <= 1e-15:
+            break
+        length = 1.0
+        while length > 1e-9:  # halve the step until the loss falls by a part of what its slope promises
+            mixture = (weights + length * step) @ own
+            gain = np.log(mixture).mean() - np.log(before).mean() if mixture.min() > 0 else -np.inf
+            if gain >= -1e-4 * length * (slope @ step):
+                weights = weights + length * step
+                break
+            length /= 2
+    return weights
+
+
+def _least_on_simplex(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
+    """Return the w >= 0 with sum 1 at which w' quadratic w / 2 - linear w is least.
+
+    The minimum lies within one of the faces, where it solves linear equations. Of equally good faces the
+    smallest is taken: T = 1, for instance, makes two of the distributions the same.
+    """
+    best, least = np.zeros(3), math.inf
+    for face in _FACES:
+        size = len(face)
+        system = np.ones((size + 1, size + 1))
+        system[:size, :size] = quadratic[np.ix_(face, face)]
+        system[size, size] = 0
+        inner = np.linalg.lstsq(system, np.append(linear[face], 1))[0][:size]
+        if (inner >= 0).all():
+            weights = np.zeros(3)
+            weights[face] = inner / inner.sum()
+            value = float(weights @ quadratic @ weights / 2 - linear @ weights)
+            if value < least - 1e-15:
+                best, least = weights, value
+    return best
