@@ -34,7 +34,7 @@ from hf_calib.metrics import (
     consistency_test,
     expected_calibration_error,
 )
-from hf_calib.metrics.smooth import top_label_smooth_error
+from hf_calib.metrics.smooth import smooth_error
 from hf_calib.metrics.sums import TopLabel, top_label_error
 
 PEERS = {  # distribution: module
@@ -129,7 +129,7 @@ def smooth_job() -> tuple[str, dict[str, Run], int]:
 
     confidences, correct = make_confidences(1_000_000)
     runs: dict[str, Run] = {
-        OURS: lambda: top_label_smooth_error(confidences, correct),
+        OURS: lambda: smooth_error(TopLabel(confidences, correct)),
         "relplot": lambda: float(relplot.smECE(confidences, correct)),
     }
     return "smooth ECE of 1e6 confidences", runs, 0

@@ -22,8 +22,8 @@ from scipy.special import expit, softmax
 
 from hf_calib import decisions, metrics
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
-from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.metrics.table import METRICS
 from hf_calib.report import calibration_report
 from hf_calib.scaling import SCALERS, estimate_prior
 
@@ -82,7 +82,7 @@ def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
         probs = softmax(logits, axis=1)
         for name, entry in METRICS.items():
             yield f"metric {name} {data}", lambda e=entry, p=probs, y=labels: e.function(p, y)
-            if entry.resampling == "counts":
+            if entry.sums is not None:
                 yield (
                     f"interval {name} {data}",
                     lambda n=name, p=probs, y=labels: metrics.bootstrap_interval(n, p, y, n_resamples=200),

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_probs, check_probs_and_labels
+from hf_calib.metrics.resamples import Interval
 
 
 class Rule(ABC):

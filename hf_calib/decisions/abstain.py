@@ -22,8 +22,8 @@ from hf_calib.decisions._promise import (
 )
 from hf_calib.decisions._rule import Part, Rule, class_probs, class_rows, listed, measure_parts, percent, warn
 from hf_calib.decisions.measured import PromiseCurve, answers
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, IntArray, check_flag
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.sums import winners
 
 

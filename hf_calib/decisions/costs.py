@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import check
 from hf_calib.decisions._rule import Rule, class_probs, class_rows
 from hf_calib.decisions.measured import answers, mean
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import IntArray, as_floats
+from hf_calib.metrics.resamples import Interval
 
 _LARGEST = 1e12  # beyond, means over rows lose the small ones
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv
 
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, row_chunks
+from hf_calib.metrics.resamples import Interval
 
 # What `measure` of the rules may return, and how tables name it.
 TITLES = {

@@ -21,7 +21,7 @@ from hf_calib.decisions.costs import CostRule
 from hf_calib.decisions.measured import TITLES
 from hf_calib.decisions.sets import PredictionSets
 from hf_calib.decisions.thresholds import LabelThresholds
-from hf_calib.metrics.bootstrap import Interval
+from hf_calib.metrics.resamples import Interval
 
 FILE = "decisions.json"
 VERSION = 1

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import check
 from hf_calib.decisions._rule import Rule, class_probs, class_rows, listed, percent, warn
 from hf_calib.decisions.measured import mean, share
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray, check_choice, check_flag, check_share
+from hf_calib.metrics.resamples import Interval
 
 _ALL = 1.0  # no score is larger
 

@@ -6,14 +6,32 @@ not imported here, because it needs torch.
 
 from typing import TYPE_CHECKING, Any
 
-from hf_calib.metrics.bootstrap import Interval, bootstrap_interval
-from hf_calib.metrics.consistency import ConsistencyTest, consistency_test
-from hf_calib.metrics.corp import CorpCurve, CorpDecomposition, corp_curve, corp_decomposition
+from hf_calib.metrics.corp import (
+    ConfidenceErrors,
+    CorpCurve,
+    CorpDecomposition,
+    confidence_errors,
+    corp_curve,
+    corp_decomposition,
+)
 from hf_calib.metrics.entities import Entities, entity_scores, find_entities
-from hf_calib.metrics.error_interval import calibration_error_interval
+from hf_calib.metrics.intervals import (
+    ConsistencyTest,
+    bootstrap_interval,
+    calibration_error_interval,
+    consistency_test,
+)
 from hf_calib.metrics.kernel import kde_calibration_error
-from hf_calib.metrics.out_of_distribution import OodDetection, ood_auroc, ood_detection
 from hf_calib.metrics.post_processing import post_processing_gap
+from hf_calib.metrics.ranking import (
+    OodDetection,
+    RiskCoverage,
+    area_under_risk_coverage,
+    ood_auroc,
+    ood_detection,
+    risk_coverage_curve,
+)
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.scores import (
     BrierDecomposition,
     accuracy,
@@ -26,13 +44,9 @@ from hf_calib.metrics.scores import (
     root_brier_score,
     true_calibration_error,
 )
-from hf_calib.metrics.selective import RiskCoverage, area_under_risk_coverage, risk_coverage_curve
-from hf_calib.metrics.smooth import smooth_calibration_error
-from hf_calib.metrics.smooth_dual import smooth_calibration_error_dual
-from hf_calib.metrics.soft_labels import uncertainty_correlation
+from hf_calib.metrics.smooth import smooth_calibration_error, smooth_calibration_error_dual
 from hf_calib.metrics.state import CalibrationState
 from hf_calib.metrics.sweep import ece_sweep
-from hf_calib.metrics.variational import ConfidenceErrors, confidence_errors
 
 if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport, calibration_report
@@ -76,7 +90,6 @@ __all__ = [
     "smooth_calibration_error",
     "smooth_calibration_error_dual",
     "true_calibration_error",
-    "uncertainty_correlation",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Reliability by isotonic regression (CORP): the recalibrated curve, its bands, and the decomposition of a score."""
+"""Reliability by isotonic regression: the CORP curve, its bands and decomposition; over- and under-confidence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
+from hf_calib._errors import check
 from hf_calib.metrics.checks import (
     FloatArray,
     check_choice,
@@ -17,7 +18,7 @@ from hf_calib.metrics.checks import (
     check_seed,
 )
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
-from hf_calib.metrics.sums import top_label
+from hf_calib.metrics.sums import TopLabel, top_label
 
 Score = Literal["brier", "log"]
 _SCORES = ("brier", "log")
@@ -76,10 +77,6 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         The score and its three parts. With "log" a confidence of 0 or 1 that is wrong costs 708 nats: the
         probability of what happened counts as 2e-308, as in `negative_log_likelihood`.
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, or there is no such score.
-
     Notes:
         The same rows choose the recalibration and are scored with it, so that noise counts as miscalibration; with few
         rows more of it. The curve has no parameter to choose. Confidences that are equal in float32 are recalibrated
@@ -94,15 +91,15 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
     [0.175, 0.05, 0.0625, 0.1875]
     """
     check_choice("score", score, _SCORES)
-    return decompose_top_label(*top_label(*check_probs_and_labels(probs, labels)), score)
+    return decompose(top_label(*check_probs_and_labels(probs, labels)), score)
 
 
-def decompose_top_label(confidences: FloatArray, correct: FloatArray, score: Score) -> CorpDecomposition:
-    """The same of confidences (N,) and correctness (N,)."""
-    _, rows, right = _pooled(confidences, correct)
-    n_rows = len(confidences)
+def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
+    """The same of rows whose top label is known."""
+    _, rows, right = _pooled(top)
+    n_rows = len(top.confidence)
     overall = np.full_like(rows, right.sum() / n_rows)
-    own = _scores(confidences, np.ones(n_rows), correct, score) / n_rows
+    own = _scores(top.confidence, np.ones(n_rows), top.correct, score) / n_rows
     best = _scores(_recalibrated(rows, right), rows, right, score) / n_rows
     uncertainty = _scores(overall, rows, right, score) / n_rows
     return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
@@ -132,10 +129,6 @@ def corp_curve(
     Returns:
         The curve on the K different confidences.
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, or an option is out of range.
-
     References:
         Dimitriadis, Gneiting and Jordan 2021, section on uncertainty quantification (consistency bands).
 
@@ -146,19 +139,13 @@ def corp_curve(
     check_n_resamples(n_resamples)
     check_confidence_level(confidence_level)
     check_seed(seed)
-    return top_label_corp_curve(
-        *top_label(*check_probs_and_labels(probs, labels)),
-        n_resamples=n_resamples,
-        confidence_level=confidence_level,
-        seed=seed,
-    )
+    top = top_label(*check_probs_and_labels(probs, labels))
+    return curve_of(top, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
 
 
-def top_label_corp_curve(
-    confidences: FloatArray, correct: FloatArray, *, n_resamples: int, confidence_level: float, seed: int
-) -> CorpCurve:
-    """The same of confidences (N,) and correctness (N,)."""
-    values, rows, right = _pooled(confidences, correct)
+def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
+    """The same of rows whose top label is known."""
+    values, rows, right = _pooled(top)
     rng = np.random.default_rng(seed)
     drawn = rng.binomial(rows.astype(np.int64), np.clip(values, 0, 1), size=(n_resamples, len(values)))
     curves = np.stack([_recalibrated(rows, hits) for hits in drawn])
@@ -167,13 +154,13 @@ def top_label_corp_curve(
     return CorpCurve(values, _recalibrated(rows, right), low, high)
 
 
-def _pooled(confidences: FloatArray, correct: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _pooled(top: TopLabel) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The confidences (K,) that differ in float32, the rows (K,) that have each, and the right ones (K,) of them."""
-    order = np.argsort(confidences, kind="stable")
-    ordered = confidences[order]
+    order = np.argsort(top.confidence, kind="stable")
+    ordered = top.confidence[order]
     starts = np.flatnonzero(np.diff(ordered.astype(np.float32), prepend=-1))
     rows = np.diff(starts, append=len(ordered)).astype(np.float64)
-    return ordered[starts], rows, np.add.reduceat(correct[order], starts)
+    return ordered[starts], rows, np.add.reduceat(top.correct[order], starts)
 
 
 def _recalibrated(rows: FloatArray, right: FloatArray) -> FloatArray:
@@ -188,3 +175,88 @@ def _scores(stated: FloatArray, rows: FloatArray, right: FloatArray, score: Scor
         return float(right @ (1 - stated) ** 2 + wrong @ stated**2)
     logs = [np.log(np.maximum(each, SMALLEST_PROBABILITY)) for each in (stated, 1 - stated)]
     return -float(right @ logs[0] + wrong @ logs[1])
+
+
+# Over- and under-confidence
+
+
+class ConfidenceErrors(NamedTuple):
+    """The top label's calibration error in its two directions.
+
+    Args:
+        over: of rows that are too sure; their part of E|confidence - accuracy|.
+        under: of rows that are not sure enough.
+        total: over + under, a lower bound of the calibration error of the top label, on average.
+    """
+
+    over: float
+    under: float
+    total: float
+
+
+def confidence_errors(
+    probs: ArrayLike, labels: ArrayLike, *, n_folds: int = 5, seed: int = 0
+) -> ConfidenceErrors:
+    r"""Split the calibration error of the top label into over- and under-confidence, each a lower bound.
+
+    An ECE says how far confidences are from accuracies, and not on which side. Here a recalibration g, an isotonic
+    regression on the other folds, says for each row on which side its confidence r is; what the row's own outcome y
+    then says about it is unbiased:
+
+    $$\widehat{\text{over}} = \frac{1}{N} \sum_i [g(r_i) < r_i]\,(r_i - y_i), \qquad
+      \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
+
+    For whatever g the expectation of the sum is at most the calibration error $E\,|r - P(y = 1 \mid r)|$, and equal to
+    it where g is on the right side everywhere: noise cannot add to it, as it does to an ECE.
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C).
+        n_folds: K, from 2 to N.
+        seed: of the folds.
+
+    Returns:
+        Fractions. Each may be negative where there is nothing to find: a bound that stopped at 0 would be too large on
+        average.
+
+    Notes:
+        The paper's own code takes a boosted classifier for g, and calls a confidence below .5 over-confident where it
+        is too low: that of the other of two classes. Here over-confident is what states more than is right.
+
+    References:
+        "A variational estimator for Lp calibration errors", arXiv 2602.24230; for p = 1 and the top label.
+
+    >>> rng = np.random.default_rng(0)
+    >>> top = rng.uniform(0.5, 1.0, 4000)
+    >>> labels = np.where(rng.random(4000) < top - 0.1, 0, 1)
+    >>> found = confidence_errors(np.stack([top, 1 - top], axis=1), labels)
+    >>> round(found.over, 2), abs(round(found.under, 2))
+    (0.1, 0.0)
+    """
+    check_seed(seed)
+    top = top_label(*check_probs_and_labels(probs, labels))
+    n_rows = len(top.confidence)
+    got = f"{n_folds} for {n_rows} rows"
+    check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")
+    fold = np.random.default_rng(seed).permutation(n_rows) % n_folds
+    recalibrated = np.empty(n_rows)
+    for k in range(n_folds):
+        own = fold == k
+        recalibrated[own] = _isotonic(top.part(~own), top.confidence[own])
+    return errors_by_side(top, recalibrated)
+
+
+def errors_by_side(top: TopLabel, recalibrated: FloatArray) -> ConfidenceErrors:
+    """The errors by the side of its confidence that each row's recalibration (N,) from other rows is on."""
+    gaps = top.confidence - top.correct
+    over = float(gaps[recalibrated < top.confidence].sum() / len(gaps))
+    under = float(-gaps[recalibrated > top.confidence].sum() / len(gaps))
+    return ConfidenceErrors(over, under, over + under)
+
+
+def _isotonic(top: TopLabel, at: FloatArray) -> FloatArray:
+    """The isotonic regression of outcomes on confidences, linear between them and constant beyond."""
+    values, places = np.unique(top.confidence, return_inverse=True)
+    rows = np.bincount(places).astype(np.float64)
+    fitted = isotonic_regression(np.bincount(places, top.correct) / rows, weights=rows).x
+    return np.interp(at, values, fitted)

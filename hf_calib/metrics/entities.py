@@ -10,8 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics.bootstrap import Interval, draw_counts, interval_of, two_sided
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import (
     FloatArray,
     IntArray,
@@ -22,7 +21,8 @@ from hf_calib.metrics.checks import (
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.sums import TopLabel, top_label_error
+from hf_calib.metrics.resamples import Interval, draw_counts, interval_of
+from hf_calib.metrics.sums import TopLabel, top_label_error, winners
 
 _BIO = re.compile(r"O|[BI]-.+")
 
@@ -66,14 +66,9 @@ def has_seqeval() -> bool:
 
 
 def check_seqeval() -> None:
-    """Raise unless seqeval is installed.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
-    if not has_seqeval():
-        way_out = "pip install 'hf_calib[tokens]'"
-        raise InputValueError(expected("seqeval", "be installed, which finds the entities", "none", way_out))
+    """Raise unless seqeval is installed."""
+    way_out = "pip install 'hf_calib[tokens]'"
+    check(has_seqeval(), "seqeval to be installed, which finds the entities", "none", way_out)
 
 
 def find_entities(
@@ -99,11 +94,6 @@ def find_entities(
     Returns:
         The predicted entities; `entity_scores` measures them.
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, shapes do not fit, a sentence is in pieces, a tag is none of
-            B-, I- and O, or seqeval is not installed.
-
     References:
         Ramshaw and Marcus 1995 (tags); Tjong Kim Sang and De Meulder 2003 (what is right); Nakayama 2018, seqeval.
 
@@ -114,27 +104,25 @@ def find_entities(
     """
     rows, targets = check_probs_and_labels(probs, labels)
     starts = _check_sentences(as_array("sentences", sentences), len(rows))
-    if len(tag_names) != rows.shape[1]:
-        way_out = "name the columns of probs in their order"
-        raise InputValueError(
-            expected("tag_names", f"be {rows.shape[1]}, one per column", len(tag_names), way_out)
-        )
-    if not are_bio(tag_names):
-        others = [name for name in tag_names if not _BIO.fullmatch(name)]
-        way_out = "entities are told by such tags; other tags have calibration per token only"
-        raise InputValueError(expected("tag_names", "be O, B-TYPE and I-TYPE", others or "O only", way_out))
+    n_classes = rows.shape[1]
+    way_out = "name the columns of probs in their order"
+    check(
+        len(tag_names) == n_classes, f"tag_names to be {n_classes}, one per column", len(tag_names), way_out
+    )
+    others = [name for name in tag_names if not _BIO.fullmatch(name)]
+    way_out = "entities are told by such tags; other tags have calibration per token only"
+    check(are_bio(tag_names), "tag_names to be O, B-TYPE and I-TYPE", others or "O only", way_out)
     check_seqeval()
     from seqeval.metrics.sequence_labeling import get_entities
 
     names = np.array(tag_names, dtype=object)
-    winners = rows.argmax(axis=1)
-    confidences = rows[np.arange(len(rows)), winners].astype(np.float64)
+    confidences, predicted = winners(rows)
     spans: list[Span] = []
     correct: list[bool] = []
     n_found = np.zeros(len(starts), np.intp)
     n_true = np.zeros(len(starts), np.intp)
     for i, (start, end) in enumerate(zip(starts, [*starts[1:], len(rows)], strict=True)):
-        found, true = (get_entities(list(names[tags[start:end]])) for tags in (winners, targets))
+        found, true = (get_entities(list(names[tags[start:end]])) for tags in (predicted, targets))
         spans += [(kind, int(start) + first, int(start) + last) for kind, first, last in found]
         correct += [span in true for span in found]
         n_found[i], n_true[i] = len(found), len(true)
@@ -179,10 +167,6 @@ def entity_scores(
         nothing is 0. The errors have no interval, as noise makes them larger and a resample adds it again; without a
         predicted entity they are NaN.
 
-    Raises:
-        TypeError: if n_bins, n_resamples or seed is not an integer.
-        ValueError: if one of the arguments is out of range.
-
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])
     >>> {name: round(score.value, 2) for name, score in entity_scores(found).items()}
@@ -194,19 +178,13 @@ def entity_scores(
     n_sentences = len(entities.n_true)
     whole = _shares_of(entities, np.ones((1, n_sentences), np.intp))
     drawn = [_shares_of(entities, counts) for counts in draw_counts(n_sentences, n_resamples, rng)]
-    found = {
-        name: interval_of(
-            float(value), np.concatenate([block[name] for block in drawn]), two_sided(confidence_level)
-        )
-        for name, (value,) in whole.items()
-    }
+    found = {}
+    for name, (value,) in whole.items():
+        draws = np.concatenate([block[name] for block in drawn])
+        found[name] = interval_of(float(value), draws, confidence_level)
     for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
-        error = (
-            top_label_error(TopLabel(confidences, entities.correct), n_bins=n_bins)
-            if len(confidences)
-            else np.nan
-        )
-        found[f"ece_{name}"] = Interval(error)
+        top = TopLabel(confidences, entities.correct)
+        found[f"ece_{name}"] = Interval(top_label_error(top, n_bins=n_bins) if len(confidences) else np.nan)
     return found
 
 
@@ -234,11 +212,9 @@ def _shares_of(entities: Entities, counts: IntArray) -> dict[str, FloatArray]:
 
 def _check_sentences(sentences: NDArray[np.generic], n_tokens: int) -> IntArray:
     """The row (S,) at which each sentence starts."""
-    if sentences.shape != (n_tokens,):
-        way_out = "pass the number of its sentence for each token"
-        raise InputValueError(
-            expected("sentences", f"have shape ({n_tokens},)", f"shape {sentences.shape}", way_out)
-        )
+    way_out = "pass the number of its sentence for each token"
+    fits = sentences.shape == (n_tokens,)
+    check(fits, f"sentences to have shape ({n_tokens},)", f"shape {sentences.shape}", way_out)
     if not np.issubdtype(sentences.dtype, np.integer):
         way_out = "number the sentences"
         raise InputTypeError(expected("sentences", "be integers", f"dtype {sentences.dtype}", way_out))
@@ -246,6 +222,5 @@ def _check_sentences(sentences: NDArray[np.generic], n_tokens: int) -> IntArray:
     values, counts = np.unique(sentences[starts], return_counts=True)
     if (counts > 1).any():
         got = f"sentence {values[counts > 1][0]} in {counts.max()} places"
-        way_out = "sort the tokens by sentence"
-        raise InputValueError(expected("the tokens of a sentence", "follow each other", got, way_out))
+        check(False, "the tokens of a sentence to follow each other", got, "sort the tokens by sentence")
     return starts

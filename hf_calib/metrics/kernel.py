@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels
 from hf_calib.metrics.sums import top_label
 
@@ -61,10 +61,6 @@ def kde_calibration_error(
     Returns:
         A number from 0 to 1 for the top label, to 2 for the canonical l1 error and to 1.42 for its l2 error.
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, N is 1, or an option is out of range.
-
     Notes:
         Takes O(N^2) time and O(N) memory; above 1,000 examples the bandwidth is chosen on 1,000 of them.
         Probabilities are kept 1e-6 away from 0 and 1, where the authors' code gives NaN. Their l2 error is
@@ -83,11 +79,8 @@ def kde_calibration_error(
     checked, targets = check_probs_and_any_labels(probs, labels)
     check_choice("kind", kind, KINDS)
     check_choice("norm", norm, NORMS)
-    if len(checked) < 2:
-        way_out = "the density around an example is estimated from the others"
-        raise InputValueError(
-            expected("probs", "hold at least 2 examples", f"shape {checked.shape}", way_out)
-        )
+    way_out = "the density around an example is estimated from the others"
+    check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
     width = None if bandwidth is None else _check_bandwidth(bandwidth)
     predicted, outcomes = (_top_label if kind == "top_label" else _canonical)(checked, targets)
     points = _inside_simplex(predicted)
@@ -159,7 +152,6 @@ def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice
 
 
 def _check_bandwidth(bandwidth: float) -> float:
-    if not _SMALLEST_BANDWIDTH <= bandwidth < np.inf:
-        requirement = f"be finite and at least {_SMALLEST_BANDWIDTH}"
-        raise InputValueError(expected("bandwidth", requirement, bandwidth, "bandwidth=None chooses one"))
+    requirement = f"bandwidth to be finite and at least {_SMALLEST_BANDWIDTH}"
+    check(_SMALLEST_BANDWIDTH <= bandwidth < np.inf, requirement, bandwidth, "bandwidth=None chooses one")
     return float(bandwidth)

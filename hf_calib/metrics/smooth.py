@@ -1,11 +1,13 @@
-"""Smooth calibration error and the smooth reliability curve: kernels in place of bins.
+"""Smooth calibration errors: a kernel in place of bins, its reliability curve, and a supremum over witnesses.
 
 The examples are spread over a grid once, in O(N). Every bandwidth that is tried after that is a convolution
-on the grid, by FFT, whatever N is.
+on the grid, by FFT, whatever N is. The supremum is a linear program on a line: dually, a monotone fit to the running
+sum of the residuals, which a heap solves in O(N log N).
 """
 
 from __future__ import annotations
 
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +15,9 @@ from numpy.typing import ArrayLike
 from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.checks import FloatArray, as_floats, check_probs_and_any_labels
-from hf_calib.metrics.sums import top_label
+from hf_calib.metrics.sums import TopLabel, top_label
 
 # These decide the value to the last digit, and are relplot's.
 _BANDWIDTH_STEPS = 1024  # the bandwidths that are tried are multiples of 1/1024
@@ -59,10 +61,6 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     Returns:
         A fraction in [0, 1].
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, or the bandwidth is out of range.
-
     Notes:
         Equal to relplot's smECE. As there, the fixed point is rounded up to a multiple of 1/1024 and is at
         least 2/1024; the kernel is cut off at a distance of 1/2, and the integral is divided by that of the
@@ -75,8 +73,7 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
     0.142
     """
-    confidences, correct = top_label(*check_probs_and_any_labels(probs, labels))
-    return top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+    return smooth_error(top_label(*check_probs_and_any_labels(probs, labels)), bandwidth=bandwidth)
 
 
 def smooth_reliability(
@@ -99,9 +96,6 @@ def smooth_reliability(
         `SmoothReliability`: grid, accuracy and density, (grid_size,) each, and the bandwidth. The accuracy
         is NaN where no example is within some six bandwidths; the density is that of the confidences.
 
-    Raises:
-        ValueError: if the arrays do not fit, hold values outside [0, 1], or an option is out of range.
-
     References:
         Blasiok and Nakkiran 2023 (the reflected Gaussian kernel); Nadaraya 1964; Watson 1964.
 
@@ -110,8 +104,7 @@ def smooth_reliability(
     array([  nan, 0.   , 0.001, 0.502, 0.999])
     """
     stated, right = _check_columns(confidences, correct)
-    if grid_size < 2:
-        raise InputValueError(expected("grid_size", "be at least 2", grid_size, "200 points look smooth"))
+    check(grid_size >= 2, "grid_size to be at least 2", grid_size, "200 points look smooth")
     if bandwidth is None:
         bandwidth = _fixed_point(_Spread(stated, stated - right))
     # An odd size centres the kernel on a point.
@@ -125,11 +118,9 @@ def smooth_reliability(
     return SmoothReliability(grid, _at(grid, accuracy.clip(0, 1)), _at(grid, density), float(bandwidth))
 
 
-def top_label_smooth_error(
-    confidences: FloatArray, correct: FloatArray, *, bandwidth: float | None = None
-) -> float:
-    """The smECE of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
-    spread = _Spread(confidences, confidences - correct)
+def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
+    """The smECE of rows whose top label is known."""
+    spread = _Spread(top.confidence, top.confidence - top.correct)
     return _error(spread, _fixed_point(spread) if bandwidth is None else _check_bandwidth(bandwidth))
 
 
@@ -211,9 +202,8 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
 
 
 def _check_bandwidth(bandwidth: float) -> float:
-    if not _SMALLEST_BANDWIDTH <= bandwidth <= 1:
-        way_out = "bandwidth=None chooses one"
-        raise InputValueError(expected("bandwidth", f"lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, way_out))
+    fits = _SMALLEST_BANDWIDTH <= bandwidth <= 1
+    check(fits, f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, "bandwidth=None chooses one")
     return float(bandwidth)
 
 
@@ -221,13 +211,92 @@ def _check_columns(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArr
     """Return both as float64 (N,), or say what is wrong with them."""
     arrays = as_floats("confidences", confidences), as_floats("correct", correct)
     for name, values in zip(("confidences", "correct"), arrays, strict=True):
-        if values.ndim != 1 or values.size == 0 or values.shape != arrays[0].shape:
-            requirement = "be as long as the other of confidences and correct, (N,) with N > 0"
-            raise InputValueError(
-                expected(name, requirement, f"shape {values.shape}", "pass one of each an example")
-            )
+        fits = values.ndim == 1 and values.size > 0 and values.shape == arrays[0].shape
+        requirement = f"{name} to be as long as the other of confidences and correct, (N,) with N > 0"
+        check(fits, requirement, f"shape {values.shape}", "pass one of each an example")
         outside = np.flatnonzero(~((values >= 0) & (values <= 1)))
         if len(outside):
             got = f"{values[outside[0]]} in row {outside[0]} ({len(outside)} such rows)"
             raise InputValueError(expected(name, "lie in [0, 1]", got, "pass probabilities"))
     return arrays
+
+
+# The supremum
+
+
+def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
+    r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
+
+    The error that the theory speaks of: at least half of the lower distance to calibration and at most all of
+    it, and a bound on what a smooth recalibration can save (`post_processing_gap`).
+    `smooth_calibration_error` (smECE) is the kernel estimate that the papers' tables report, and has a
+    reliability curve; this one has no bandwidth.
+
+    $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
+
+    with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to
+    [-1, 1].
+
+    Args:
+        probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.
+        labels: (N,) int in [0, C), or (N, C) label distributions, of which the share of the top label counts.
+
+    Returns:
+        A fraction in [0, 1], no smaller than the difference between accuracy and mean confidence, and no
+        larger than the expected calibration error with a bin for each confidence.
+
+    Notes:
+        Exact up to rounding; O(N log N). It is a plug-in: a small sample has an error by chance.
+        The Brier score's post-processing gap lies between smCE^2 and 2 smCE.
+
+    References:
+        Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss,
+        Definition 2.2 (Equation 7).
+
+    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
+    >>> round(smooth_calibration_error_dual(probs, [0, 1, 1]), 4)
+    0.1467
+    """
+    return smooth_error_dual(top_label(*check_probs_and_any_labels(probs, labels)))
+
+
+def smooth_error_dual(top: TopLabel) -> float:
+    """The smCE of rows whose top label is known."""
+    # A function on the sorted confidences that is 1-Lipschitz between neighbours is so between all pairs, by the
+    # triangle inequality, and extends to [0, 1] by interpolation. So the supremum is a linear program over the
+    # N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and |w_i| <= 1. With S_i the sum of the
+    # first i residuals, its dual is
+    #     min  sum_i d_i |S_i - P_i|  +  sum_i |p_i|,    P_i = p_1 + ... + p_i,    P_N = S_N:
+    # each residual is cancelled where it is, at a price of 1, or carried along the line at a price of d.
+    # No two p differ in sign: to cancel both costs 2, to carry one to the other costs at most 1, the
+    # length of [0, 1]. Hence their prices add up to |S_N|, P rises from 0 to S_N (or falls, which the sign below
+    # takes care of), and what remains is the monotone fit to S with weights d, whose bounds merely clip the fit
+    # without them. Tied confidences have d = 0, so that their order does not matter.
+    order = np.argsort(top.confidence)
+    distances = np.diff(top.confidence[order])
+    running = np.cumsum((top.correct - top.confidence)[order]) / len(order)
+    surplus = abs(running[-1])
+    sums = running[:-1][distances > 0] * (1 if running[-1] >= 0 else -1)
+    distances = distances[distances > 0]
+    fitted = _monotone_fit(sums, distances).clip(0, surplus)
+    return float(surplus + distances @ np.abs(sums - fitted))
+
+
+def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The nondecreasing (N,) with the least weighted sum of absolute differences from the values (N,).
+
+    The least sum over the fits so far whose last value is at most x is convex in x, and constant from some x on:
+    `heap` holds the points where its slope changes, largest first, and by how much. A new value adds its own
+    slopes, -weight and +weight, and what rises is cut off.
+    """
+    heap: list[tuple[float, float]] = []
+    best_last = np.empty_like(values)
+    for i, (value, weight) in enumerate(zip(values.tolist(), weights.tolist(), strict=True)):
+        heappush(heap, (-value, 2 * weight))
+        excess = weight
+        while heap[0][1] <= excess:
+            excess -= heappop(heap)[1]
+        heapreplace(heap, (heap[0][0], heap[0][1] - excess))
+        best_last[i] = -heap[0][0]
+    # From the last one backwards: each the best that does not exceed the next.
+    return np.minimum.accumulate(best_last[::-1])[::-1]

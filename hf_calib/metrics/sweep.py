@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_probs_and_any_labels
-from hf_calib.metrics.sums import top_label, uniform_bins, uniform_edges
+from hf_calib.metrics.sums import TopLabel, top_label, uniform_bins, uniform_edges
 
 SweepBinning = Literal["equal_mass", "uniform"]
 SweepNorm = Literal["l1", "l2"]
@@ -43,10 +43,6 @@ def ece_sweep(
     Returns:
         A fraction in [0, 1].
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, labels do not fit, or an option is unknown.
-
     Notes:
         The search starts with two bins, stops at N - 1, and falls back to one bin. The authors' code takes
         the l2 norm unless told otherwise; l1 here, as in the other calibration errors. Where a cut of
@@ -61,20 +57,14 @@ def ece_sweep(
     """
     check_choice("binning", binning, ("equal_mass", "uniform"))
     check_choice("norm", norm, ("l1", "l2"))
-    confidences, correct = top_label(*check_probs_and_any_labels(probs, labels))
-    return top_label_sweep(confidences, correct, binning=binning, norm=norm)
+    top = top_label(*check_probs_and_any_labels(probs, labels))
+    return sweep_error(top, binning=binning, norm=norm)
 
 
-def top_label_sweep(
-    confidences: FloatArray,
-    correct: FloatArray,
-    *,
-    binning: SweepBinning = "equal_mass",
-    norm: SweepNorm = "l1",
-) -> float:
-    """The ECE_sweep of confidences (N,) and correctness (N,) that were reduced from probabilities before."""
-    order = np.argsort(confidences, kind="stable")
-    confidences, correct = confidences[order], correct[order]
+def sweep_error(top: TopLabel, *, binning: SweepBinning = "equal_mass", norm: SweepNorm = "l1") -> float:
+    """The ECE_sweep of rows whose top label is known."""
+    order = np.argsort(top.confidence, kind="stable")
+    confidences, correct = top.part(order)
     n_bins = _finest_monotone(confidences, correct, binning)
     bounds = _bounds(confidences, n_bins, binning, 0, len(confidences) - 1)
     counts = np.diff(bounds)

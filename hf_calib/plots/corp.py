@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
-from hf_calib.metrics.corp import decompose_top_label, top_label_corp_curve
+from hf_calib.metrics.corp import curve_of, decompose
+from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots._common import BLUE, SKY, check_panels, draw_diagonal, plain_axes, unit_ticks, write_name
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def corp_diagram(
         unit_ticks(upper)
         plain_axes(upper, lower)
         lower.set_xlabel("confidence", fontsize=8)
-        parts = decompose_top_label(clipped, correct, "brier")
+        parts = decompose(TopLabel(clipped, correct), "brier")
         summary = (
             f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}   UNC {parts.uncertainty:.4f}"
         )
@@ -96,9 +97,9 @@ def _draw_panel(
     axes: Axes, confidences: FloatArray, correct: FloatArray, level: float, n_resamples: int, seed: int
 ) -> None:
     affordable = max(_FEWEST_RESAMPLES, int(_VALUES_RESAMPLED // len(np.unique(confidences))))
-    curve = top_label_corp_curve(
-        confidences, correct, n_resamples=min(n_resamples, affordable), confidence_level=level, seed=seed
-    )
+    top = TopLabel(confidences, correct)
+    n_resamples = min(n_resamples, affordable)
+    curve = curve_of(top, n_resamples=n_resamples, confidence_level=level, seed=seed)
     draw_diagonal(axes)
     band: dict[str, Any] = {"color": SKY, "label": f"{100 * level:g}% pointwise band if calibrated"}
     line: dict[str, Any] = {"color": BLUE, "label": "recalibrated", "clip_on": False, "zorder": 3}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.out_of_distribution import ACCEPTED, OodDetection
+from hf_calib.metrics.ranking import ACCEPTED, OodDetection
 from hf_calib.plots._common import GREY, line_looks, plain_axes, unit_ticks
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics._multi_label import check_decisions, label_bins
 from hf_calib.metrics.checks import FloatArray, check_n_bins
+from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import BinMeans, BinSums, mean_bins
 from hf_calib.plots._common import BLUE, VERMILION, check_class_names, plain_axes
 from hf_calib.plots.classes import draw_panels

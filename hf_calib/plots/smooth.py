@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
-from hf_calib.metrics.smooth import SmoothReliability, smooth_reliability, top_label_smooth_error
+from hf_calib.metrics.smooth import SmoothReliability, smooth_error, smooth_reliability
+from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots._common import (
     BLUE,
     SKY,
@@ -103,7 +104,7 @@ def smooth_reliability_diagram(
         _draw_curve(upper, curve, band, clipped, label=f"{100 * confidence_level:g}% band")
         _draw_density(lower, clipped, correct)
         _label(upper, lower, first=j == 0)
-        error = top_label_smooth_error(clipped, correct)
+        error = smooth_error(TopLabel(clipped, correct))
         summary = f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N {len(correct):,}"
         upper.set_title(summary, fontsize=7, loc="left", pad=4)
         write_name(upper, name)
@@ -148,7 +149,7 @@ def reliability_comparison(
         clipped = confidences.clip(0, 1)
         curve = _curve(clipped, correct)
         shown = _seen(curve, clipped)
-        error = top_label_smooth_error(clipped, correct)
+        error = smooth_error(TopLabel(clipped, correct))
         label = textwrap.shorten(name, 44, placeholder="…") + f" (smECE {error:.3f})"
         marker = "o" if shown.sum() == 1 else None
         upper.plot(

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
-from hf_calib.metrics._multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.checks import (
     as_array,
     check_confidence_level,
@@ -21,6 +20,7 @@ from hf_calib.metrics.checks import (
     check_seed,
     check_soft_labels,
 )
+from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.sums import class_errors, classwise_sums, top_label
 from hf_calib.plots._common import check_class_names
 from hf_calib.report.any_report import AnyReport

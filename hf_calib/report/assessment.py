@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.resamples import Interval
 from hf_calib.report.coins import Coins
 from hf_calib.report.tables import BinRow, ClassRow
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities, has_seqeval
+from hf_calib.metrics.resamples import Interval
 from hf_calib.report.text import Table, columns, with_interval
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_calib.metrics._multi_label import check_decisions, label_bins
+from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.plots import (
     class_reliability_grid,
     confidence_histogram,

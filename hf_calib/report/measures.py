@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.bootstrap import Interval, percentile_intervals
-from hf_calib.metrics.by_name import METRICS
-from hf_calib.metrics.error_interval import calibration_error_interval
+from hf_calib.metrics.intervals import calibration_error_interval, percentile_intervals
 from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.table import METRICS
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
@@ -36,7 +36,7 @@ class Measure:
     """A row of `MEASURES`: what is computed, what it is called, and how it gets its interval.
 
     An interval is the quantiles of resamples ("bootstrap"); of a binned ECE the errors of the population that go with
-    the sample ("inversion", see `hf_calib.metrics.error_interval`). The other measures of mis-calibration have none:
+    the sample ("inversion", see `hf_calib.metrics.calibration_error_interval`). The other measures of mis-calibration have none:
     noise makes each of them larger, and a resample adds that noise again.
     """
 
@@ -51,7 +51,7 @@ class Measure:
     @property
     def is_counted(self) -> bool:
         """Whether a resample needs only the counts of the rows, which costs next to nothing."""
-        return self.interval == "bootstrap" and METRICS[self.metric].resampling == "counts"
+        return self.interval == "bootstrap" and METRICS[self.metric].sums is not None
 
 
 _ECE = "expected_calibration_error"

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.consistency import consistency_of_bins
-from hf_calib.metrics.error_interval import interval_of_bins
+from hf_calib.metrics.intervals import consistency_of_bins, interval_of_bins
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_edges
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Measurements, Overall

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics.out_of_distribution import OOD_SCORES, OodDetection, ood_detection
+from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
 from hf_calib.report.text import Table, columns, with_interval
 
 # Of probabilities, whose logarithms are logits that are shifted in each row.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from hf_calib.metrics.bootstrap import Interval
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.error_interval import interval_of_bins
+from hf_calib.metrics.intervals import interval_of_bins
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.slices import SliceSums
 from hf_calib.metrics.sums import BinSums, binned_error
 from hf_calib.report.coins import Coins

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from hf_calib._errors import InputError
-from hf_calib.metrics._multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
-from hf_calib.metrics.bootstrap import draw_counts, resampled_metrics
-from hf_calib.metrics.by_name import METRICS
 from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.sums import top_label
-from hf_calib.metrics.unbiased_error import UnbiasedError, unbiased_error
+from hf_calib.metrics.intervals import UnbiasedError, resampled_metrics, unbiased_error
+from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
+from hf_calib.metrics.resamples import draw_counts
+from hf_calib.metrics.sums import TopLabel, top_label
+from hf_calib.metrics.table import METRICS
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.measures import Measure
@@ -53,7 +53,7 @@ class Resamples(NamedTuple):
 
     def of(self, metric: str) -> int:
         """Those of a key of `STUDY_METRICS`."""
-        return self.counted if METRICS[STUDY_METRICS[metric].metric].resampling == "counts" else self.called
+        return self.counted if METRICS[STUDY_METRICS[metric].metric].sums else self.called
 
 
 class Measured(NamedTuple):
@@ -137,7 +137,7 @@ def _measure_method(
     if resamples.counted:
         for key, binning in UNBIASED.items():
             found.unbiased[method, key] = unbiased_error(
-                *found.panels[method],
+                TopLabel(*found.panels[method]),
                 n_bins=N_BINS,
                 binning=binning,
                 n_resamples=resamples.counted,
@@ -193,7 +193,7 @@ def _measure_decisions(
     found.panels[method] = Panel(*top_label(outcomes, true))
     if n_resamples:
         found.unbiased[method, "ece"] = unbiased_error(
-            *found.panels[method], n_bins=N_BINS, n_resamples=n_resamples, seed=seed, groups=rows
+            TopLabel(*found.panels[method]), n_bins=N_BINS, n_resamples=n_resamples, seed=seed, groups=rows
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, expected
-from hf_calib.metrics._multi_label import UNKNOWN
+from hf_calib.metrics.multi_label import UNKNOWN
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.study.folder import CELLS, is_finished, problem

@@ -23,7 +23,7 @@ STUDY_METRICS: dict[str, Measure] = {
 # Of several labels a row. These are of all decisions, each label of each row one, as the trainer logs them; their
 # Brier score is (p - y)^2, half of that of two classes.
 DECISION_METRICS = ("nll", "accuracy", "brier", "ece")
-# And these are means over the labels, with their names in `hf_calib.metrics._multi_label`.
+# And these are means over the labels, with their names in `hf_calib.metrics.multi_label`.
 MACRO_METRICS = {
     "classwise_ece": "ece",  # the trainer's name
     "macro_nll": "nll",

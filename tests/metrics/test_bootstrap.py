@@ -12,11 +12,19 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
-from hf_calib.metrics._resampled import AnyMetric, Classwise, Resampled, TopLabel
-from hf_calib.metrics.bootstrap import percentile_intervals
-from hf_calib.metrics.by_name import METRICS
-from hf_calib.metrics.sums import BINNINGS, top_label, top_label_error
-from hf_calib.metrics.sums import TopLabel as Top
+from hf_calib.metrics.intervals import percentile_intervals
+from hf_calib.metrics.sums import (
+    BINNINGS,
+    SumMetric,
+    TopLabel,
+    as_bin_sums,
+    binned_error,
+    binned_rows,
+    classwise_sums,
+    top_label_error,
+    top_label_sums,
+)
+from hf_calib.metrics.table import METRICS
 from tests.helpers.sampled import labels_by
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -105,11 +113,15 @@ def test_draws_are_distributed_as_scipys_with_another_seed() -> None:
         random_state=np.random.default_rng(99),
     ).bootstrap_distribution
     counts = np.random.default_rng(7).multinomial(400, np.full(400, 1 / 400), size=1500)
-    ours = TopLabel(*top_label(probs, labels)).evaluate(counts)
+    ours = evaluated(top_label_sums(), probs, labels, counts)
     assert stats.ks_2samp(ours, theirs).pvalue > 0.01
 
 
 # The forms that the draws are evaluated in
+
+
+def evaluated(metric: SumMetric, probs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return metric.value(counts @ metric.rows(probs, labels), counts.sum(axis=1))
 
 
 def drawn_rows(counts: np.ndarray) -> np.ndarray:
@@ -130,18 +142,19 @@ def test_top_label_counts(n_bins: int, binning: str, n_values: int) -> None:
         confidences, correct = ties(n_examples, n_values, seed=n_examples)
         for norm, debias in ERRORS:
             options = {"n_bins": n_bins, "binning": binning, "norm": norm, "debias": debias}
-            fast = TopLabel(confidences, correct, **options)
+            rows = binned_rows(TopLabel(confidences, correct), n_bins, binning)
 
             def error(
                 rows: np.ndarray, options: dict = options, data: tuple = (confidences, correct)
             ) -> float:
-                return top_label_error(Top(data[0][rows], data[1][rows]), **options)
+                return top_label_error(TopLabel(data[0][rows], data[1][rows]), **options)
 
             # Repeated rows keep the order of the data within ties.
             order = np.argsort(confidences, kind="stable")
             counts = np.random.default_rng(1).multinomial(n_examples, np.full(n_examples, 1 / n_examples), 5)
             expected = [error(order[drawn_rows(each[order])]) for each in counts]
-            np.testing.assert_allclose(fast.evaluate(counts), expected, rtol=1e-10, atol=1e-9)
+            ours = binned_error(as_bin_sums(counts @ rows), n_examples, norm, debias=debias)
+            np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-9)
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -152,12 +165,8 @@ def test_classwise_counts(n_classes: int, n_bins: int, soft: bool) -> None:
     probs[:3] = np.eye(n_classes)[[0, -1, 0]]  # on the outer edges
     if soft:
         labels = softmax(np.random.default_rng(0).standard_normal(probs.shape), axis=1)
-    assert_same_metric(
-        Classwise(probs, labels, n_bins=n_bins),
-        partial(metrics.classwise_calibration_error, n_bins=n_bins),
-        probs,
-        labels,
-    )
+    function = partial(metrics.classwise_calibration_error, n_bins=n_bins)
+    assert_same_metric(classwise_sums(n_bins), function, probs, labels)
 
 
 def test_probabilities_rounded_above_one_are_in_the_last_bin() -> None:
@@ -165,16 +174,16 @@ def test_probabilities_rounded_above_one_are_in_the_last_bin() -> None:
     labels = np.array([0, 1])
     for n_bins in (1, 2):
         function = partial(metrics.classwise_calibration_error, n_bins=n_bins)
-        assert_same_metric(Classwise(probs, labels, n_bins=n_bins), function, probs, labels)
+        assert_same_metric(classwise_sums(n_bins), function, probs, labels)
 
 
 def assert_same_metric(
-    fast: Resampled, function: Callable[..., float], probs: np.ndarray, labels: np.ndarray
+    fast: SumMetric, function: Callable[..., float], probs: np.ndarray, labels: np.ndarray
 ) -> None:
     n_examples = len(probs)
     counts = np.random.default_rng(1).multinomial(n_examples, np.full(n_examples, 1 / n_examples), size=6)
-    slow = AnyMetric(function, probs, labels)
-    np.testing.assert_allclose(fast.evaluate(counts), slow.evaluate(counts), rtol=1e-12, atol=1e-14)
+    slow = [function(probs[drawn], labels[drawn]) for drawn in map(drawn_rows, counts)]
+    np.testing.assert_allclose(evaluated(fast, probs, labels, counts), slow, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", MEANS)
@@ -194,7 +203,7 @@ def test_means_equal_the_metric_on_hard_and_soft_labels(name: str, soft: bool) -
 @pytest.mark.parametrize("metric", [name for name in METRICS if name != "kde_calibration_error"])
 def test_every_name_means_the_function_of_that_name(metric: str) -> None:
     probs, labels = predictions(60, 3)
-    if metric in ("true_calibration_error", "uncertainty_correlation"):
+    if metric == "true_calibration_error":
         labels = softmax(np.random.default_rng(0).standard_normal(probs.shape), axis=1)
     by_name = bootstrap_interval(metric, probs, labels, n_resamples=10)
     by_function = bootstrap_interval(getattr(metrics, metric), probs, labels, n_resamples=10)
@@ -266,7 +275,7 @@ def test_an_interval_that_excludes_its_value_points_to_one_that_holds(debias: bo
 def test_blocks_change_nothing(metric: object, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = predictions(90)
     whole = bootstrap_interval(metric, probs, labels, n_resamples=25)
-    monkeypatch.setattr("hf_calib.metrics.bootstrap._BLOCK_ELEMENTS", 300)
+    monkeypatch.setattr("hf_calib.metrics.resamples.BLOCK_ELEMENTS", 300)
     monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 64)
     assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(whole, **EXACT)
 

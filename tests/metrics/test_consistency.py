@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import ConsistencyTest, consistency_test
-from hf_calib.metrics._simulated import label_sampler, top_label_simulation
+from hf_calib.metrics.intervals import label_sampler, top_label_simulation
 from hf_calib.metrics.sums import BINNINGS, TopLabel, top_label_error
 
 ECE = "expected_calibration_error"

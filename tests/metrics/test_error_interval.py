@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 from hf_calib.metrics import calibration_error_interval, expected_calibration_error
-from hf_calib.metrics.error_interval import interval_of_bins
+from hf_calib.metrics.intervals import interval_of_bins
 from hf_calib.metrics.sums import BINNINGS, BinSums
 
 LEVEL = 0.95

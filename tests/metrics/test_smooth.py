@@ -10,7 +10,8 @@ from scipy.integrate import trapezoid
 from scipy.special import softmax
 
 from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
-from hf_calib.metrics.smooth import smooth_reliability, top_label_smooth_error
+from hf_calib.metrics.smooth import smooth_error, smooth_reliability
+from hf_calib.metrics.sums import TopLabel
 from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -30,22 +31,26 @@ def mirrored_gaussian(at: np.ndarray, sources: np.ndarray, bandwidth: float) -> 
     return np.exp(-0.5 * (distances / bandwidth) ** 2).sum(axis=0) / (np.sqrt(2 * np.pi) * bandwidth)
 
 
+def of_columns(confidences: np.ndarray, correct: np.ndarray, bandwidth: float | None = None) -> float:
+    return smooth_error(TopLabel(confidences, correct), bandwidth=bandwidth)
+
+
 class TestBandwidths:
     def test_the_smallest_fixed_point_is_two_steps(self) -> None:
         confidences = np.repeat([0.25, 0.5, 0.75, 1.0], 400)
         correct = np.concatenate([np.arange(400) < 400 * c for c in (0.25, 0.5, 0.75, 1.0)]).astype(float)
         found = smooth_reliability(confidences, correct).bandwidth
         assert found == 2 / 1024
-        at_two = top_label_smooth_error(confidences, correct, bandwidth=2 / 1024)
-        assert top_label_smooth_error(confidences, correct) == at_two
+        at_two = of_columns(confidences, correct, bandwidth=2 / 1024)
+        assert of_columns(confidences, correct) == at_two
         assert at_two < 1 / 1024
 
     def test_the_smallest_that_is_allowed(self) -> None:
         confidences, correct = events(30)
         smallest = smooth_reliability(confidences, correct, bandwidth=1e-4)
         assert smallest.bandwidth == 1e-4
-        assert top_label_smooth_error(confidences, correct, bandwidth=1e-4) > 0.1
-        for call in (smooth_reliability, top_label_smooth_error):
+        assert of_columns(confidences, correct, bandwidth=1e-4) > 0.1
+        for call in (smooth_reliability, of_columns):
             with pytest.raises(ValueError, match=r"bandwidth to lie in \[0\.0001, 1\], got 9\.999e-05"):
                 call(confidences, correct, bandwidth=9.999e-5)
 
@@ -78,7 +83,7 @@ class TestAgainstTheAuthorsCode:
         with np.load(golden / "metrics_edges.npz") as file:
             confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
             value, bandwidth = file[f"{case}__smece"], file[f"{case}__smece_sigma"]
-        assert top_label_smooth_error(confidences, correct) == pytest.approx(value, **EXACT)
+        assert of_columns(confidences, correct) == pytest.approx(value, **EXACT)
         assert smooth_reliability(confidences, correct).bandwidth == bandwidth
 
     @pytest.mark.parametrize(
@@ -97,7 +102,7 @@ class TestAgainstTheAuthorsCode:
         confidences = (np.arange(50) + 0.5) / 50
         confidences[:3] = 0, 1, 1
         correct = (np.arange(50) % 3 > 0).astype(float)
-        error = top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        error = of_columns(confidences, correct, bandwidth=bandwidth)
         assert error == pytest.approx(value, **EXACT)
 
 
@@ -110,7 +115,7 @@ class TestSmoothCalibrationError:
         rows = np.stack([kernel @ (confidences - correct), kernel.sum(axis=1) + 1e-4])
         points = np.linspace(0, 1, max(200, round(10 / bandwidth)))
         at_points = [np.interp(points, np.linspace(0, 1, 1001), row) for row in rows]
-        error = top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        error = of_columns(confidences, correct, bandwidth=bandwidth)
         # Gaussians of 0.08 are 4e-9 of their height where they are cut off.
         assert error == pytest.approx(
             np.abs(at_points[0]).sum() / at_points[1].sum(), rel=1e-12 if bandwidth < 0.06 else 1e-8
@@ -120,17 +125,17 @@ class TestSmoothCalibrationError:
     def test_the_bandwidth_is_a_fixed_point(self, n_examples: int) -> None:
         confidences, correct = events(n_examples)
         bandwidth = smooth_reliability(confidences, correct).bandwidth
-        error = top_label_smooth_error(confidences, correct)
-        assert error == top_label_smooth_error(confidences, correct, bandwidth=bandwidth)
+        error = of_columns(confidences, correct)
+        assert error == of_columns(confidences, correct, bandwidth=bandwidth)
         assert error <= bandwidth
         below = bandwidth - 1 / 1024
-        assert top_label_smooth_error(confidences, correct, bandwidth=below) > below
+        assert of_columns(confidences, correct, bandwidth=below) > below
 
     def test_chunks_do_not_show(self, monkeypatch: pytest.MonkeyPatch) -> None:
         confidences, correct = events(1000)
-        whole = top_label_smooth_error(confidences, correct)
+        whole = of_columns(confidences, correct)
         monkeypatch.setattr("hf_calib.metrics.smooth._CHUNK", 7)
-        assert top_label_smooth_error(confidences, correct) == pytest.approx(whole, **EXACT)
+        assert of_columns(confidences, correct) == pytest.approx(whole, **EXACT)
 
     def test_a_nudge_over_a_bin_edge_does_not_show(self) -> None:
         p = np.array([0.6, 0.6 + 1e-7])  # 0.6 is the edge of a bin: the two are in different ones
@@ -150,7 +155,7 @@ class TestSmoothCalibrationError:
         rng = np.random.default_rng(0)
         confidences = rng.beta(5, 1, 10**6)
         correct = (rng.random(10**6) < confidences).astype(float)
-        assert top_label_smooth_error(confidences, correct) < 2 / 1024
+        assert of_columns(confidences, correct) < 2 / 1024
 
     def test_soft_labels(self) -> None:
         rng = np.random.default_rng(0)
@@ -165,7 +170,7 @@ class TestSmoothCalibrationError:
     def test_two_classes_score_the_top_label(self) -> None:
         p = np.array([0.1, 0.3, 0.8])
         probs, labels = np.stack([1 - p, p], axis=1), np.array([0, 1, 1])
-        expected = top_label_smooth_error(np.array([0.9, 0.7, 0.8]), np.array([1.0, 0.0, 1.0]))
+        expected = of_columns(np.array([0.9, 0.7, 0.8]), np.array([1.0, 0.0, 1.0]))
         assert smooth_calibration_error(probs, labels) == pytest.approx(expected, **EXACT)
 
     @pytest.mark.parametrize("bandwidth", [0, -0.1, 1e-5, 1.1, np.nan, np.inf])

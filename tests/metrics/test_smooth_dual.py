@@ -8,13 +8,14 @@ from scipy.optimize import linprog
 from scipy.sparse import diags, vstack
 
 from hf_calib.metrics import bootstrap_interval, post_processing_gap, smooth_calibration_error_dual
-from hf_calib.metrics.smooth_dual import top_label_smooth_error_dual
+from hf_calib.metrics.smooth import smooth_error_dual
+from hf_calib.metrics.sums import TopLabel
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
 
 def smooth_error(confidences: object, correct: object) -> float:
-    return top_label_smooth_error_dual(np.asarray(confidences, dtype=float), np.asarray(correct, dtype=float))
+    return smooth_error_dual(TopLabel(np.asarray(confidences, dtype=float), np.asarray(correct, dtype=float)))
 
 
 def by_all_pairs(confidences: np.ndarray, correct: np.ndarray) -> float:

@@ -104,7 +104,7 @@ def test_a_share_of_a_class_of_probability_zero_is_large_but_finite() -> None:
     assert metrics.negative_log_likelihood([[1.0, 0.0]], [[1.0, 0.0]]) == 0
 
 
-@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error", "uncertainty_correlation"])
+@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error"])
 def test_chunks_order_and_width_of_floats_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, truth = random_soft(300, 4)
     probs = probs.astype(np.float32).astype(float)
@@ -117,7 +117,7 @@ def test_chunks_order_and_width_of_floats_do_not_matter(name: str, monkeypatch: 
     assert metric(probs, truth) == pytest.approx(whole, **EXACT)
 
 
-# True calibration error and the weights
+# True calibration error
 
 
 def test_true_calibration_error_is_the_mean_distance() -> None:
@@ -129,38 +129,12 @@ def test_true_calibration_error_is_the_mean_distance() -> None:
     assert metrics.true_calibration_error(np.eye(2), np.eye(2)[::-1]) == pytest.approx(np.sqrt(2))
 
 
-@pytest.mark.parametrize(("gamma", "norm"), [(2.0, 2.0), (1.0, 1.0), (3.0, 1.0), (0.5, 2.0), (4.0, 3.0)])
-def test_correlation_equals_a_loop_over_examples_and_labels(gamma: float, norm: float) -> None:
-    probs, truth = random_soft(80, 5)
-    errors = [np.linalg.norm(p - eta) for p, eta in zip(probs, truth, strict=True)]
-    weights = [
-        sum(eta[y] * np.linalg.norm(p - np.eye(5)[y], ord=norm) ** gamma for y in range(5))
-        for p, eta in zip(probs, truth, strict=True)
-    ]
-    ours = metrics.uncertainty_correlation(probs, truth, gamma=gamma, norm=norm)
-    assert ours == pytest.approx(np.corrcoef(errors, weights)[0, 1], rel=1e-10)
-
-
-def test_weight_is_the_squared_error_plus_the_spread_of_the_label() -> None:
-    """The paper's Eq. 12: with one spread for all examples, the weight orders them as their error does."""
-    truth = np.tile([0.8, 0.2], (50, 1))
-    top = np.linspace(0.8, 1, 50)
-    ours = metrics.uncertainty_correlation(np.stack([top, 1 - top], axis=1), truth)
-    assert ours == pytest.approx(np.corrcoef(top - 0.8, (top - 0.8) ** 2)[0, 1], rel=1e-10)
-
-
-def test_correlation_without_variation_is_nan() -> None:
-    for n_examples in (1, 9):
-        rows = np.tile([0.7, 0.3], (n_examples, 1))
-        assert np.isnan(metrics.uncertainty_correlation(rows, rows[:, ::-1].copy()))
-
-
 # What users get wrong
 
 GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
 
 
-@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error", "uncertainty_correlation"])
+@pytest.mark.parametrize("name", [*NAMES, "true_calibration_error"])
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -183,25 +157,11 @@ def test_bad_distributions_are_refused(name: str, labels: list, message: str) ->
         getattr(metrics, name)(GOOD, np.array(labels))
 
 
-@pytest.mark.parametrize("name", ["true_calibration_error", "uncertainty_correlation"])
+@pytest.mark.parametrize("name", ["true_calibration_error"])
 @pytest.mark.parametrize("labels", [[0, 1], [[1, 0], [0, 1]], [0.0, 1.0]])
 def test_class_indices_are_refused_where_a_distribution_is_needed(name: str, labels: list) -> None:
     with pytest.raises(ValueError, match=r"labels to be a float \(N, C\) matrix, got shape"):
         getattr(metrics, name)(GOOD, np.array(labels))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": 0.0}, r"gamma to be a finite number above 0, got 0\.0"),
-        ({"gamma": np.nan}, "gamma to be a finite number above 0, got nan"),
-        ({"norm": 0.5}, r"norm to be a finite number, at least 1, got 0\.5"),
-        ({"norm": np.inf}, "norm to be a finite number, at least 1, got inf"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        metrics.uncertainty_correlation(GOOD, GOOD, **options)
 
 
 # Real people
@@ -251,6 +211,3 @@ def test_half_of_the_people_predict_the_other_half(human: dict[str, np.ndarray])
         metric = getattr(metrics, name)
         assert metric(honest, truth) < metric(bold, truth), name
     assert metrics.accuracy(honest, truth) == metrics.accuracy(bold, truth)
-    # The paper reports 0.664 on its toy data: the weight grows with the error here too.
-    correlations = [metrics.uncertainty_correlation(p, truth) for p in (honest, bold)]
-    assert all(0.5 < correlation < 1 for correlation in correlations)

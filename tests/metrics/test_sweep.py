@@ -10,8 +10,8 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import uniform_bins
-from hf_calib.metrics.sweep import top_label_sweep
+from hf_calib.metrics.sums import TopLabel, uniform_bins
+from hf_calib.metrics.sweep import sweep_error
 
 PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -34,7 +34,9 @@ def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str, bi
     with np.load(golden / "metrics_edges.npz") as file:
         confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
         theirs = file[f"{case}__ece_sweep_{SHORT[binning]}_l1"]
-    assert top_label_sweep(confidences, correct, binning=binning, norm="l1") == pytest.approx(theirs, **EXACT)
+    assert sweep_error(TopLabel(confidences, correct), binning=binning, norm="l1") == pytest.approx(
+        theirs, **EXACT
+    )
 
 
 def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, binning: str, norm: str) -> float:
@@ -76,7 +78,7 @@ def test_sweep_equals_a_loop(n_examples: int, binning: str, norm: str) -> None:
         correct = (rng.random(n_examples) < chance).astype(float)
         if seed > 9:  # shares of soft labels, without and with order
             correct = rng.random(n_examples) if seed == 10 else np.clip(confidences, 0.6, 0.9)
-        ours = top_label_sweep(confidences, correct, binning=binning, norm=norm)
+        ours = sweep_error(TopLabel(confidences, correct), binning=binning, norm=norm)
         assert ours == pytest.approx(loop_over_numbers_of_bins(confidences, correct, binning, norm), **EXACT)
 
 
@@ -85,7 +87,7 @@ def test_a_perfect_order_is_refined_to_the_end(binning: str) -> None:
     n_examples = 30_000
     confidences = (np.arange(n_examples) + 0.5) / n_examples
     correct = np.where(confidences > 0.5, 1.0, 0.0)
-    ours = top_label_sweep(confidences, correct, binning=binning, norm="l1")
+    ours = sweep_error(TopLabel(confidences, correct), binning=binning, norm="l1")
     assert ours == pytest.approx(np.abs(confidences - correct).mean(), abs=1e-4)
 
 

@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from hf_calib.metrics.bootstrap import resampled_metrics
-from hf_calib.metrics.sums import uniform_bins
-from hf_calib.metrics.unbiased_error import UnbiasedError, unbiased_error
+from hf_calib.metrics.intervals import UnbiasedError, resampled_metrics, unbiased_error
+from hf_calib.metrics.sums import TopLabel, uniform_bins
 
 N_BINS = 15
 Array = NDArray[np.float64]
@@ -46,7 +45,7 @@ def error_of(confidences: Array, accuracies: Array) -> float:
 
 
 def measured(confidences: Array, correct: Array, n_resamples: int) -> UnbiasedError:
-    return unbiased_error(confidences, correct, n_bins=N_BINS, n_resamples=n_resamples, seed=0)
+    return unbiased_error(TopLabel(confidences, correct), n_bins=N_BINS, n_resamples=n_resamples, seed=0)
 
 
 def coverage(n_rows: int, first: Gaps, second: Gaps, n_draws: int, seed: int = 0) -> tuple[float, float]:
@@ -112,7 +111,7 @@ def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
     once = measured(confidences, correct, 200)
     groups = np.repeat(np.arange(400), 10)
     ten = unbiased_error(
-        confidences[groups], correct[groups], n_bins=N_BINS, n_resamples=200, seed=0, groups=groups
+        TopLabel(confidences[groups], correct[groups]), n_bins=N_BINS, n_resamples=200, seed=0, groups=groups
     )
     assert ten.value == pytest.approx(once.value, abs=0.004)
     assert ten.draws.std() == pytest.approx(once.draws.std(), rel=0.1)

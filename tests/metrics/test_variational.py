@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hf_calib.metrics import confidence_errors
-from hf_calib.metrics.variational import errors_by_side
+from hf_calib.metrics.corp import errors_by_side
+from hf_calib.metrics.sums import TopLabel
 
 
 def two_classes(top: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -18,7 +19,9 @@ def two_classes(top: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndar
 def test_the_authors_values(golden: Path) -> None:
     """Confidences above one half, where over-confidence is the same in both; half of their norm over two classes."""
     with np.load(golden / "variational.npz", allow_pickle=False) as file:
-        found = errors_by_side(file["confidences"], file["correct"].astype(float), file["recalibrated"])
+        found = errors_by_side(
+            TopLabel(file["confidences"], file["correct"].astype(float)), file["recalibrated"]
+        )
         assert found.over == pytest.approx(float(file["over"]), abs=1e-7)
         assert found.under == pytest.approx(float(file["under"]), abs=1e-7)
         assert found.total == pytest.approx(float(file["total"]), abs=1e-7)

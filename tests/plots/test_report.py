@@ -20,8 +20,8 @@ from hf_calib.metrics import (
     risk_coverage_curve,
     smooth_calibration_error,
 )
-from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.corp import top_label_corp_curve
+from hf_calib.metrics.corp import curve_of
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.smooth import smooth_reliability
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
@@ -338,8 +338,8 @@ def test_many_confidences_take_fewer_resamples(monkeypatch: pytest.MonkeyPatch) 
 
     def counted(*panel: object, n_resamples: int, **options: object) -> object:
         asked.append(n_resamples)
-        return top_label_corp_curve(*panel, n_resamples=2, **options)  # type: ignore[arg-type]
+        return curve_of(*panel, n_resamples=2, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("hf_calib.plots.corp.top_label_corp_curve", counted)
+    monkeypatch.setattr("hf_calib.plots.corp.curve_of", counted)
     plots.corp_diagram({"m": (np.linspace(0.5, 1, 40), np.ones(40))})
     assert asked == [50]

@@ -20,8 +20,8 @@ import hf_calib.metrics as metrics
 from hf_calib.decisions import AbstainRule
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics import calibration_report, ood_detection
-from hf_calib.metrics.bootstrap import Interval
-from hf_calib.metrics.out_of_distribution import OOD_SCORES
+from hf_calib.metrics.ranking import OOD_SCORES
+from hf_calib.metrics.resamples import Interval
 from hf_calib.plots import class_reliability_grid, roc_diagram
 from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection
 from hf_calib.report.assessment import Overall

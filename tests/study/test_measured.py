@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.table import METRICS
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.study.cell_metrics import affordable_resamples
@@ -33,7 +33,7 @@ TRAININGS = {
     for seed in (0, 1, 2)
 }
 BASELINE = ("cross_entropy", "temperature")
-SLOW = {key for key, measure in STUDY_METRICS.items() if METRICS[measure.metric].resampling != "counts"}
+SLOW = {key for key, measure in STUDY_METRICS.items() if METRICS[measure.metric].sums is None}
 NO_INTERVAL = WITHOUT_INTERVAL | SLOW
 
 

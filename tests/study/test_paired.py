@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.bootstrap import resampled_metrics
-from hf_calib.metrics.by_name import METRICS
+from hf_calib.metrics.intervals import resampled_metrics, unbiased_error
 from hf_calib.metrics.sums import top_label
-from hf_calib.metrics.unbiased_error import unbiased_error
+from hf_calib.metrics.table import METRICS
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to
 from hf_calib.study.paired import TwoLevel, holm, two_level
@@ -135,7 +134,7 @@ def simulated_study(seed: int, n_seeds: int, other: dict[str, float]) -> Numbers
             )
             numbers.draws[loss, training, "none", key] = drawn
         numbers.unbiased[loss, training, "none", "ece"] = unbiased_error(
-            *top_label(probs, test.labels), n_bins=15, n_resamples=100, seed=0
+            top_label(probs, test.labels), n_bins=15, n_resamples=100, seed=0
         )
     return numbers
 

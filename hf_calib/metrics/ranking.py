@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: how well a classifier's uncertainty separates unfamiliar inputs."""
+"""Rankings by confidence: selective prediction, which answers where it is high, and out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr, log_softmax, logsumexp
 from scipy.stats import rankdata
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics.bootstrap import Interval
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import (
     FloatArray,
     as_array,
+    as_floats,
     check_choice,
     check_confidence_level,
     check_n_resamples,
     check_probs,
+    check_probs_and_any_labels,
     check_seed,
     row_chunks,
 )
+from hf_calib.metrics.resamples import Interval, interval_of
+from hf_calib.metrics.sums import TopLabel, top_label
 
 UncertaintyScore = Literal["entropy", "max_probability"]
 OOD_SCORES = {
@@ -31,6 +34,87 @@ OOD_SCORES = {
     "energy": "Energy",
 }
 ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is taken
+
+
+class RiskCoverage(NamedTuple):
+    """The error rate (N,) among the most confident share (N,) of the examples."""
+
+    coverage: FloatArray
+    risk: FloatArray
+
+
+def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
+    r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
+
+    For a classifier that may abstain. It judges the ranking by confidence and the accuracy together, and does
+    not change when confidences are recalibrated without changing their order; `expected_calibration_error`
+    is the opposite.
+
+    $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C), or soft labels (N, C) float.
+
+    Returns:
+        A fraction in [0, 1], smaller is better; 0 only without any error.
+
+    Notes:
+        Among equal confidences the errors count as evenly spread, which is their mean over all orders. So the
+        order of the examples never matters; if all confidences are equal, the value is the error rate. Confidences
+        count as equal if they are so in float32, as `AbstainRule` decides on them.
+
+    References:
+        Geifman and El-Yaniv 2017; Geifman, Uziel and El-Yaniv 2019.
+
+    >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
+    0.14583333333333331
+    """
+    return mean_risk(top_label(*check_probs_and_any_labels(probs, labels)))
+
+
+def mean_risk(top: TopLabel) -> float:
+    """The AURC of rows whose top label is known."""
+    return float(risk_coverage_curve(top.confidence.astype(np.float32), top.correct).risk.mean())
+
+
+def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
+    r"""The error rate among the k most confident predictions, for every k.
+
+    To draw, and to choose the confidence below which to abstain; `area_under_risk_coverage` is its mean.
+
+    Args:
+        confidences: (N,) float, of any range: only their order counts.
+        correct: (N,) of 0 and 1, or bool; fractions for soft labels.
+
+    Returns:
+        coverage (N,), k / N, and risk (N,), both fractions. Equal confidences share their errors evenly.
+
+    >>> curve = risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
+    >>> curve.risk.round(3)
+    array([0.   , 0.   , 0.333, 0.25 ])
+    >>> risk_coverage_curve([0.9, 0.9], [0, 1]).risk
+    array([0.5, 0.5])
+    """
+    confidence, right = as_floats("confidences", confidences), as_floats("correct", correct)
+    got = f"shapes {confidence.shape} and {right.shape}"
+    fits = confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
+    way_out = "pass one confidence and one 0 or 1 per example"
+    check(fits, "confidences and correct to have one shape (N,), N >= 1", got, way_out)
+    for name, values in (("confidences", confidence), ("correct", right)):
+        n_bad = int((~np.isfinite(values)).sum())
+        got = f"{n_bad} NaN or infinite values of {len(values)}"
+        check(not n_bad, f"{name} to be finite", got, "look for overflow in the model's logits")
+    order = np.argsort(-confidence, kind="stable")
+    confidence, wrong = confidence[order], 1 - right[order]
+    starts = np.flatnonzero(np.diff(confidence, prepend=np.inf))
+    sizes = np.diff(starts, append=len(wrong))
+    evenly_spread = np.repeat(np.add.reduceat(wrong, starts) / sizes, sizes)
+    answered = np.arange(1, len(wrong) + 1)
+    return RiskCoverage(answered / len(wrong), np.cumsum(evenly_spread) / answered)
+
+
+# Out-of-distribution detection
 
 
 class RocCurve(NamedTuple):
@@ -71,10 +155,6 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
 
     Returns:
         A fraction: 1 if every input from outside is more uncertain, 0.5 if uncertainty says nothing.
-
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if either are not probabilities, or their numbers of classes differ.
 
     Notes:
         It asks for no labels. A temperature cannot change it for two classes; for more it can, because it does
@@ -121,10 +201,6 @@ def ood_detection(
     Returns:
         Score -> `OodDetection`.
 
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if logits are not finite, empty, of different numbers of classes, or a score is unknown.
-
     Notes:
         A temperature T changes the first two, of more than two classes, and the energy; it leaves the order of the
         maximum logits as it is. Of the energy, which Liu et al. take at T = 1, only the order counts here.
@@ -143,15 +219,15 @@ def ood_detection(
         check_choice("scores", score, tuple(OOD_SCORES))
     n_resamples, seed = check_n_resamples(n_resamples), check_seed(seed)
     check_confidence_level(confidence_level)
-    levels = np.array([(1 - confidence_level) / 2, (1 + confidence_level) / 2])
-    return {
-        score: _detection(_of_logits(inside, score), _of_logits(outside, score), n_resamples, levels, seed)
-        for score in scores
-    }
+    found = {}
+    for score in scores:
+        uncertainties = _of_logits(inside, score), _of_logits(outside, score)
+        found[score] = _detection(*uncertainties, n_resamples, confidence_level, seed)
+    return found
 
 
 def _detection(
-    inside: FloatArray, outside: FloatArray, n_resamples: int, levels: FloatArray, seed: int
+    inside: FloatArray, outside: FloatArray, n_resamples: int, confidence_level: float, seed: int
 ) -> OodDetection:
     """Of uncertainties (N,) and (N',)."""
     values, place = np.unique(np.concatenate([inside, outside]), return_inverse=True)
@@ -167,16 +243,12 @@ def _detection(
         return float(auroc), float(n_out[: last_accepted + 1].sum() / len(rows_out))
 
     rng = np.random.default_rng(seed)
-    draws = np.array(
-        [
-            measured(rng.choice(at_inside, len(at_inside)), rng.choice(at_outside, len(at_outside)))
-            for _ in range(n_resamples)
-        ]
-    )
-    auroc, fpr95 = (
-        Interval(value, *map(float, np.quantile(column, levels)))
-        for value, column in zip(measured(at_inside, at_outside), draws.T, strict=True)
-    )
+    draws = [
+        measured(rng.choice(at_inside, len(at_inside)), rng.choice(at_outside, len(at_outside)))
+        for _ in range(n_resamples)
+    ]
+    whole = zip(measured(at_inside, at_outside), np.array(draws).T, strict=True)
+    auroc, fpr95 = (interval_of(value, column, confidence_level) for value, column in whole)
     # From the most uncertain value on.
     flagged_inside, flagged_outside = (
         np.pad(np.bincount(rows, minlength=len(values))[::-1].cumsum() / len(rows), (1, 0))
@@ -222,20 +294,16 @@ def _check_logits(argument: str, logits: ArrayLike) -> NDArray[Any]:
     if array.dtype.kind not in "iuf":
         way_out = "pass an array of floats"
         raise InputTypeError(expected(argument, "hold real numbers", f"dtype {array.dtype}", way_out))
-    if array.ndim != 2 or array.shape[1] < 2 or not len(array):
-        way_out = "pass one row of at least two classes for each example"
-        raise InputValueError(
-            expected(argument, "have shape (N, C), N >= 1", f"shape {array.shape}", way_out)
-        )
+    fits = array.ndim == 2 and array.shape[1] >= 2 and len(array) > 0
+    way_out = "pass one row of at least two classes for each example"
+    check(fits, f"{argument} to have shape (N, C), N >= 1", f"shape {array.shape}", way_out)
     bad = ~np.isfinite(array).all(axis=1)
-    if bad.any():
-        got = f"NaN or infinity in {bad.sum()} of {len(array)} rows (first in row {bad.argmax()})"
-        raise InputValueError(expected(argument, "be finite", got, "look for overflow in the model"))
+    got = f"NaN or infinity in {bad.sum()} of {len(array)} rows (first in row {bad.argmax()})"
+    check(not bad.any(), f"{argument} to be finite", got, "look for overflow in the model")
     return array
 
 
 def _check_same_classes(kind: str, inside: NDArray[Any], outside: NDArray[Any]) -> None:
-    if inside.shape[1] != outside.shape[1]:
-        got = f"{outside.shape[1]} columns"
-        way_out = f"pass the {kind} of one model on both sets"
-        raise InputValueError(expected(f"{kind}_out", f"have {inside.shape[1]} columns", got, way_out))
+    n_classes, got = inside.shape[1], f"{outside.shape[1]} columns"
+    way_out = f"pass the {kind} of one model on both sets"
+    check(outside.shape[1] == n_classes, f"{kind}_out to have {n_classes} columns", got, way_out)
