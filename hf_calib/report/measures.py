@@ -36,7 +36,7 @@ class Measure:
     """A row of `MEASURES`: what is computed, what it is called, and how it gets its interval.
 
     An interval is the quantiles of resamples ("bootstrap"); of a binned ECE the errors of the population that go with
-    the sample ("inversion", see `hf_calib.metrics.calibration_error_interval`). The other measures of mis-calibration have none:
+    the sample ("inversion": `calibration_error_interval`). The other measures of mis-calibration have none:
     noise makes each of them larger, and a resample adds that noise again.
     """
 
