@@ -133,8 +133,6 @@ MODULES = {
 BACKWARDS = {
     # `calibration_report` is found beside the metrics that it is made of.
     ("hf_calib.metrics", "hf_calib.report"),
-    # The error that lists the multi-label losses.
-    ("hf_calib.losses._calibration_loss", "hf_calib.losses.table"),
     # Methods of the class that all scalers have: `save_pretrained`, `from_pretrained`, `push_to_hub`.
     ("hf_calib.scaling._base", "hf_calib.scaling.saved_map"),
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss, logits_of
-from hf_calib.losses._calibration_loss import check_loss
+from hf_calib.losses.loss import check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 

@@ -8,26 +8,33 @@ the table of them; `make_loss` makes one by its name.
 
 from __future__ import annotations
 
-from hf_calib.losses._adaptive import AdaptiveLoss
-from hf_calib.losses._calibration_loss import CalibrationLoss, logits_of
 from hf_calib.losses._distributed import all_gather_rows
-from hf_calib.losses.adaptive_losses import ada_dual_focal, adafocal, calfocal, ece_ce
-from hf_calib.losses.batch_losses import avuc, kde_ece, mdca, mmce, soft_ece
-from hf_calib.losses.brier_losses import brier, bsce, bsce_gra
-from hf_calib.losses.cross_encoders import for_cross_encoder
-from hf_calib.losses.cross_entropy_losses import (
+from hf_calib.losses.pointwise import (  # first, so that the table begins with the simplest losses
+    brier,
+    bsce,
+    bsce_gra,
     cross_entropy,
+    dft,
+    dual_focal,
+    dual_focal_gra,
     entropy_regularized,
+    flsd,
+    flsd_gra,
+    focal,
+    focal_calibration,
+    focal_gra,
+    inverse_focal,
     label_smoothing,
     logit_norm,
     mbls,
+    power,
 )
-from hf_calib.losses.dual_focal_losses import dual_focal, dual_focal_gra
-from hf_calib.losses.focal_losses import flsd, flsd_gra, focal, focal_calibration, focal_gra, inverse_focal
+
+from hf_calib.losses.adaptive import AdaptiveLoss, ada_dual_focal, adafocal, calfocal, ece_ce  # isort: skip
+from hf_calib.losses.batch import avuc, kde_ece, mdca, mmce, soft_ece  # isort: skip
+from hf_calib.losses.adapters import for_cross_encoder
 from hf_calib.losses.linear import linear_calibration_loss
-from hf_calib.losses.probability_losses import dft, power
-from hf_calib.losses.statistics.fused import use_triton
-from hf_calib.losses.table import LOSSES, LossEntry, make_loss
+from hf_calib.losses.loss import LOSSES, CalibrationLoss, LossEntry, logits_of, make_loss
 
 __all__ = [
     "LOSSES",
@@ -66,5 +73,4 @@ __all__ = [
     "mmce",
     "power",
     "soft_ece",
-    "use_triton",
 ]

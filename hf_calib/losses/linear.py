@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.losses._calibration_loss import CalibrationLoss, check_labels, check_loss
+from hf_calib.losses.loss import CalibrationLoss, check_labels, check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 # Logits of a chunk: few enough to be little beside the head's weight, enough for its product to be efficient.

@@ -11,8 +11,10 @@ from scipy.optimize import brentq
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import CalibrationLoss
-from hf_calib.losses._calibration_loss import check_loss
-from hf_calib.losses.statistics.dispatch import row_statistics
+from hf_calib.losses.loss import check_loss
+from hf_calib.losses.rows import Rows
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY
+from hf_calib.losses.statistics.door import row_statistics
 from hf_calib.metrics.checks import FloatArray, check_integer, check_number, check_probs_and_labels
 
 _TINY = 1e-300  # for a probability of 0, whose logarithm would be infinite
@@ -50,13 +52,17 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
     """
     check_loss(loss)
     logits, targets = _as_logits(probs, labels)
-    formula = loss.formula
-    if formula.weight is None:
-        return np.full(len(targets), formula.scale)
+    if loss.name in ("brier", "power"):
+        return np.zeros(len(targets))
+    if loss.name == "label_smoothing":
+        return np.full(len(targets), 1 - loss.hyperparameters["smoothing"])
+    weights = {name: 0.0 for name in loss.hyperparameters if name.endswith("_weight")}  # of the penalties
     with torch.no_grad():
-        stats = row_statistics(logits, targets, formula.reads)
-        weights = formula.weight.value(stats, loss.gamma(formula.weight.margin(stats), targets))
-    return formula.scale * weights.expand(len(targets)).double().numpy()
+        numbers = dict(row_statistics(logits, targets, loss._reads))
+        ce = numbers[CROSS_ENTROPY].clamp_min(1e-30)
+        numbers[CROSS_ENTROPY] = ce
+        values = loss._entry.formula(Rows(numbers, targets, loss), **{**loss._values, **weights})
+    return ((values[0] if isinstance(values, tuple) else values) / ce).double().numpy()
 
 
 def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike) -> FloatArray:

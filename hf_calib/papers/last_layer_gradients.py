@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.losses import CalibrationLoss
-from hf_calib.losses._calibration_loss import check_loss
+from hf_calib.losses.loss import check_loss
 from hf_calib.metrics.checks import FloatArray, as_array, as_floats
 
 

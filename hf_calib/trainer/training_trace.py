@@ -16,7 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_file
-from hf_calib.losses._adaptive import GammaTableLoss
+from hf_calib.losses.adaptive import GammaTableLoss
 from hf_calib.metrics.checks import FloatArray, IntArray, check_integer
 from hf_calib.metrics.sums import (
     BinnedRows,

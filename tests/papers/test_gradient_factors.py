@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import lambertw, softmax
 
 from hf_calib.losses import CalibrationLoss, make_loss
-from hf_calib.losses.gammas import MAX_INVERSE_GAMMA
+from hf_calib.losses.pointwise import MAX_INVERSE_GAMMA
 from hf_calib.papers import (
     confidence_regions,
     gradient_factors,

@@ -47,11 +47,11 @@ def test_a_trial_may_set_them_one_by_one(tmp_path: Path) -> None:
     args = arguments(tmp_path, loss="adafocal")
     args.loss_gamma_max = math.inf
     assert args.loss_gamma_max == "inf"
-    assert args.make_loss().rule.gamma_max > 1e20
+    assert args.make_loss().hyperparameters["gamma_max"] == "inf"
     args = arguments(tmp_path, loss="dual_focal")
     for rival in (0.1, "0.1"):
         args.loss_rival = rival
-        assert args.loss_rival == args.make_loss().formula.weight.rival == 0.1
+        assert args.loss_rival == args.make_loss().hyperparameters["rival"] == 0.1
 
 
 def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:

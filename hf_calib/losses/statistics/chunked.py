@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Rows, Statistic, of_valid
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Numbers, Statistic, of_valid
 from hf_calib.losses.statistics.direct import differentiable_gradient
 
 # A block of this many elements stays in a core's cache; on an accelerator it only bounds the scratch memory.
@@ -66,7 +66,7 @@ class ChunkedStatistics(torch.autograd.Function):
         keep = ctx.needs_input_grad[0] and logits.dtype == dtype
         probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if keep else None
         reads_prediction = any(statistic.reads_prediction for statistic in statistics)
-        found: list[list[Rows]] = []
+        found: list[list[Numbers]] = []
         parts = (_in_dtype(logits, dtype, size), column.split(size), _targets(probs, logits, dtype, size))
         for z, c, target in zip(*parts, strict=True):
             block = ForwardBlock.of(z, c, target, reads_prediction)
@@ -96,7 +96,7 @@ class ChunkedStatistics(torch.autograd.Function):
         rows = [{name: next(tensors) for name in names} for names in ctx.row_names]
         alpha = torch.zeros(len(logits), dtype=ctx.dtype, device=logits.device)
         used: list[Statistic] = []
-        coefficients: list[Rows] = []
+        coefficients: list[Numbers] = []
         for statistic, own, slope in zip(ctx.statistics, rows, slopes, strict=True):
             if slope is not None and statistic.differentiable:
                 terms = statistic.coefficients(own, of_valid(slope, valid))
@@ -124,7 +124,7 @@ class ChunkedStatistics(torch.autograd.Function):
         return gradient, None, None
 
 
-def _backward_block(block: Block, alpha: Tensor, statistics: list[Statistic], terms: list[Rows]) -> None:
+def _backward_block(block: Block, alpha: Tensor, statistics: list[Statistic], terms: list[Numbers]) -> None:
     """Turn the probabilities of the block into its gradient, in place."""
     factor = alpha
     for statistic, own in zip(statistics, terms, strict=True):
@@ -161,11 +161,11 @@ def _targets(probs: Tensor | None, logits: Tensor, dtype: torch.dtype, size: int
         yield buffer[: len(block)]
 
 
-def _joined(of_blocks: Sequence[Rows]) -> Rows:
+def _joined(of_blocks: Sequence[Numbers]) -> Numbers:
     return {name: torch.cat([rows[name] for rows in of_blocks]) for name in of_blocks[0]}
 
 
-def _in_blocks(coefficients: list[Rows], size: int, n_blocks: int) -> Iterator[list[Rows]]:
+def _in_blocks(coefficients: list[Numbers], size: int, n_blocks: int) -> Iterator[list[Numbers]]:
     split = [{name: tensor.split(size) for name, tensor in rows.items()} for rows in coefficients]
     for i in range(n_blocks):
         yield [{name: parts[i] for name, parts in rows.items()} for rows in split]

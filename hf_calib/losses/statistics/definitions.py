@@ -42,7 +42,7 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "mean_all": None,
 }
 
-Rows = dict[str, Tensor]  # named numbers per row: (n,) or (n, k)
+Numbers = dict[str, Tensor]  # named numbers per row: (n,) or (n, k)
 
 
 def of_valid(values: Tensor, valid: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Statistic:
         """The value (n,), by differentiable operations; of ignored rows it is not read."""
         raise self._refusal("direct")
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         """`value` (n,), and beside it what `coefficients` reads. `block.probs` must be left as it was."""
         raise self._refusal("chunked")
 
@@ -68,15 +68,15 @@ class Statistic:
         """The values (2, D) of decisions whose outcomes, yes and no, have this cross entropy (2, D)."""
         raise self._refusal("multi-label")
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         """The coefficients that `alpha` gets, (N,), and that `factor` and `add_to` read."""
         raise self._refusal("chunked")
 
-    def factor(self, block: Block, coefficients: Rows) -> Tensor | None:
+    def factor(self, block: Block, coefficients: Numbers) -> Tensor | None:
         """The term to add to alpha, (n, C), which the caller may overwrite; coefficients come as (n, k)."""
         return None
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         """Add to the gradient (n, C), in place, what is no multiple of p; `block.probs` is gone by then."""
 
     def _refusal(self, path: str) -> InputValueError:
@@ -93,17 +93,17 @@ class CrossEntropy(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return F.nll_loss(rows.log_probs, rows.labels, reduction="none", ignore_index=IGNORE_INDEX)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         at_label = block.z.gather(1, block.column).squeeze(1)
         return {"value": block.z_max - at_label - block.log_p_max}
 
     def multi_label(self, cross_entropy: Tensor) -> Tensor:
         return cross_entropy
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": slope, "at_label": -slope}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient.scatter_add_(1, block.column, coefficients["at_label"])
 
 
@@ -120,16 +120,16 @@ class Rival(Statistic):
         index, share = self._below(rows.logits.detach(), rows.column)
         return (rows.log_probs.gather(1, index).exp() * share).sum(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         index, share = self._below(block.z, block.column)
         probs = block.probs.gather(1, index) * share
         return {"value": probs.sum(1), "index": index, "probs": probs}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         at_rival = slope[:, None] * rows["probs"]
         return {"alpha": -slope * rows["value"], "index": rows["index"], "at_rival": at_rival}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient.scatter_add_(1, coefficients["index"], coefficients["at_rival"])
 
     def _below(self, logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ class OtherPowers(Statistic):
         powers = others.square() if self.power == 2 else others.clamp_min(tiny(others)).pow(self.power)
         return powers.sum(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         # Without the label's own, so that nothing cancels when it has nearly all the mass.
         at_label = block.probs.gather(1, block.column)
         block.probs.scatter_(1, block.column, 0)
@@ -174,11 +174,11 @@ class OtherPowers(Statistic):
     def multi_label(self, cross_entropy: Tensor) -> Tensor:
         return torch.zeros_like(cross_entropy)  # there is no other class
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         beta = slope * self.power
         return {"alpha": -beta * rows["value"], "beta": beta}
 
-    def factor(self, block: Block, coefficients: Rows) -> Tensor:
+    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
         powers = block.probs if self.power == 2 else block.probs.pow(self.power - 1)
         return (powers * coefficients["beta"]).scatter_(1, block.column, 0)
 
@@ -190,16 +190,16 @@ class Entropy(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return -(rows.probs * rows.log_probs.clamp_min(LOG_ZERO)).sum(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         log_ratio = (block.z - block.z_max[:, None]).clamp_min_(LOG_ZERO)
         value = -torch.linalg.vecdot(block.probs, log_ratio) - block.log_p_max
         return {"value": value, "z_max": block.z_max, "log_p_max": block.log_p_max}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         alpha = -slope * (rows["value"] + rows["log_p_max"])
         return {"alpha": alpha, "eta": -slope, "z_max": rows["z_max"]}
 
-    def factor(self, block: Block, coefficients: Rows) -> Tensor:
+    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
         log_ratio = (block.z - coefficients["z_max"]).clamp_min_(LOG_ZERO)
         return log_ratio.mul_(coefficients["eta"])
 
@@ -212,7 +212,7 @@ class MeanLogProb(Statistic):
         finite = rows.logits > -torch.inf
         return rows.log_probs.where(finite, 0).sum(1) / finite.sum(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         finite = _finite(block.z)
         count = finite.sum(1)
         log_ratio = (block.z - block.z_max[:, None]).clamp_min_(torch.finfo(finite.dtype).min)  # times 0: 0
@@ -221,10 +221,10 @@ class MeanLogProb(Statistic):
     def multi_label(self, cross_entropy: Tensor) -> Tensor:
         return -cross_entropy.mean(0).expand(2, -1)
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "at_finite": slope / rows["count"]}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient += _finite(block.z).mul_(coefficients["at_finite"])
 
 
@@ -237,13 +237,13 @@ class LogConfidence(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return rows.log_probs.gather(1, rows.predicted[:, None]).squeeze(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": block.log_p_max, "predicted": block.predicted}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "predicted": rows["predicted"], "at_predicted": slope}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient.scatter_add_(1, coefficients["predicted"], coefficients["at_predicted"])
 
 
@@ -254,13 +254,13 @@ class LogProbs(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return rows.log_probs
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": block.z - (block.z_max - block.log_p_max)[:, None]}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope.sum(1), "slope": slope}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient += coefficients["slope"]
 
 
@@ -273,7 +273,7 @@ class Label(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return rows.column.squeeze(1).to(rows.logits.dtype)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": block.column.squeeze(1).to(block.z.dtype)}
 
 
@@ -287,7 +287,7 @@ class Correct(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return (rows.predicted == rows.labels).to(rows.logits.dtype)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": (block.predicted == block.column.squeeze(1)).to(block.z.dtype)}
 
 
@@ -300,13 +300,13 @@ class LogitNorm(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return self._norm(rows.logits)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": self._norm(block.z)}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": torch.zeros_like(slope), "norm": rows["value"], "slope": slope}
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Rows) -> None:
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         finite = block.z.where(block.z > -torch.inf, 0)
         own = finite.sign()
         if self.order != 1:
@@ -335,13 +335,13 @@ class SoftRank(Statistic):
     def direct(self, rows: LabelledRows) -> Tensor:
         return self._ahead(rows.probs, rows.column).sum(1)
 
-    def chunked(self, block: ForwardBlock) -> Rows:
+    def chunked(self, block: ForwardBlock) -> Numbers:
         return {"value": self._ahead(block.probs, block.column).sum(1)}
 
-    def coefficients(self, rows: Rows, slope: Tensor) -> Rows:
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": torch.zeros_like(slope), "slope": slope}
 
-    def factor(self, block: Block, coefficients: Rows) -> Tensor:
+    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
         ahead = self._ahead(block.probs, block.column)
         r = self.sharpness * ahead * (1 - ahead)
         r.scatter_(1, block.column, -r.sum(1, keepdim=True))

@@ -51,6 +51,11 @@ class LabelledRows:
         return self._column
 
 
+def is_traced() -> bool:
+    """Whether `torch.compile` or a transform of `torch.func` is at work, which take plain operations only."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def direct_statistics(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> list[Tensor]:
     """The values of the statistics, the first of which is the cross entropy."""
     rows = LabelledRows(logits, labels)

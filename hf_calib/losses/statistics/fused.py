@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -30,9 +29,9 @@ from hf_calib.losses.statistics.definitions import (
     LogConfidence,
     LogitNorm,
     MeanLogProb,
+    Numbers,
     OtherPowers,
     Rival,
-    Rows,
     Statistic,
     of_valid,
 )
@@ -40,28 +39,9 @@ from hf_calib.losses.statistics.direct import differentiable_gradient
 
 SWITCH = "HF_CALIB_TRITON"  # "0": never
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LONGEST_BLOCK = 8192  # columns that a program holds at once
 _BLOCK_OF_LONG_ROWS = 4096
-_on: ContextVar[bool] = ContextVar("triton", default=True)
-
-
-@contextmanager
-def use_triton(on: bool) -> Iterator[None]:
-    """Within it, the losses of this thread's logits on a GPU take the Triton kernels, or PyTorch's operations.
-
-    They take the kernels by default, where Triton is installed. The environment variable HF_CALIB_TRITON=0 turns them
-    off for a process, whatever is said here.
-
-    >>> from hf_calib.losses import focal
-    >>> with use_triton(False):
-    ...     loss = focal()(torch.zeros(2, 3), torch.tensor([0, 1]))
-    """
-    before = _on.set(on)
-    try:
-        yield
-    finally:
-        _on.reset(before)
 
 
 def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
@@ -70,8 +50,7 @@ def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
         return False
     kinds = [type(statistic) for statistic in statistics]
     return (
-        _on.get()
-        and logits.dtype in _DTYPES
+        logits.dtype in _DTYPES
         and len(logits) > 0
         and os.environ.get(SWITCH) != "0"
         and all(kind in _ROWS for kind in kinds)
@@ -160,10 +139,9 @@ class _Found:
 
         self.labels = labels
         flags = _flags(statistics, logits)
-        wide = _wide_of(logits)
         n = len(logits)
 
-        def numbers(is_read: object, *shape: int, dtype: torch.dtype = wide) -> Tensor:
+        def numbers(is_read: object, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             """Of ignored rows they stay as they are, and are not read."""
             return logits.new_empty((n, *shape) if is_read else (1,), dtype=dtype)
 
@@ -210,7 +188,7 @@ def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = 
         "RIVALS": last - first if backward else last,
         "BELOW": rival is not None and last == 0,
         "BLOCK": block,
-        "WIDE": tl.float64 if logits.dtype == torch.float64 else tl.float32,
+        "WIDE": tl.float32,
         "num_warps": min(16, max(1, block // 512)),
     }
 
@@ -221,11 +199,11 @@ def _block_of(n_classes: int) -> int:
     return whole if whole <= _LONGEST_BLOCK else _BLOCK_OF_LONG_ROWS
 
 
-def _of_cross_entropy(statistic: CrossEntropy, found: _Found) -> Rows:
+def _of_cross_entropy(statistic: CrossEntropy, found: _Found) -> Numbers:
     return {"value": (found.z_max - found.z_label) + found.log_sum}
 
 
-def _of_rival(statistic: Rival, found: _Found) -> Rows:
+def _of_rival(statistic: Rival, found: _Found) -> Numbers:
     ranks = RIVALS[statistic.rank]
     if ranks is None:
         count = found.below_count.clamp_min(1)
@@ -238,35 +216,35 @@ def _of_rival(statistic: Rival, found: _Found) -> Rows:
     return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
 
 
-def _of_powers(statistic: OtherPowers, found: _Found) -> Rows:
+def _of_powers(statistic: OtherPowers, found: _Found) -> Numbers:
     return {"value": found.powers}
 
 
-def _of_entropy(statistic: Entropy, found: _Found) -> Rows:
+def _of_entropy(statistic: Entropy, found: _Found) -> Numbers:
     return {"value": found.log_sum - found.log_ratios, "z_max": found.z_max, "log_p_max": -found.log_sum}
 
 
-def _of_mean(statistic: MeanLogProb, found: _Found) -> Rows:
+def _of_mean(statistic: MeanLogProb, found: _Found) -> Numbers:
     return {"value": found.mean - found.log_sum, "count": found.count.clamp_min(1)}
 
 
-def _of_confidence(statistic: LogConfidence, found: _Found) -> Rows:
+def _of_confidence(statistic: LogConfidence, found: _Found) -> Numbers:
     return {"value": -found.log_sum, "predicted": found.predicted}
 
 
-def _of_norm(statistic: LogitNorm, found: _Found) -> Rows:
+def _of_norm(statistic: LogitNorm, found: _Found) -> Numbers:
     return {"value": found.norm}
 
 
-def _of_label(statistic: Label, found: _Found) -> Rows:
+def _of_label(statistic: Label, found: _Found) -> Numbers:
     return {"value": found.labels.clamp_min(0).to(found.z_max.dtype)}
 
 
-def _of_correct(statistic: Correct, found: _Found) -> Rows:
+def _of_correct(statistic: Correct, found: _Found) -> Numbers:
     return {"value": (found.predicted == found.labels).to(found.z_max.dtype)}
 
 
-_ROWS: dict[type[Statistic], Callable[[Any, _Found], Rows]] = {
+_ROWS: dict[type[Statistic], Callable[[Any, _Found], Numbers]] = {
     CrossEntropy: _of_cross_entropy,
     Rival: _of_rival,
     OtherPowers: _of_powers,
@@ -294,15 +272,10 @@ _OF_ROW = (
 _NAMES: dict[type[Statistic], dict[str, str]] = {LogitNorm: {"slope": "at_norm"}}
 
 
-def _coefficients(statistic: Statistic, rows: Rows, slope: Tensor) -> Rows:
+def _coefficients(statistic: Statistic, rows: Numbers, slope: Tensor) -> Numbers:
     if isinstance(statistic, Rival) and "index" not in rows:  # the mean of all below: no list of them
         return {"alpha": -slope * rows["value"], "at_below": slope / rows["count"]}
     return statistic.coefficients(rows, slope)
-
-
-def _wide_of(logits: Tensor) -> torch.dtype:
-    """What is computed in."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _check_labels(labels: Tensor, n_classes: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import InputTypeError, expected
-from hf_calib.losses._calibration_loss import check_loss
+from hf_calib.losses.loss import check_loss
 
 
 class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function

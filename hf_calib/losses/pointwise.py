@@ -1,0 +1,633 @@
+"""The losses of one row: each a formula of its numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from hf_calib._errors import check
+from hf_calib.losses.loss import Shared, loss
+from hf_calib.losses.ranges import (
+    AtLeastOne,
+    Gammas,
+    NonNegative,
+    Positive,
+    RivalOrConstant,
+    Share,
+    Thresholds,
+)
+from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
+MAX_INVERSE_GAMMA = 3.59
+
+
+def warn_of_inverse_gamma(gamma: float) -> None:
+    """Warn, where a loss is made, of an inverse focal gamma that pushes some labels down."""
+    if gamma > MAX_INVERSE_GAMMA:
+        warnings.warn(
+            f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient pushes "
+            f"labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less.",
+            UserWarning,
+            stacklevel=5,  # this, the check, the entry's `make`, and the constructor or `make_loss`
+        )
+
+
+def _check_inverse(gamma: float) -> None:
+    warn_of_inverse_gamma(gamma)
+
+
+def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
+    got = f"{len(thresholds)} thresholds and {len(gammas)} gammas"
+    fits = len(gammas) == len(thresholds) + 1
+    check(fits, "gammas to have one entry more than thresholds", got, "give a gamma per interval")
+
+
+def steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
+    """gammas[k] where p is below thresholds[k], and not below an earlier one; the last gamma above all."""
+    gamma = torch.full_like(p, gammas[-1])
+    for threshold, value in reversed(list(zip(thresholds, gammas, strict=False))):
+        gamma = gamma.masked_fill(p < threshold, value)
+    return gamma
+
+
+def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
+    """||p - e_y||_norm ** gamma."""
+    return power_of(r.others(norm) + power_of(r.rest, norm), gamma / norm)
+
+
+@loss("-log p", multi_label=True)
+def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+    r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
+
+    The same as `F.cross_entropy` of class indices, in less time and memory for large logits, and with the
+    reductions of the other losses. Float labels are multi-label, a sigmoid per class; soft labels of a softmax have
+    no form here. It is a proper loss; trained for long, it ends over-confident, which `focal` and its relatives
+    counter.
+
+    $$L = -\log p_y$$
+
+    Returns:
+        The loss, in nats.
+
+    Example:
+        >>> cross_entropy()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.4100)
+    """
+    return r.ce
+
+
+@loss("cross entropy to (1 - smoothing) e_y + smoothing / C", source="Szegedy et al. 2016", multi_label=True)
+def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
+    r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
+
+    The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard
+    ones. Close to `entropy_regularized`, which penalises the other direction of the same divergence.
+
+    $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
+
+    Args:
+        smoothing: ε, in [0, 1]; at 0 the loss is cross entropy.
+
+    Returns:
+        The loss, in nats.
+
+    Notes:
+        As in PyTorch, the label has a share in ε / C; some codes spread ε over the other classes only. Masked
+        classes (-inf) have no share. Class weights multiply the whole loss of an example, by its label's;
+        PyTorch's weigh each class's share.
+
+    References:
+        Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7; ε = 0.05 is
+        the value of the focal, dual focal and AdaFocal papers.
+
+    Example:
+        >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.2269)
+    """
+    if smoothing == 1:  # 0 times the cross entropy of an impossible label would be NaN
+        return -r.mean_log_prob
+    return (1 - smoothing) * r.ce - smoothing * r.mean_log_prob
+
+
+@loss("||p - e_y||_2^2, summed over the classes", source="Brier 1950", multi_label=True)
+def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+    r"""Brier score: the squared distance of the probabilities from the label.
+
+    A proper loss like `cross_entropy`, but bounded: a confident error costs at most 2, so outliers and wrong
+    labels count for less, and learning is slow where the model is confidently wrong. `focal_calibration` adds it to
+    a focal loss.
+
+    $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
+
+    Returns:
+        The loss, in [0, 2]; per decision of a multi-label problem (p - y)^2, in [0, 1].
+
+    Notes:
+        Summed over the classes, mean over the batch. Of the papers' codes one takes the sum over the batch
+        instead.
+
+    References:
+        Brier 1950, "Verification of forecasts expressed in terms of probability".
+
+    Example:
+        >>> brier()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.2642)
+    """
+    return r.others(2.0) + r.rest.square()
+
+
+@loss("(1 - p)^gamma CE", source="Lin et al. 2017; Mukhoti et al. 2020", multi_label=True)
+def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
+    r"""Focal loss: cross entropy that holds back on examples whose label is already probable.
+
+    The usual first choice against over-confidence in long trainings. It makes a short fine-tuning
+    under-confident, which a temperature repairs. `dual_focal` looks at the rival class too, `adafocal` finds
+    gamma by itself, `flsd` takes a larger gamma for hard examples.
+
+    $$L = -(1 - p_y)^\gamma \log p_y$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+
+    Returns:
+        The loss, in nats times the weight.
+
+    Notes:
+        Not proper: with two classes, γ = 3 and a posterior of 0.7 its minimum is at 0.558, which `InverseLink`
+        undoes. For γ < 1 the authors' code has a gradient of NaN at p_y = 1; here it is 0, the limit.
+
+    References:
+        Lin et al. 2017, "Focal loss for dense object detection", Eq. 4; Mukhoti et al. 2020, "Calibrating deep
+        neural networks using focal loss".
+
+    Example:
+        >>> focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.0875)
+    """
+    return focal_term(r.ce, gamma)
+
+
+@loss("focal, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3")
+def focal_gra(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
+    r"""FL-GRA: cross entropy whose gradient is scaled by the focal weight.
+
+    As `focal`, but the weight is a constant to the gradient, so no term of it works against the label.
+    `bsce_gra` scales by the whole prediction instead of p_y alone.
+
+    $$\frac{\partial L}{\partial z} = (1 - p_y)^\gamma\, (p - e_y)$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+
+    Returns:
+        The loss, in nats times the weight; its gradient is not that of its value.
+
+    References:
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
+
+    Example:
+        >>> focal_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.0875)
+    """
+    return weighted(modulate(r.rest, gamma).detach(), r.ce)
+
+
+@loss("focal, gamma by the interval of p (FLSD-53)", source="Mukhoti et al. 2020", check=_check_steps)
+def flsd(
+    r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
+) -> Tensor:
+    r"""FLSD-53: focal loss with a larger gamma where the label is improbable.
+
+    A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for
+    all.
+
+    $$L = -(1 - p_y)^{\gamma(p_y)} \log p_y, \qquad
+        \gamma(p_y) = \begin{cases} 5 & p_y < 0.2 \\ 3 & p_y \ge 0.2 \end{cases}$$
+
+    Args:
+        thresholds: where gamma changes: numbers in [0, 1], strictly rising, at least one. The intervals contain
+            their lower end.
+        gammas: γ >= 0 of each interval, one more than thresholds.
+
+    Returns:
+        The loss, in nats times the weight. It jumps at the thresholds, where gamma has no gradient.
+
+    Notes:
+        p_y is the probability of the label; one later paper's notation has the confidence there, its code the
+        label. The authors' code has a third interval, from 0.5 on, with the gamma of its command line:
+        `thresholds=(0.2, 0.5), gammas=(5, 3, 1)` is its default.
+
+    References:
+        Mukhoti et al. 2020, "Calibrating deep neural networks using focal loss", section 5 (FLSD-53).
+
+    Example:
+        >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.6071)
+    """
+    return focal_term(r.ce, steps(r.p, thresholds, gammas))
+
+
+@loss("flsd, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3", check=_check_steps)
+def flsd_gra(
+    r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
+) -> Tensor:
+    r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
+
+    As `flsd`, but the weight is a constant to the gradient; as `focal_gra`, but gamma goes by p_y.
+
+    $$\frac{\partial L}{\partial z} = (1 - p_y)^{\gamma(p_y)}\, (p - e_y)$$
+
+    Args:
+        thresholds: numbers in [0, 1], strictly rising; see `flsd`.
+        gammas: γ >= 0 of each interval, one more than thresholds.
+
+    Returns:
+        The loss, in nats times the weight; its gradient is not that of its value.
+
+    References:
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
+
+    Example:
+        >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.6071)
+    """
+    return weighted(modulate(r.rest, steps(r.p, thresholds, gammas)).detach(), r.ce)
+
+
+@loss("(1 + p)^gamma CE", source="Wang et al. 2021", check=_check_inverse)
+def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]) -> Tensor:
+    r"""Inverse focal loss: cross entropy that pushes probable labels further.
+
+    The opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc map takes
+    away afterwards. `adafocal` switches to it, bin by bin, where held-out predictions are under-confident.
+
+    $$L = -(1 + p_y)^\gamma \log p_y$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+
+    Returns:
+        The loss, in nats times the weight.
+
+    Warns:
+        UserWarning: for γ above 3.59, from where on the gradient changes sign near p_y = 0.28.
+
+    Notes:
+        Not the p_y^γ weight that also goes by this name.
+
+    References:
+        Wang et al. 2021, "Rethinking calibration of deep neural networks: do not be afraid of overconfidence";
+        Ghosh et al. 2022, "AdaFocal", Eq. 1.
+
+    Example:
+        >>> inverse_focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(1.0043)
+    """
+    return focal_term(r.ce, -gamma)
+
+
+@loss(
+    "(1 - p + q)^gamma CE, q the largest probability below p, or a constant",
+    source="Tao et al. 2023 (DFL), Eq. 3 and Table 4",
+)
+def dual_focal(
+    r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
+) -> Tensor:
+    r"""Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
+
+    `focal` holds a confident example back by p_y alone, and so leads to under-confidence; here the rival q_j
+    adds to the weight, so the example is held back by how far the label is ahead. `ada_dual_focal` fits gamma
+    to held-out predictions.
+
+    $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+        rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the
+            mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
+            examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
+
+    Returns:
+        The loss, in nats times the weight, which is at most 2^γ.
+
+    Notes:
+        A constant rival need not be below p_y: where it is not, the weight is above 1, up to (1 + q)^γ. It has no
+        gradient of its own.
+
+        As in the authors' code q_j is not detached, classes that tie with the label are not rivals, and without
+        a class below the label q_j is 0, which is `focal`. Classes are compared by logits: small probabilities
+        underflow into ties. The loss jumps where the label changes its rank: it is 0.918 on one side and 0.214
+        on the other for γ = 5. The code's default for γ is 0; 5 is the paper's choice for CIFAR-10.
+
+    References:
+        Tao et al. 2023, "Dual focal loss for calibration", Eq. 3 and Table 4.
+
+    Example:
+        >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.3126)
+    """
+    return weighted(modulate(r.rest + r.rival(rival), gamma), r.ce)
+
+
+@loss("dual_focal, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3")
+def dual_focal_gra(
+    r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
+) -> Tensor:
+    r"""DFL-GRA: cross entropy whose gradient is scaled by the dual focal weight.
+
+    As `dual_focal`, but the weight is a constant to the gradient; as `focal_gra`, but it counts the rival in.
+
+    $$\frac{\partial L}{\partial z} = (1 - p_y + q_j)^\gamma\, (p - e_y)$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+        rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
+
+    Returns:
+        The loss, in nats times the weight; its gradient is not that of its value.
+
+    Notes:
+        The authors' code detaches q_j only, so that the weight still has a gradient. Here the whole weight is
+        detached, as in the paper.
+
+    References:
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
+
+    Example:
+        >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.3126)
+    """
+    return weighted(modulate(r.rest + r.rival(rival), gamma).detach(), r.ce)
+
+
+@loss("||p - e_y||_norm^gamma CE", source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
+def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]) -> Tensor:
+    r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
+
+    Where `focal` weighs by 1 - p_y alone, this weight sees how the rest is spread over the other classes.
+    `bsce_gra`, the paper's proposal, keeps the weight out of the gradient.
+
+    $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+        norm: β >= 1. With 1 the other classes have no say: it is 2^γ times `focal`.
+
+    Returns:
+        The loss, in nats times u, which is up to 2^(γ / β).
+
+    Notes:
+        The norm is that of the vector, as in the authors' code. The paper's Eq. 11 writes a sum of scalar
+        norms, sum_j |p_j - [j = y]|^γ, on which β has no effect: `norm=gamma` gives it.
+
+    References:
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 11.
+
+    Example:
+        >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.1751)
+    """
+    return weighted(_brier_norm(r, gamma, norm), r.ce)
+
+
+@loss("bsce, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), Eq. 14", multi_label=True)
+def bsce_gra(
+    r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]
+) -> Tensor:
+    r"""BSCE-GRA: cross entropy whose gradient is scaled by the generalised Brier score.
+
+    As `bsce`, but the weight is a constant to the gradient, which is then exactly u times that of cross
+    entropy: uncertain examples are learned from more, and no example is pushed away from its label.
+
+    $$\frac{\partial L}{\partial z} = u\, (p - e_y), \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+        norm: β >= 1. With 1, the default of the authors' code, it is 2^γ times `focal_gra`.
+
+    Returns:
+        The loss, in nats times u; its gradient is not that of its value.
+
+    Notes:
+        The norm is that of the vector; see `bsce`. The weight is up to 2^(γ / β), which acts as a factor of the
+        learning rate. The fixed point is not the posterior, against section 4.3: with two classes and γ = β = 2
+        a posterior of 0.7 is learned as 0.570, which `InverseLink` undoes.
+
+    References:
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 14.
+
+    Example:
+        >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.1751)
+    """
+    return weighted(_brier_norm(r, gamma, norm).detach(), r.ce)
+
+
+@loss(
+    "focal + brier_weight ||p - e_y||_2^2 (or ||.||_1)",
+    source="Liang et al. 2024 (FCL), Def. 3.1 and A.15",
+    multi_label=True,
+)
+def focal_calibration(
+    r: Rows,
+    *,
+    gamma: NonNegative = 3.0,
+    brier_weight: NonNegative = 0.5,
+    distance: Literal["l2", "l1"] = "l2",
+    **shared: Unpack[Shared],
+) -> Tensor:
+    r"""Focal calibration loss (FCL): focal loss plus the Brier score.
+
+    The Brier term draws the probabilities back to the posterior, from which `focal` alone keeps away; a larger
+    brier_weight means less under-confidence.
+
+    $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
+
+    Args:
+        gamma: γ >= 0.
+        brier_weight: λ >= 0; at 0 the loss is `focal`.
+        distance: "l2", the squared Euclidean distance, or "l1", the sum of absolute differences 2 (1 - p_y).
+
+    Returns:
+        The loss; its first term is in nats times the weight, its second in [0, 2 λ].
+
+    Notes:
+        The distance is summed over the classes, as in the authors' code. Strictly proper only in the limit of a
+        large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at 0.598 for λ = 0.5 and at 0.683
+        for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5) CIFAR-10, (3, 0.5)
+        Tiny-ImageNet, (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
+
+    References:
+        Liang et al. 2024 (focal calibration loss), Def. 3.1, A.10 and, for the distances, A.15.
+
+    Example:
+        >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.1755)
+    """
+    far = r.others(2.0) + r.rest.square() if distance == "l2" else r.others(1.0) + r.rest
+    return focal_term(r.ce, gamma) + brier_weight * far
+
+
+@loss("CE - entropy_weight H(p)", source="Pereyra et al. 2017; the comparison study")
+def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]) -> Tensor:
+    r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
+
+    `label_smoothing` moves every class towards 1 / C, this one leaves classes alone whose probability is nearly
+    0. `focal` is an upper bound of it: with a = γ >= 1 this loss is at most the focal loss.
+
+    $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
+
+    Args:
+        entropy_weight: a >= 0; at 0 the loss is cross entropy.
+
+    Returns:
+        The loss, in nats; it can be negative.
+
+    Notes:
+        The comparison study gives no value for a; 0.1 is ours.
+
+    References:
+        Pereyra et al. 2017, "Regularizing neural networks by penalizing confident output distributions", Eq. 2.
+
+    Example:
+        >>> entropy_regularized(entropy_weight=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.0904)
+    """
+    return r.ce - entropy_weight * r.entropy
+
+
+@loss("CE + norm_weight ||z||_p", source="the comparison study, 2.3")
+def logit_norm(
+    r: Rows, *, norm_weight: NonNegative = 0.01, p: AtLeastOne = 1.0, **shared: Unpack[Shared]
+) -> Tensor:
+    r"""Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
+
+    It acts on the logits themselves, where `entropy_regularized` acts on the probabilities: a shift of all
+    logits changes it.
+
+    $$L = -\log p_y + a\, \lVert z \rVert_p$$
+
+    Args:
+        norm_weight: a >= 0; at 0 the loss is cross entropy.
+        p: order of the norm, >= 1.
+
+    Returns:
+        The loss; its first term is in nats.
+
+    Notes:
+        The norm is per example, and its mean over the batch is ours: the comparison study gives neither that
+        nor a value for a. A masked logit (-inf) counts as 0. `InverseLink` cannot undo this loss, which
+        depends on more than the probabilities.
+
+    References:
+        The comparison study, section 2.3, without a number (its Eq. 3 is the focal loss).
+
+    Example:
+        >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.1469)
+    """
+    return r.ce + norm_weight * r.logit_norm(p)
+
+
+@loss("CE + margin_weight mean_j max(0, max z - z_j - margin)", source="Liu et al. 2022 (MbLS), Eq. 8")
+def mbls(
+    r: Rows, *, margin_weight: NonNegative = 0.1, margin: NonNegative = 10.0, **shared: Unpack[Shared]
+) -> Tensor:
+    r"""MbLS (margin-based label smoothing): cross entropy plus what the logits' distances exceed a margin by.
+
+    `label_smoothing` draws all logits together, also where they are near; this one leaves distances alone up to a
+    margin, so that a model may still be sure.
+
+    $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
+
+    Args:
+        margin_weight: a >= 0; at 0 the loss is cross entropy.
+        margin: m >= 0, the distance of logits that costs nothing; the authors take 6 to 10. With 0 it acts like label
+            smoothing.
+
+    Returns:
+        The loss; its first term is in nats.
+
+    Notes:
+        A masked class (-inf) has no distance, and is not counted in C. Memory: some (N, C) numbers beside the logits.
+
+    References:
+        Liu et al. 2022, "The devil is in the margin: margin-based label smoothing for network calibration", Eq. 8.
+
+    Example:
+        >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.1769)
+    """
+    masked = r.log_probs == -torch.inf
+    # The differences of the log-probabilities are those of the logits.
+    distance = r.log_probs.amax(1, keepdim=True) - r.log_probs.masked_fill(masked, 0)
+    excess = torch.relu(distance - margin).masked_fill(masked, 0)
+    return r.ce + margin_weight * excess.sum(1) / (~masked).sum(1)
+
+
+@loss("p CE, p on the gradient only", source="Wu et al. 2025 (DFT), Eq. 9")
+def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+    r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
+
+    For fine-tuning a strong language model on answers that it could have given itself: tokens that it finds improbable
+    hardly count. The opposite of `focal_gra`, whose weight is largest there; it makes a model surer of itself.
+
+    $$L = -\mathrm{sg}(p_y) \log p_y$$
+
+    with sg the stop of the gradient.
+
+    Returns:
+        The loss, in nats. Its gradient is that of `power(exponent=1)`.
+
+    Notes:
+        It is not a proper loss: in expectation it is smallest where all mass is on the most probable class.
+
+    References:
+        Wu et al. 2025, "On the generalization of SFT: a reinforcement learning perspective with reward rectification",
+        arXiv 2508.05629, Eq. 9.
+
+    Example:
+        >>> dft()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.2292)
+    """
+    return weighted(r.p, r.ce)
+
+
+@loss("(1 - p^exponent) / exponent", source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
+def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Tensor:
+    r"""Power loss: one minus a power of the label's probability, from cross entropy to the probability itself.
+
+    The larger the exponent, the less an improbable label counts: right for wrong labels, and for fine-tuning a model
+    whose prior is strong; wrong for one that has much to learn. With an exponent below 1 it is also known as the
+    generalised cross entropy.
+
+    $$L = \frac{1 - p_y^a}{a}$$
+
+    Args:
+        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`.
+
+    Returns:
+        The loss, in [0, 1 / a].
+
+    Notes:
+        Not a proper loss: for a < 1 its minimum in expectation is sharper than the posterior, p ~ η^(1 / (1 - a)); from
+        a = 1 on all mass goes to the most probable class.
+
+    References:
+        Li et al. 2025, "Beyond log likelihood: probability-based objectives for supervised fine-tuning across the model
+        capability continuum", arXiv 2510.00526; Zhang and Sabuncu 2018, "Generalized cross entropy loss for training
+        deep neural networks with noisy labels", Eq. 6.
+
+    Example:
+        >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.3096)
+    """
+    return -torch.expm1(-exponent * r.ce) / exponent

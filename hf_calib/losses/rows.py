@@ -1,0 +1,227 @@
+"""What a loss may read: the numbers of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    Correct,
+    Entropy,
+    Label,
+    LogConfidence,
+    LogitNorm,
+    LogProbs,
+    MeanLogProb,
+    OtherPowers,
+    Rival,
+    RivalRank,
+    SoftRank,
+    Statistic,
+    tiny,
+)
+from hf_calib.losses.statistics.direct import is_traced
+
+Gamma = float | Tensor  # one for all rows, or (N,)
+# A cross entropy above this is that of a label which is masked, by -inf or by the least number of its dtype.
+_IMPOSSIBLE = 1e30
+# So many numbers on the CPU Python looks through in less time than an operation of PyTorch takes.
+FEW_ROWS = 1024
+# Added to a cross entropy of 0, so that the odds of its label are finite.
+_LEAST = 1e-30
+
+
+class Rows:
+    """The numbers of N rows of logits with their labels, (N,) each unless said otherwise, float32 or float64.
+
+    A row that is ignored looks like one whose label has probability 1: its cross entropy is 0, and all else too. So
+    formulas need no mask. What a formula reads is found by running it once, and only that is computed.
+    """
+
+    def __init__(
+        self, values: Mapping[Statistic, Tensor], labels: Tensor, table: Any, batch: Rows | None = None
+    ) -> None:
+        self._values = values
+        self._labels = labels
+        self._batch = batch
+        self.table = table
+
+    def _read(self, statistic: Statistic) -> Tensor:
+        return self._values[statistic]
+
+    @property
+    def ce(self) -> Tensor:
+        """The cross entropy, -log p of the label, in nats."""
+        return self._read(CROSS_ENTROPY)
+
+    @property
+    def p(self) -> Tensor:
+        """The probability of the label, a constant to the gradient."""
+        return torch.exp(-self.ce.detach())
+
+    @property
+    def rest(self) -> Tensor:
+        """1 - p, exact also where p is nearly 1."""
+        return -torch.expm1(-self.ce)
+
+    def rival(self, rank: RivalRank | float) -> Tensor | float:
+        """The probability of the class ranked below the label, or the mean of several; a constant stays one."""
+        return self._read(Rival(rank)) if isinstance(rank, str) else rank
+
+    def others(self, power: float) -> Tensor:
+        """The sum of p_j^power over the classes other than the label."""
+        return self._read(OtherPowers(power))
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the probabilities, in nats."""
+        return self._read(Entropy())
+
+    @property
+    def mean_log_prob(self) -> Tensor:
+        """The mean of log p_j over the classes that are not masked."""
+        return self._read(MeanLogProb())
+
+    def logit_norm(self, order: float) -> Tensor:
+        """||z||_order of the logits."""
+        return self._read(LogitNorm(order))
+
+    @property
+    def log_probs(self) -> Tensor:
+        """log p of every class, (N, C), which takes that memory."""
+        return self._read(LogProbs())
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the predicted class."""
+        return self._read(LogConfidence()).exp()
+
+    @property
+    def correct(self) -> Tensor:
+        """1 where the predicted class is the label, otherwise 0."""
+        return self._read(Correct())
+
+    def classes_ahead(self, sharpness: float) -> Tensor:
+        """How many classes are more probable than the label, softly."""
+        return self._read(SoftRank(sharpness))
+
+    @property
+    def one_hot(self) -> Tensor:
+        """(N, C): 1 at the label, otherwise 0."""
+        return torch.nn.functional.one_hot(self._read(Label()).long(), self.log_probs.shape[1]).to(
+            self.log_probs
+        )
+
+    @property
+    def labels(self) -> Tensor:
+        """(N,) int64, -100 where ignored."""
+        return self._labels
+
+    @property
+    def counts(self) -> Tensor:
+        """1, and 0 where the row is ignored."""
+        return (self._labels != IGNORE_INDEX).to(next(iter(self._values.values())))
+
+    @property
+    def batch(self) -> Rows:
+        """The rows of the whole batch, for a penalty on it: of all processes, where they are gathered."""
+        return self if self._batch is None else self._batch
+
+
+class RecordingRows(Rows):
+    """Two rows whose numbers do not matter: what a formula reads of them is noted."""
+
+    def __init__(self, table: Any) -> None:
+        half = torch.full((2,), 0.5, device="cpu", requires_grad=True)
+        self.read: dict[Statistic, Tensor] = {CROSS_ENTROPY: half}
+        super().__init__(self.read, torch.tensor([0, 1], device="cpu"), table)
+        self.result: Any = None
+        self.reads_labels = False
+        self.of_batch: RecordingRows | None = None
+
+    def _read(self, statistic: Statistic) -> Tensor:
+        if statistic not in self.read:
+            shape = (2, 2) if isinstance(statistic, LogProbs) else (2,)
+            self.read[statistic] = torch.full(
+                shape, 0.5, device="cpu", requires_grad=statistic.differentiable
+            )
+        return self.read[statistic]
+
+    @property
+    def labels(self) -> Tensor:
+        self.reads_labels = True
+        return self._labels
+
+    @property
+    def batch(self) -> Rows:
+        if self.of_batch is None:
+            self.of_batch = RecordingRows(self.table)
+        return self.of_batch
+
+
+def power_of(base: Tensor, exponent: Gamma) -> Tensor:
+    """base ** exponent for base >= 0, with gradient 0 instead of NaN where base is 0 and exponent below 1."""
+    if isinstance(exponent, float) and exponent >= 1:
+        return base if exponent == 1 else base.pow(exponent)
+    return base.clamp_min(tiny(base)).pow(exponent)
+
+
+def modulate(rest: Tensor, gamma: Gamma) -> Tensor:
+    """(1 - m)^gamma, and (1 + m)^|gamma| for a negative gamma, of rest = 1 - m: one function of a margin m."""
+    if isinstance(gamma, Tensor):
+        return power_of(torch.where(gamma >= 0, rest, 2 - rest), gamma.abs())
+    return power_of(rest if gamma >= 0 else 2 - rest, abs(gamma))
+
+
+def weighted(weight: Tensor, ce: Tensor) -> Tensor:
+    """weight * CE, where neither value nor gradient is NaN for an impossible label (logit -inf).
+
+    There the cross entropy is infinite, and 0 times infinity is NaN. So a constant weight of 0 gives 0, and any other
+    weight is a constant to the gradient, which is then that of cross entropy.
+    """
+    if not weight.requires_grad:
+        return ce.masked_fill(weight == 0, 0) * weight
+    return ce * torch.where(ce > _IMPOSSIBLE, weight.detach(), weight)
+
+
+def focal_term(ce: Tensor, gamma: Gamma) -> Tensor:
+    """(1 - p)^gamma CE of the cross entropy, (1 + p)^|gamma| CE for a negative gamma."""
+    if isinstance(gamma, Tensor) or gamma < 0 or not ce.requires_grad or is_traced():
+        return weighted(modulate(-torch.expm1(-ce), gamma), ce)
+    term: Tensor = _FocalTerm.apply(ce, gamma)
+    return term
+
+
+class _FocalTerm(torch.autograd.Function):
+    """The same for a gamma >= 0, in a third of the operations that autograd takes: of few rows they cost the most.
+
+    With rest = 1 - p the slope is rest^gamma + gamma value p / rest, and p / rest = 1 / (exp(CE) - 1). The exponential
+    linear unit is the one operation that has the sign of both, of the exponential less 1 and of its argument.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ce: Tensor, gamma: float) -> Tensor:
+        negative = torch.rsub(ce, -_LEAST)
+        weight = torch.ops.aten.elu(negative, -1).pow_(gamma)
+        value = weight * ce
+        slope = torch.addcdiv(weight, value, torch.ops.aten.elu(negative, 1, 1, -1), value=gamma)
+        # Of an impossible label the slope is that of cross entropy. Python finds it sooner than one more operation.
+        if ce.device.type != "cpu" or len(ce) > FEW_ROWS or max(ce.tolist(), default=0) > _IMPOSSIBLE:
+            slope.nan_to_num_(nan=1.0)
+        ctx.gamma = gamma
+        ctx.save_for_backward(ce, slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        ce, own = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return own * slope, None
+        value = weighted(modulate(-torch.expm1(-ce), ctx.gamma), ce)  # create_graph=True
+        (gradient,) = torch.autograd.grad(value, ce, slope, create_graph=True)
+        return gradient, None
