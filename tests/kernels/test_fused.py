@@ -285,7 +285,9 @@ for logits, flags, block, warps in CASES:
         source = ASTSource(
             kernel,
             signature={name: kind(name, logits) for name in kernel.arg_names},
-            constexprs={(kernel.arg_names.index(name),): value for name, value in given.items() if name in kernel.arg_names},
+            constexprs={
+                (kernel.arg_names.index(name),): value for name, value in given.items() if name in kernel.arg_names
+            },
         )
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
         assert made.asm["ptx"]
