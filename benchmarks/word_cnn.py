@@ -14,9 +14,11 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from papers.networks.global_pooling_cnn import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+)
 from torch import Tensor, nn
-
-from hf_calib.papers import GlobalPoolingCNNConfig, GlobalPoolingCNNForSequenceClassification
 
 
 def padded(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         CalibrationTrainer,
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
-        TrainingTrace,
         cross_calibrate,
     )
 
@@ -32,7 +31,6 @@ __all__ = [
     "CalibrationTrainingArguments",
     "InputError",
     "TemperatureScalingCallback",
-    "TrainingTrace",
     "compare",
     "cross_calibrate",
     "fold",
@@ -48,7 +46,6 @@ _HOMES = {
     "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
-    "TrainingTrace": "hf_calib.trainer",
     "compare": "hf_calib.study",
     "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",

@@ -264,19 +264,8 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="MODULE",
-            help="Import a Python module first, such as hf_calib.papers, whose networks transformers then knows.",
-        ),
-    ] = None,
 ) -> None:
     """Classifiers whose probabilities mean what they say."""
-    with console.exit_codes():
-        for module in imports or ():
-            console.import_first(module)
 
 
 @app.command(epilog=_example("evaluate"))

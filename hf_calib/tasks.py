@@ -140,14 +140,3 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     ]
     # Token and other models have no multi-label form here.
     return next((task for task in found if task.fits(config)), found[-1] if found else None)
-
-
-def package_of(config: Mapping[str, Any]) -> str | None:
-    """The package that registers a model's network with transformers, which has to be imported first.
-
-    >>> package_of({"needs_import": "hf_calib.papers"}), package_of({"needs_import": "os; exit()"})
-    ('hf_calib.papers', None)
-    """
-    named = config.get("needs_import")
-    is_module = isinstance(named, str) and all(part.isidentifier() for part in named.split("."))
-    return str(named) if is_module else None

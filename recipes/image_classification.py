@@ -14,6 +14,9 @@ The networks of the papers, trained from scratch:
 import json
 from dataclasses import dataclass, field
 
+from papers.dynamics import TrainingTrace
+from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
+from papers.networks import IMAGE_NETWORKS, network_config
 from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
@@ -31,7 +34,6 @@ from hf_calib.data import (
     multi_hot,
 )
 from hf_calib.experiments import parse_arguments, train_and_report
-from hf_calib.papers import IMAGE_NETWORKS, gaussian_noise, network_config, ten_crops, write_ten_crop_report
 
 
 @dataclass
@@ -93,6 +95,10 @@ class ModelArguments:
         metadata={
             "help": "OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others."
         },
+    )
+    training_trace: bool = field(
+        default=False,
+        metadata={"help": "Record at each evaluation what the papers' figures need, in training_trace.json."},
     )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
@@ -172,6 +178,8 @@ trainer = Trainer(
     processing_class=processor,
     data_collator=collate_images,
 )
+if model_args.training_trace:
+    trainer.add_callback(TrainingTrace(trainer))
 train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 if crops:
     write_ten_crop_report(trainer, crops, f"{training_args.output_dir}/report_ten_crops")

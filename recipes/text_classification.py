@@ -9,17 +9,17 @@ On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.y
 
 from dataclasses import dataclass, field
 
+from papers.dynamics import TrainingTrace
+from papers.networks.global_pooling_cnn import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+)
+from papers.words import load_glove, train_word_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data, load_ood, multi_hot
 from hf_calib.experiments import parse_arguments, train_and_report
-from hf_calib.papers import (
-    GlobalPoolingCNNConfig,
-    GlobalPoolingCNNForSequenceClassification,
-    load_glove,
-    train_word_tokenizer,
-)
 
 
 @dataclass
@@ -35,6 +35,10 @@ class ModelArguments:
     vocab_size: int = field(default=20000, metadata={"help": "Size of the CNN's vocabulary."})
     glove_file: str | None = field(
         default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
+    )
+    training_trace: bool = field(
+        default=False,
+        metadata={"help": "Record at each evaluation what the papers' figures need, in training_trace.json."},
     )
     resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
 
@@ -99,5 +103,7 @@ trainer = CalibrationTrainer(
     processing_class=tokenizer,
     data_collator=DataCollatorWithPadding(tokenizer),
 )
+if model_args.training_trace:
+    trainer.add_callback(TrainingTrace(trainer))
 train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 trainer.accelerator.end_training()

@@ -30,7 +30,7 @@ LAYERS = [
     {"language_models"},
     {"trainer"},
     {"experiments", "trl"},
-    {"papers", "study"},
+    {"study"},
     {"commands"},
     {"cli", "__init__"},
 ]
@@ -83,7 +83,6 @@ def test_the_public_names() -> None:
         "CalibrationTrainingArguments",
         "InputError",
         "TemperatureScalingCallback",
-        "TrainingTrace",
         "compare",
         "cross_calibrate",
         "fold",

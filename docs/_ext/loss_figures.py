@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from papers.gradients import gradient_factors, uncertainty_weights
 
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss, make_loss
-from hf_calib.papers import gradient_factors, uncertainty_weights
 from hf_calib.plots._common import line_looks, plain_axes
 
 # The hyperparameter that is varied, where one matters most; else the loss is drawn with its defaults.

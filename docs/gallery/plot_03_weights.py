@@ -7,10 +7,10 @@ the factor by which each loss scales the gradient at the label.
 """
 
 import numpy as np
+from papers.gradients import gradient_factors, simplex_grid, uncertainty_weights
+from papers.plots import simplex_surfaces
 
 from hf_calib.losses import make_loss
-from hf_calib.papers import gradient_factors, simplex_grid, uncertainty_weights
-from hf_calib.papers.plots import simplex_surfaces
 
 # %%
 # Focal sees the label alone: its weight is constant along the rows of equal probability. Dual focal and the

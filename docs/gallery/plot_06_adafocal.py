@@ -8,11 +8,11 @@ where they are under-confident it falls, and the bin goes over to the inverse fo
 
 import tempfile
 
+from papers.words import train_word_tokenizer
 from transformers import BertConfig, BertForSequenceClassification, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import docstring_dataset, label_maps
-from hf_calib.papers import train_word_tokenizer
 from hf_calib.plots import gamma_dynamics
 
 # %%

@@ -23,7 +23,7 @@ from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES
 from hf_calib.report.measures import MEASURES
 from hf_calib.report.saved import read_report
 from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
-from hf_calib.tasks import Task, package_of, task_of
+from hf_calib.tasks import Task, task_of
 
 REPORT_FOLDER = "calibration"
 STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
@@ -91,7 +91,7 @@ class Facts:
 
     Args:
         task: its row of `TASKS`; None if unknown.
-        needs_import: the package that registers its network with transformers; None for transformers' own.
+        has_own_code: whether the network is none of transformers', and its code is in the folder.
         class_names: by class number; none if unknown.
         multi_label: whether its probabilities are sigmoids.
         record: calibration.json, or what the config has of it: method, loss, split and so on; None without a map.
@@ -103,7 +103,7 @@ class Facts:
     """
 
     task: Task | None
-    needs_import: str | None
+    has_own_code: bool
     class_names: tuple[str, ...]
     multi_label: bool
     record: Mapping[str, Any] | None
@@ -137,7 +137,7 @@ def read_facts(folder: Path) -> Facts:
     made_with = _mapping(record.get("versions")) or {"hf_calib": record.get("hf_calib")}
     return Facts(
         task=task_of(config),
-        needs_import=package_of(config),
+        has_own_code="auto_map" in config,
         class_names=tuple(name for name in known if name is not None),
         multi_label=config.get("problem_type") == "multi_label_classification",
         record=record if record.get("method") or record.get("temperature") is not None else None,

@@ -198,7 +198,7 @@ def usage_lines(
     *,
     by_hf_calib: bool = False,
     revision: str | None = None,
-    needs_import: str | None = None,
+    trust_remote_code: bool = False,
 ) -> list[str]:
     """The lines of Python that call a model.
 
@@ -207,7 +207,7 @@ def usage_lines(
         task: its row; None is that of texts.
         by_hf_calib: whether hf_calib's pipeline is needed, for a map that is not in the weights.
         revision: a branch.
-        needs_import: a package that registers its network.
+        trust_remote_code: whether its network's code comes with it, and has to be run.
 
     >>> print(*usage_lines("me/x", TASKS["image"], revision="v2"), sep="\\n")
     from transformers import pipeline
@@ -218,8 +218,9 @@ def usage_lines(
     options = "" if revision is None else f", revision={json.dumps(revision)}"
     if task.shows_all_scores:
         options += ", top_k=None"
+    if trust_remote_code:
+        options += ", trust_remote_code=True"
     return [
-        *([] if needs_import is None else [f"import {needs_import}"]),
         f"from {'hf_calib' if by_hf_calib else 'transformers'} import pipeline",
         f"classify = pipeline({json.dumps(task.pipeline)}, model={json.dumps(name)}{options})",
         f"print(classify({json.dumps(task.example)}))",
@@ -227,7 +228,7 @@ def usage_lines(
 
 
 def _lines_of(facts: Facts, name: str, beside: bool) -> list[str]:
-    return usage_lines(name, facts.task, by_hf_calib=beside, needs_import=facts.needs_import)
+    return usage_lines(name, facts.task, by_hf_calib=beside, trust_remote_code=facts.has_own_code)
 
 
 def _usage(facts: Facts, name: str) -> list[str]:
@@ -422,23 +423,24 @@ def _again(facts: Facts, name: str) -> list[str]:
     results = facts.results
     commands = []
     said = []
-    program = "hf-calib" if facts.needs_import is None else f"hf-calib --import {facts.needs_import}"
+    trusted = ["--trust-remote-code"] if facts.has_own_code else []
     if facts.is_read_by_commands and results is not None and results.options:
         bins = [] if results.n_bins in (None, 15) else ["--n-bins", str(results.n_bins)]
-        commands.append(" ".join([program, "evaluate", name, *results.options, *bins]))
+        commands.append(" ".join(["hf-calib evaluate", name, *results.options, *bins, *trusted]))
         served = "before" if facts.record is not None and not facts.folded else list(results.metrics)[-1]
         said.append(f'`evaluate` gives the column "{served.capitalize()}" above, of the same rows.')
     elif facts.is_read_by_commands:
-        commands.append(f"{program} evaluate {name} --data {_file('test', facts)}")
+        commands.append(" ".join(["hf-calib evaluate", name, "--data", _file("test", facts), *trusted]))
         said.append("`evaluate` measures the model on labelled rows of yours.")
     elif not facts.multi_label:
         commands.append("hf-calib evaluate predictions.npz")
         said.append("`evaluate` measures a file with the model's `logits` and the `labels` of rows of yours.")
     if facts.is_read_by_commands:
-        commands.append(f"{program} calibrate {name} --data {_file('yours', facts)} --output recalibrated")
+        options = ["--data", _file("yours", facts), *trusted, "--output recalibrated"]
+        commands.append(" ".join(["hf-calib calibrate", name, *options]))
         said.append("`calibrate` fits a new map on rows of yours.")
     if facts.folded:
-        commands.append(f"{program} unfold {name} unfolded")
+        commands.append(" ".join(["hf-calib unfold", name, "unfolded", *trusted]))
         said.append("`unfold` takes the map out again.")
     if not commands:
         return []

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_calib._errors import InputError, InputValueError, expected, printable
+from hf_calib._errors import InputError, printable
 from hf_calib.scaling.methods import SCALERS
 
 if TYPE_CHECKING:
@@ -43,16 +42,6 @@ def exit_codes() -> Iterator[None]:
     except InputError as error:
         print(f"hf-calib: {printable(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
-
-
-def import_first(module: str) -> None:
-    """Import a module that registers networks with transformers."""
-    try:
-        import_module(module)
-    except ImportError as error:
-        way_out = "name a module that is installed, such as hf_calib.papers"
-        got = f"{module} ({error})"
-        raise InputValueError(expected("--import", "name a Python module", got, way_out)) from error
 
 
 @contextmanager

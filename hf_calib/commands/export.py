@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from torch import Tensor
+from transformers import AutoConfig
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
@@ -35,7 +36,7 @@ from hf_calib.export.programs import (
 )
 from hf_calib.export.saving import standalone_copy
 from hf_calib.predictions.classifier import Classifier
-from hf_calib.predictions.loading import check_problem, read_config, refusals
+from hf_calib.predictions.loading import check_problem, refusals
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.texts import TextClassifier
 from hf_calib.report import report_on_predictions
@@ -326,7 +327,7 @@ def _load(
         raise InputValueError(expected("the model", "have no adapters beside it", source, way_out))
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", source, way_out):
-        config = read_config(source, trust_remote_code=running.trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=running.trust_remote_code)
         beside = (
             there
             if there.is_dir()

@@ -31,7 +31,7 @@ from hf_calib.predictions.loading import load_trained
 from hf_calib.predictions.prompts import KEY as PROMPT
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, has_bias, load_map, map_title, recorded_in
-from hf_calib.tasks import TOKENS, package_of, task_of
+from hf_calib.tasks import TOKENS, task_of
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def push(
                 task_of(config),
                 by_hf_calib=uses_ours,
                 revision=revision,
-                needs_import=package_of(config),
+                trust_remote_code="auto_map" in config,
             )
         ),
     )

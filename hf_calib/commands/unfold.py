@@ -98,8 +98,6 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
     import transformers
     from huggingface_hub import snapshot_download
 
-    from hf_calib.predictions.loading import NeedsImportError, read_config
-
     way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
     try:
         if os.path.isdir(source):
@@ -107,7 +105,7 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
         else:
             formats = [f"*{form}" for form in _WEIGHTS if not form.startswith(".safetensors")]
             folder = Path(snapshot_download(source, ignore_patterns=formats))
-        config = read_config(folder, trust_remote_code=trust_remote_code)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         task = task_of(config.to_dict())
         architecture = (config.architectures or [""])[0]
         if task is None or not task.architecture.endswith("Classification"):
@@ -116,8 +114,6 @@ def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
         kind = None if getattr(config, "auto_map", None) else getattr(transformers, architecture, None)
         options = {} if kind is not None else {"trust_remote_code": trust_remote_code}
         model = (kind or task.auto_class).from_pretrained(folder, dtype="auto", **options)
-    except NeedsImportError:
-        raise
     except Exception as error:  # what broken or missing files raise, and code that is not trusted
         cause = " ".join(str(error).split())
         raise InputValueError(expected("the model", "be loadable", f"{source} ({cause})", way_out)) from error

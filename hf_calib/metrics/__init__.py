@@ -22,7 +22,6 @@ from hf_calib.metrics.intervals import (
     consistency_test,
 )
 from hf_calib.metrics.kernel import kde_calibration_error
-from hf_calib.metrics.post_processing import post_processing_gap
 from hf_calib.metrics.ranking import (
     OodDetection,
     RiskCoverage,
@@ -84,7 +83,6 @@ __all__ = [
     "negative_log_likelihood",
     "ood_auroc",
     "ood_detection",
-    "post_processing_gap",
     "risk_coverage_curve",
     "root_brier_score",
     "smooth_calibration_error",

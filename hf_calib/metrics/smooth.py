@@ -228,7 +228,7 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
     The error that the theory speaks of: at least half of the lower distance to calibration and at most all of
-    it, and a bound on what a smooth recalibration can save (`post_processing_gap`).
+    it, and a bound on what a smooth recalibration can save.
     `smooth_calibration_error` (smECE) is the kernel estimate that the papers' tables report, and has a
     reliability curve; this one has no bandwidth.
 

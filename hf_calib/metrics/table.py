@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hf_calib._errors import InputTypeError, expected
-from hf_calib.metrics import kernel, post_processing, ranking, scores, smooth, sweep
+from hf_calib.metrics import kernel, ranking, scores, smooth, sweep
 from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.sums import SumMetric, classwise_sums, top_label_sums
 
@@ -48,7 +48,6 @@ METRICS = {
         scores.maximum_calibration_error, partial(top_label_sums, norm="max")
     ),
     "negative_log_likelihood": Metric(scores.negative_log_likelihood, scores.nll_sums),
-    "post_processing_gap": Metric(post_processing.post_processing_gap),
     "root_brier_score": Metric(scores.root_brier_score, partial(scores.brier_sums, root=True)),
     "smooth_calibration_error": Metric(smooth.smooth_calibration_error, of_top=smooth.smooth_error),
     "smooth_calibration_error_dual": Metric(

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
-from hf_calib._errors import InputError, InputValueError, expected, few
-from hf_calib.tasks import TASKS, TOKENS, Task, package_of, task_of
+from hf_calib._errors import InputValueError, expected, few
+from hf_calib.tasks import TASKS, TOKENS, Task, task_of
 
 # What broken or missing files of a model raise.
 _UNLOADABLE = (
@@ -36,7 +36,6 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
     """
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
-        read_config(name, trust_remote_code=trust_remote_code)  # which says what to import
         model, report = model_class.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust_remote_code
         )
@@ -67,45 +66,16 @@ def check_problem(config: Any, task: Task) -> None:
 
 
 def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task | None:
-    """The task of a model by its config; None if the config cannot be read, which is left to the loading.
-
-    Raises:
-        ValueError: if a package that registers the network was not imported.
-    """
+    """The task of a model by its config; None if the config cannot be read, which is left to the loading."""
     try:
         with refusals("the model", "be loadable", source, "name a fine-tuned classifier"):
-            config = read_config(source, trust_remote_code=trust_remote_code)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except InputValueError:
         return None
     task = task_of(config.to_dict())
     if task is None and type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and not config.architectures:
         return TASKS["image"]
     return task
-
-
-def read_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """A model's configuration.
-
-    Raises:
-        NeedsImportError: if it names a package that registers its network, and that was not imported.
-        OSError, ValueError: as transformers raises them.
-    """
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except ValueError:
-        written, _ = PreTrainedConfig.get_config_dict(source)
-        package = package_of(written)
-        if package is None or written.get("model_type") in CONFIG_MAPPING:
-            raise
-        got = f"one that {package} registers"
-        way_out = f"import {package} first; on the command line: hf-calib --import {package} ..."
-        raise NeedsImportError(
-            expected("the model's network", "be known to transformers", got, way_out)
-        ) from None
-
-
-class NeedsImportError(InputError):
-    """A network whose package has to be imported before it can be loaded."""
 
 
 @contextmanager
@@ -115,4 +85,6 @@ def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iter
         yield
     except _UNLOADABLE as error:
         cause = " ".join(str(error).split())
+        if "trust_remote_code" in cause:
+            way_out = "--trust-remote-code runs the code that comes with it, if you trust its author"
         raise InputValueError(expected(argument, requirement, f"{got} ({cause})", way_out)) from error

@@ -16,7 +16,7 @@ from hf_calib.report.text import outside_intervals
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport
     from hf_calib.report.any_report import AnyReport
-    from hf_calib.report.assessment import Assessment, Measurements, Overall
+    from hf_calib.report.assessment import Measurements, Overall
 
 _FEW_EXAMPLES = 1_000  # below, 15 bins hold too few for a steady ECE
 _FEW_IN_A_CLASS = 10
@@ -91,9 +91,7 @@ def diagnose(report: CalibrationReport) -> tuple[str, ...]:
     """The sentences of a report."""
     if report.multi_label:
         return diagnose_labels(report)
-    sentences = of_states(report, _rows_tell(report) if report.after is not None else ())
-    sentences.append(_gain_sentence(report.final, after=report.after is not None))
-    return tuple(sentences)
+    return tuple(of_states(report, _rows_tell(report) if report.after is not None else ()))
 
 
 def of_states(report: AnyReport, rows_tell: Sequence[str] = ()) -> list[str]:
@@ -264,15 +262,6 @@ def _is_worse(report: CalibrationReport) -> bool:
 
 def _lower_first(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
-
-
-def _gain_sentence(assessment: Assessment, *, after: bool) -> str:
-    gap = assessment.metrics["post_processing_gap"]
-    more = "still " if after else ""
-    return (
-        f"A smooth recalibration of the confidences could {more}lower their squared error by at most "
-        f"{gap.value:.4f} on these examples."
-    )
 
 
 def warnings_about_data(report: CalibrationReport) -> tuple[str, ...]:

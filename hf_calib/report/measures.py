@@ -103,9 +103,6 @@ MEASURES: dict[str, Measure] = {
         "Under-confidence, at least", "confidence_errors", part="under", n_examples=_SPLIT
     ),
     "mce": Measure(LOGGED_METRICS["mce"].title, "maximum_calibration_error", binned=True),
-    "post_processing_gap": Measure(
-        "Post-processing gap of the top label's squared error", "post_processing_gap"
-    ),
     "area_under_risk_coverage": Measure(
         "Area under the risk-coverage curve", "area_under_risk_coverage", interval="bootstrap"
     ),

@@ -38,7 +38,6 @@ from hf_calib.trainer.config import CalibrationConfig
 from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.mixin import CalibrationMixin
 from hf_calib.trainer.trainer import CalibrationTrainer
-from hf_calib.trainer.training_trace import TrainingTrace
 
 __all__ = [
     "AdaFocalCallback",
@@ -49,6 +48,5 @@ __all__ = [
     "CalibrationTrainingArguments",
     "CrossCalibration",
     "TemperatureScalingCallback",
-    "TrainingTrace",
     "cross_calibrate",
 ]

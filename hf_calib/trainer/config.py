@@ -86,13 +86,6 @@ class CalibrationConfig:
             "of this many examples of the calibration split. Default: all of it."
         },
     )
-    training_trace: bool = field(
-        default=False,
-        metadata={
-            "help": "Record at each evaluation what the figures of hf_calib.papers need, in training_trace.json. "
-            "Costs a forward pass over 1,000 training rows each; see hf_calib.TrainingTrace."
-        },
-    )
     calibration_method: str | None = field(
         default=None,
         metadata={
@@ -146,8 +139,7 @@ class CalibrationConfig:
                 way_out = did_you_mean(value, options)
                 raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
         check_whole_numbers(self, _WHOLE_NUMBERS)
-        for name in ("gather_batch", "training_trace"):
-            check_flag(name, getattr(self, name))
+        check_flag("gather_batch", self.gather_batch)
         if self.gamma_update_schedule is not None and self.gamma_update_steps is not None:
             got, way_out = f"gamma_update_steps={self.gamma_update_steps}", "leave one of them out"
             raise InputValueError(

@@ -24,8 +24,6 @@ from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
 from hf_calib.trainer.token_sample import TokenSample
 
-# Columns of `row_scores`.
-SCORES = ("confidence", "correct", "label_probability", "rival_probability", "max_logit")
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
 
 
@@ -41,7 +39,6 @@ class EvaluationPass:
         keep_at_most: drop them once all processes together have more values than this, or where labels are several
             per row.
         sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
-        keep_scores: keep the few numbers of each row that `row_scores` gives; not for several labels a row.
     """
 
     # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
@@ -58,7 +55,6 @@ class EvaluationPass:
         calibration_map: Any = None,
         keep_logits: bool = False,
         keep_at_most: int | None = None,
-        keep_scores: bool = False,
         sample_tokens: bool = False,
     ) -> None:
         self.accelerator = accelerator
@@ -67,14 +63,12 @@ class EvaluationPass:
         self.calibration_map = calibration_map
         self.keep_logits = keep_logits
         self.keep_at_most = keep_at_most
-        self.keep_scores = keep_scores
         self.sample = TokenSample(accelerator) if sample_tokens else None
         # Made with the first batch, which tells the problem type.
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.n_values = 0  # in `rows`
-        self.scores: list[Tensor] = []
         self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
@@ -95,10 +89,6 @@ class EvaluationPass:
             targets = labels.reshape(rows.shape) if multi_label else labels.reshape(-1)
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
                 self.calibrated.update(mapped(chunk, mapping), chunk_labels)
-        if self.keep_scores:
-            targets = labels.reshape(-1)
-            keep = targets != IGNORE_INDEX
-            self.scores.append(row_scores(logits.reshape(-1, logits.shape[-1])[keep], targets[keep]))
         if self.keep_logits and self.sample is not None:
             self.sample.add(logits, labels)
         elif self.keep_logits:
@@ -124,8 +114,6 @@ class EvaluationPass:
                 self.rows = []
         if self.sample is not None:
             self.rows = self.sample.finish()
-        if self.scores:
-            self.scores = [self._in_order(torch.cat(self.scores), list(map(len, self.scores)))]
         if self.rows:
             sizes = [len(labels) for _, labels in self.rows]
             logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
@@ -238,27 +226,6 @@ class Evaluation:
 
     dataset: Any
     done: EvaluationPass | None = None
-
-
-@torch.no_grad()
-def row_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N, 5) numbers of each row of logits (N, C), in the order of `SCORES`.
-
-    The rival of the label is dual focal loss's: the largest probability strictly below the label's, 0 where there is
-    none.
-
-    >>> logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
-    >>> row_scores(logits, torch.tensor([1]))
-    tensor([[ 0.5000,  0.0000,  0.3000,  0.2000, -0.6931]])
-    """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    log_p = wide.log_softmax(dim=1)
-    of_label = log_p.gather(1, labels.unsqueeze(1))
-    rival = log_p.masked_fill(log_p >= of_label, -torch.inf).amax(dim=1)
-    # By the logits, as the metrics go: two that differ by rounding may have the same log probability.
-    correct = (wide.argmax(dim=1) == labels).to(wide.dtype)
-    columns = [log_p.amax(dim=1).exp(), correct, of_label.squeeze(1).exp(), rival.exp(), wide.amax(dim=1)]
-    return torch.stack(columns, dim=1)
 
 
 def _in_turns(sizes: list[list[int]]) -> Tensor:

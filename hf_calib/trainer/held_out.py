@@ -34,12 +34,11 @@ class HeldOutPasses:
         loader: Any,
         *,
         keep_logits: bool = False,
-        keep_scores: bool = False,
         sample_tokens: bool = False,
     ) -> EvaluationPass:
         """Over the rows of a loader of `get_test_dataloader`."""
         trainer = self.trainer
-        keep = {"keep_logits": keep_logits, "keep_scores": keep_scores, "sample_tokens": sample_tokens}
+        keep = {"keep_logits": keep_logits, "sample_tokens": sample_tokens}
         n_bins = trainer.calibration_config.n_bins
         current = EvaluationPass(trainer.accelerator, "", n_bins=n_bins, **keep)
         model: Any = trainer.model

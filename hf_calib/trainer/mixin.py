@@ -62,7 +62,6 @@ from hf_calib.trainer.publishing import PublishingMixin
 from hf_calib.trainer.report import about_data
 from hf_calib.trainer.search import SearchMixin, out_of_fold_metrics
 from hf_calib.trainer.tables import log_table
-from hf_calib.trainer.training_trace import TrainingTrace
 
 
 class CalibrationMixin(PublishingMixin, SearchMixin):
@@ -259,12 +258,6 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
                 self._own_callbacks.append(TemperatureScalingCallback(criterion=criterion, strategy=strategy))
             else:
                 self._own_callbacks.append(CalibrationMapCallback(scaler, strategy=strategy))
-        if (
-            args.training_trace
-            and own_callback(self, TrainingTrace) is None
-            and TrainingTrace not in self._removed
-        ):
-            self._own_callbacks.append(TrainingTrace())
         for callback in self._own_callbacks:
             self.add_callback(callback)
         self._arrange_callbacks()
@@ -288,15 +281,15 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self._arrange_callbacks()
 
     def _arrange_callbacks(self) -> None:
-        """Keep the last of each kind of ours; the trace comes after the gammas, and the map after both."""
+        """Keep the last of each kind of ours; the map comes after the gammas, and after the user's."""
         callbacks = self.callback_handler.callbacks
-        for kind in (AdaFocalCallback, CalibrationMapCallback, TrainingTrace):
+        for kind in (AdaFocalCallback, CalibrationMapCallback):
             for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
                 callbacks.remove(earlier)
         for callback in callbacks:
             if isinstance(callback, CalibrationCallback):
                 callback.trainer = self
-        callbacks.sort(key=lambda c: 2 * isinstance(c, CalibrationMapCallback) + isinstance(c, TrainingTrace))
+        callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
 
     def _load_callback_state(self) -> None:
         """With `restore_callback_states_from_checkpoint` the Trainer has made callbacks anew, which know no trainer."""
@@ -597,7 +590,6 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             calibration_map=self.calibration_map,
             keep_logits=self._keep_logits or for_card or searched is not None,
             keep_at_most=None if self._keep_logits or searched is not None else EvaluationPass.FEW_VALUES,
-            keep_scores=(trace := own_callback(self, TrainingTrace)) is not None and trace.is_recording,
         )
         with self.recording(current):
             output = super().evaluation_loop(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from papers.toys import mean_interval, two_moons_posteriors
 from records import in_words, write_record
 from sklearn.datasets import make_moons
 from torch import nn
@@ -28,7 +29,6 @@ from hf_calib.metrics import (
     negative_log_likelihood,
     true_calibration_error,
 )
-from hf_calib.papers import mean_interval, two_moons_posteriors
 from hf_calib.plots import save_figure
 
 NOISE, SIDE = 0.2, 161

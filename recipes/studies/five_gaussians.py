@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from papers.gradients import uncertainty_weights
+from papers.toys import gaussian_posteriors, mean_interval
 from records import in_words, write_record
 from torch import nn
 
 from hf_calib.losses import make_loss
-from hf_calib.papers import gaussian_posteriors, mean_interval, uncertainty_weights
 from hf_calib.plots import save_figure
 
 PAPER = {"focal": 0.550, "dual focal": 0.638, "generalised Brier": 0.664}

@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
+from papers.dynamics import moving_average
+from papers.plots import small_multiples
 from records import in_words, kind_of_intervals, over_seeds, write_record
 from trace_figures import of_three_bins
 
-from hf_calib.papers import moving_average
-from hf_calib.papers.plots import small_multiples
 from hf_calib.plots import gamma_dynamics, save_figure
 
 SAMPLES = 250  # of the validation split, for updates by steps

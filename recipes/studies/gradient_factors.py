@@ -20,19 +20,20 @@ import warnings
 
 import numpy as np
 import torch
+from gradient_figures import confidence_region_diagram, gradient_factor_diagram
 from options import output_folder
-from records import write_record
-from scipy.special import lambertw
-
-from hf_calib.losses import make_loss
-from hf_calib.papers import (
+from papers.gradients import (
     confidence_regions,
     gradient_factors,
     reversed_range,
     simplex_grid,
     uncertainty_weights,
 )
-from hf_calib.papers.plots import confidence_region_diagram, gradient_factor_diagram, simplex_surfaces
+from papers.plots import simplex_surfaces
+from records import write_record
+from scipy.special import lambertw
+
+from hf_calib.losses import make_loss
 from hf_calib.plots import save_figure
 from hf_calib.scaling import InverseLink
 

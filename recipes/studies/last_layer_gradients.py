@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from newsgroups_tensors import load_posts, outputs, train_by_epoch
 from options import check_seeds, count, output_folder
+from papers.gradients import last_layer_gradient_norms
 from records import in_words, kind_of_intervals, over_seeds, write_record
 from scipy.special import softmax
 from scipy.stats import gaussian_kde, spearmanr
@@ -24,7 +25,6 @@ from sklearn.isotonic import IsotonicRegression
 
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, expected_calibration_error
-from hf_calib.papers import last_layer_gradient_norms
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(

@@ -5,9 +5,15 @@ import tempfile
 import warnings
 
 from options import check_seeds, count, output_folder
+from papers.dynamics import Trace, TrainingTrace
+from papers.networks.global_pooling_cnn import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+)
+from papers.words import train_word_tokenizer
 from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
 
-from hf_calib import CalibrationTrainer, CalibrationTrainingArguments, TrainingTrace
+from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
     choose_columns,
     draw_test,
@@ -15,12 +21,6 @@ from hf_calib.data import (
     load_splits,
     newsgroups_dataset,
     strip_headers,
-)
-from hf_calib.papers import (
-    GlobalPoolingCNNConfig,
-    GlobalPoolingCNNForSequenceClassification,
-    Trace,
-    train_word_tokenizer,
 )
 
 NEWSGROUPS = "sklearn/20newsgroups"  # which scikit-learn downloads
@@ -128,7 +128,7 @@ def make_trainer(posts, settings, folder, *, seed, callbacks=(), own_split=False
 def train_with_trace(posts, settings, *, seed, n_rows, **arguments):
     """Train; return the trace, with `n_rows` single rows of training and validation, and the log."""
     with tempfile.TemporaryDirectory() as folder:
-        trace = TrainingTrace(n_training_rows=n_rows, n_kept_rows=n_rows)
-        trainer = make_trainer(posts, settings, folder, seed=seed, callbacks=[trace], **arguments)
+        trainer = make_trainer(posts, settings, folder, seed=seed, **arguments)
+        trainer.add_callback(TrainingTrace(trainer, n_training_rows=n_rows, n_kept_rows=n_rows))
         trainer.train()
         return Trace.load(folder), trainer.state.log_history

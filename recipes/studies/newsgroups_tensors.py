@@ -4,15 +4,16 @@ Here all seeds share their rows and differ in first weights and batches; in `new
 trainer does the work, each seed draws rows of its own too.
 """
 
+import options  # noqa: F401  # the path of `papers`
 import torch
+from papers.networks.global_pooling_cnn import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+)
+from papers.words import train_word_tokenizer
 from transformers import set_seed
 
 from hf_calib.data import DataArguments, load_data
-from hf_calib.papers import (
-    GlobalPoolingCNNConfig,
-    GlobalPoolingCNNForSequenceClassification,
-    train_word_tokenizer,
-)
 
 
 def load_posts(source, *, rows, test_rows, max_length):

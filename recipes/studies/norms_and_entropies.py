@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from papers.toys import mean_interval
 from records import in_words, write_record
 from scipy.special import entr, softmax
 from torch import nn
@@ -25,7 +26,6 @@ from torch import nn
 from hf_calib.data import choose_columns, load_splits
 from hf_calib.losses import make_loss
 from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
-from hf_calib.papers import mean_interval
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 

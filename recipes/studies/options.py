@@ -1,8 +1,12 @@
 """Types of the studies' options, so that a wrong value is reported before anything is trained."""
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
+
+# `papers` lies above the studies, each of which imports this module before it.
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 
 def count(text):

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from newsgroups_tensors import load_posts, outputs, train_by_epoch
 from options import at_least_0, check_seeds, count, output_folder
+from papers.post_processing import post_processing_gap
 from records import kind_of_intervals, over_seeds, write_record
 from scipy.special import softmax
 from scipy.stats import spearmanr
@@ -28,7 +29,6 @@ from hf_calib.metrics import (
     accuracy,
     expected_calibration_error,
     negative_log_likelihood,
-    post_processing_gap,
     smooth_calibration_error_dual,
 )
 from hf_calib.plots import save_figure

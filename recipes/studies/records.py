@@ -4,8 +4,7 @@ import json
 import os
 
 import numpy as np
-
-from hf_calib.papers import mean_interval
+from papers.toys import mean_interval
 
 
 def write_record(path, record):

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from papers.post_processing import post_processing_gap
 from records import write_record
 from scipy.optimize import linprog
 from scipy.sparse import diags, vstack
@@ -29,7 +30,6 @@ from hf_calib.data import DataArguments, load_data
 from hf_calib.metrics import (
     accuracy,
     expected_calibration_error,
-    post_processing_gap,
     smooth_calibration_error,
     smooth_calibration_error_dual,
 )

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from options import output_folder
+from papers.dynamics import Trace
+from papers.plots import small_multiples
 from records import listed, quartiles, write_record
 from trace_figures import (
     confidence_figures,
@@ -23,8 +25,6 @@ from trace_figures import (
     of_three_bins,
 )
 
-from hf_calib.papers import Trace
-from hf_calib.papers.plots import small_multiples
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(

@@ -11,6 +11,7 @@ import pandas
 import pytest
 from datasets import Dataset, Features
 from datasets import Image as ImageFeature
+from papers.images import gaussian_noise, ten_crops
 from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTConfig
@@ -27,7 +28,6 @@ from hf_calib.data import (
 )
 from hf_calib.data.images import conversion_note, decode
 from hf_calib.data.sources import load_rows
-from hf_calib.papers import gaussian_noise, ten_crops
 from tests.helpers.images import PROCESSOR, real_rows
 
 

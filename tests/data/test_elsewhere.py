@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset, Features, Value
+from papers.images import gaussian_noise
 from PIL import Image
 
 from hf_calib.data import DataArguments, choose_inputs, load_ood
-from hf_calib.papers import gaussian_noise
 
 
 def pixels(dataset: Dataset) -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas
 import torch
+from papers.networks.resnet import CifarResNetConfig, CifarResNetForImageClassification
 from PIL import Image
 from pyarrow import parquet
 from transformers import ViTImageProcessorPil
 
 from hf_calib.data import ImageTransform
-from hf_calib.papers import CifarResNetConfig, CifarResNetForImageClassification
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 32, "width": 32})
 N_STEPS, BATCH = 20, 32

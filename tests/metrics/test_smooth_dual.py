@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import diags, vstack
 
-from hf_calib.metrics import bootstrap_interval, post_processing_gap, smooth_calibration_error_dual
+from hf_calib.metrics import bootstrap_interval, smooth_calibration_error_dual
 from hf_calib.metrics.smooth import smooth_error_dual
 from hf_calib.metrics.sums import TopLabel
 
@@ -147,20 +147,6 @@ class TestTheory:
         per_confidence = sum(abs((correct - confidences)[group].sum()) for group in groups) / 300
         value = smooth_error(confidences, correct)
         assert abs((correct - confidences).mean()) - 1e-12 <= value <= per_confidence + 1e-12
-
-    @pytest.mark.parametrize("n_examples", [20, 300])
-    @pytest.mark.parametrize("power", [0.2, 1.0, 5.0])
-    def test_bounds_the_post_processing_gap(self, power: float, n_examples: int) -> None:
-        confidences, correct = sample(n_examples, seed=6, power=power)
-        probs, labels = as_probs((1 + confidences) / 2), 1 - correct.astype(int)
-        smooth = smooth_calibration_error_dual(probs, labels)
-        assert smooth**2 - 1e-9 <= post_processing_gap(probs, labels) <= 2 * smooth + 1e-9
-
-    def test_the_lower_bound_of_the_gap_is_attained(self) -> None:
-        probs = as_probs(np.full(10, 0.9))
-        labels = np.repeat([0, 1], 5)
-        smooth = smooth_calibration_error_dual(probs, labels)
-        assert post_processing_gap(probs, labels) == pytest.approx(smooth**2, abs=1e-9)
 
     def test_a_large_sample_shows_the_true_error(self) -> None:
         # E[c - c^2] of Beta(5, 1): 5/6 - 5/7. The residual has one sign, so that the witness is -1.

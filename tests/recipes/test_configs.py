@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from papers.networks import IMAGE_NETWORKS, network_config
 from transformers import ResNetConfig
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, make_loss
-from hf_calib.papers import IMAGE_NETWORKS, network_config
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tiny_bert
 

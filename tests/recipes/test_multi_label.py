@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from papers.networks.resnet import CifarResNetConfig, CifarResNetForImageClassification
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import BertConfig, BertForSequenceClassification, pipeline
@@ -21,7 +22,6 @@ from typer.testing import CliRunner
 from hf_calib.cards import write_card
 from hf_calib.cli import app
 from hf_calib.commands.demo import train_tokenizer
-from hf_calib.papers.networks.cifar_resnet import CifarResNetConfig, CifarResNetForImageClassification
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.saved import read_report
 from tests.helpers.mosaics import mosaics

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from contourpy import contour_generator
 from datasets import Dataset
+from papers.dynamics import Trace
+from papers.gradients import confidence_regions
+from papers.toys import mean_interval, two_moons_posteriors
 from PIL import Image
 
 from hf_calib import TrainingTrace
-from hf_calib.papers import Trace, confidence_regions, mean_interval, two_moons_posteriors
 from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
 

@@ -227,8 +227,6 @@ def test_after_calibration_speaks_of_the_calibrated_probabilities() -> None:
     (after,) = [s for s in said if s.startswith("After calibration: overall")]
     assert after.startswith("After calibration: overall neither over- nor under-confident beyond chance")
     assert f"mean confidence {truth.max(axis=1).mean():.3f}" in after
-    gain = calibration_report(truth, labels_by(truth, rng), n_resamples=1)
-    assert f"by at most {gain.before.metrics['post_processing_gap'].value:.4f} on these" in gain.diagnosis[-1]
 
 
 @pytest.mark.parametrize(

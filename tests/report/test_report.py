@@ -91,7 +91,6 @@ def test_every_number_is_that_of_its_metric() -> None:
         "kde_ece": metrics.kde_calibration_error(probs, labels),
         "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=10),
         "mce": metrics.maximum_calibration_error(probs, labels, n_bins=10),
-        "post_processing_gap": metrics.post_processing_gap(probs, labels),
         "area_under_risk_coverage": metrics.area_under_risk_coverage(probs, labels),
     }
     assert set(expected) == set(MEASURES)

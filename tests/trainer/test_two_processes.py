@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from papers.dynamics import Trace, TracedSet
 from safetensors.torch import load_file
 
 from hf_calib.metrics.logged import LOGGED_METRICS
-from hf_calib.papers import Trace, TracedSet
 from tests.helpers.gloo_pair import launch, run_on_two
 from tests.helpers.runs import (
     BATCH_CASES,

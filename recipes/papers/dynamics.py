@@ -1,0 +1,299 @@
+"""Calibration as a training goes on: `TrainingTrace` records it, `Trace` reads the record, figures sort its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import Subset
+from transformers import TrainerCallback
+
+from hf_calib._errors import check
+from hf_calib._files import whole_file
+
+FloatArray = NDArray[np.float64]
+FILE = "training_trace.json"
+
+
+class TrainingTrace(TrainerCallback):
+    """Records at each evaluation how calibrated a model is on its evaluation rows and on training rows, bin by bin.
+
+    `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for `Trace.load`. Of
+    each evaluation set ("eval"; several by their names) and of a fixed random sample of the training rows ("training")
+    it has what a `TracedSet` lists. The bins are those of the loss's table of gammas where it has one, else equal-mass
+    bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges counts in the
+    outer bins. Of a table it has the gammas before and after the evaluation.
+
+    It costs a forward pass over both sets at each evaluation; random streams are left as found. Rows have one label.
+    A resumed training goes on with the record in `output_dir`.
+
+    References:
+        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4.
+    """
+
+    def __init__(self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
+        self.trainer, self.n_kept_rows = trainer, n_kept_rows
+        known, dataset = trainer.eval_dataset, trainer.train_dataset
+        self.sets: dict[str, Any] = {"eval": known}
+        if isinstance(known, dict):
+            self.sets = {f"eval_{name}": rows for name, rows in known.items()}
+        self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
+        if n_training_rows:
+            self.numbers["training"] = _drawn(len(dataset), n_training_rows, trainer.args.seed)
+            self.sets["training"] = Subset(dataset, self.numbers["training"].tolist())
+        self.entries: list[dict[str, Any]] = []
+        self.gammas: list[float] | None = None
+        self.is_recording = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin a record, or go on with that of a resumed training."""
+        several = self.trainer.calibration_loss.multi_label
+        check(not several, "TrainingTrace to go with one label a row", "several", "leave it out")
+        file = Path(args.output_dir, FILE)
+        earlier = json.loads(file.read_text())["entries"] if state.global_step and file.exists() else []
+        self.entries = [entry for entry in earlier if entry["step"] <= state.global_step]
+        self.gammas, self.is_recording = self._table(), True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gammas before an evaluation are those of the last step."""
+        self.gammas = self._table()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What is evaluated now is the best model, or has a map."""
+        self.is_recording = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the first evaluation at a step."""
+        if not self.is_recording or any(entry["step"] == state.global_step for entry in self.entries):
+            return
+        scores = {name: self._scores(rows) for name, rows in self.sets.items()}
+        loss, edges = self.trainer.calibration_loss, None
+        if self.gammas is not None:
+            edges = loss.edges.numpy()
+        recorded = {}
+        for name, found in scores.items():  # the training rows last, in the bins of the evaluation rows
+            if name != "training" and self.gammas is None:
+                edges = _equal_mass_edges(found[:, 0], args.n_bins)
+            kept = _drawn(len(found), self.n_kept_rows, args.seed)
+            # Of tokens, and where some rows have no label, those that have one are counted.
+            numbers = self.numbers[name] if len(found) == len(self.numbers[name]) else np.arange(len(found))
+            recorded[name] = {"rows": numbers[kept].tolist(), **_summary(found, edges, kept, args.n_bins)}
+        entry = {"step": state.global_step, "epoch": state.epoch, "sets": recorded}
+        if self.gammas is not None:
+            entry["gammas"] = {"before": self.gammas, "after": self._table()}
+        self.entries.append(entry)
+        if state.is_world_process_zero:
+            with whole_file(Path(args.output_dir, FILE)) as unfinished:
+                unfinished.write_text(json.dumps({"loss": loss.name, "entries": self.entries}) + "\n")
+
+    def _table(self) -> list[float] | None:
+        gammas = getattr(self.trainer.calibration_loss, "gammas", None)
+        return None if gammas is None else gammas.tolist()
+
+    @torch.no_grad()
+    def _scores(self, dataset: Any) -> FloatArray:
+        """(N, 5) of each row with a label: confidence, whether it is right, label, rival, largest logit."""
+        trainer = self.trainer
+        modes = [(module, module.training) for module in trainer.model.modules()]
+        parts = []
+        with torch.random.fork_rng():
+            trainer.model.eval()
+            for batch in trainer.get_test_dataloader(dataset):
+                labels = batch.pop("labels").reshape(-1)
+                with trainer.compute_loss_context_manager():
+                    logits = trainer.model(**batch).logits
+                scores = _row_scores(logits.reshape(len(labels), -1).float(), labels)
+                parts.append(trainer.accelerator.gather_for_metrics(scores).cpu())
+        for module, mode in modes:
+            module.training = mode
+        found = torch.cat(parts).double().numpy()
+        return found[~np.isnan(found[:, 0])]
+
+
+def _row_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(N, 5), NaN without a label; the rival is the largest probability strictly below the label's, 0 for none."""
+    log_p = logits.log_softmax(dim=1)
+    of_label = log_p.gather(1, labels.clamp_min(0).unsqueeze(1))
+    rival = log_p.masked_fill(log_p >= of_label, -torch.inf).amax(dim=1)
+    correct = (logits.argmax(dim=1) == labels).float()
+    columns = [log_p.amax(dim=1).exp(), correct, of_label.squeeze(1).exp(), rival.exp(), logits.amax(dim=1)]
+    return torch.stack(columns, dim=1).masked_fill((labels < 0).unsqueeze(1), torch.nan)
+
+
+def _drawn(n: int, at_most: int, seed: int) -> NDArray[np.int64]:
+    """The numbers of a random subset of n rows, in order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(n, generator=generator)[:at_most].sort().values.numpy()
+
+
+def _equal_mass_edges(confidences: FloatArray, n_bins: int) -> FloatArray:
+    """The papers' edges (M + 1,), interpolated between sorted confidences."""
+    ranks = np.linspace(0, len(confidences), n_bins + 1)
+    return np.interp(ranks, np.arange(len(confidences)), np.sort(confidences))
+
+
+def _summary(scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_bins: int) -> dict[str, Any]:
+    """The fields of a `TracedSet` at one evaluation."""
+    confidence, correct, of_label = scores.T[:3]
+
+    def ece(edges: FloatArray) -> float:
+        """Of bins (low, high]; as in the papers' code, the smallest confidence is in none of equal mass."""
+        bins = np.searchsorted(edges, confidence, side="left")
+        return abs(np.bincount(bins, confidence - correct)[1:]).sum() / len(scores)
+
+    def mean_by_bin(values: FloatArray, counts: FloatArray, bins: NDArray[Any]) -> FloatArray:
+        return np.divide(
+            np.bincount(bins, values, len(counts)), counts, np.full(len(counts), np.nan), where=counts > 0
+        )
+
+    # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
+    bins = np.searchsorted(edges[1:-1], confidence, side="left")
+    label_bins = np.searchsorted(edges[1:-1], of_label, side="right")
+    counts, label_counts = (np.bincount(each, minlength=len(edges) - 1) for each in (bins, label_bins))
+    found = {
+        "n": len(scores),
+        "accuracy": correct.mean(),
+        "ece": ece(np.linspace(0, 1, n_bins + 1)),
+        "adaptive_ece": ece(_equal_mass_edges(confidence, n_bins)),
+        "edges": edges,
+        "counts": counts,
+        "bin_confidence": mean_by_bin(confidence, counts, bins),
+        "bin_accuracy": mean_by_bin(correct, counts, bins),
+        "label_counts": label_counts,
+        "label_probability": mean_by_bin(of_label, label_counts, label_bins),
+        "row_confidence": confidence[kept],
+        "row_correct": correct[kept],
+        "row_label_probability": of_label[kept],
+        "row_rival_probability": scores[kept, 3],
+        "row_max_logit": scores[kept, 4],
+    }
+    return {name: np.asarray(value, float).tolist() for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class TracedSet:
+    """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one.
+
+    NaN stands for the mean of an empty bin. The edges are the evaluation set's, also where this is the training set.
+    """
+
+    steps: FloatArray  # (T,) optimizer steps
+    epochs: FloatArray  # (T,) epochs done, with fractions
+    rows: FloatArray  # (R,) which rows are followed: their numbers in the dataset; of tokens, their places
+    n: FloatArray  # (T,) predictions in all
+    accuracy: FloatArray  # (T,)
+    ece: FloatArray  # (T,) of equal-width bins
+    adaptive_ece: FloatArray  # (T,) of equal-mass bins
+    edges: FloatArray  # (T, M + 1) of the bins below
+    counts: FloatArray  # (T, M) predictions in each bin of the confidence
+    bin_confidence: FloatArray  # (T, M) their mean confidence, AdaFocal's C_val
+    bin_accuracy: FloatArray  # (T, M) their accuracy, A_val
+    label_counts: FloatArray  # (T, M) rows in each bin of the label's probability
+    label_probability: FloatArray  # (T, M) its mean, AdaFocal's C_train where this is the training set
+    row_confidence: FloatArray  # (T, R) probability of the predicted class
+    row_correct: FloatArray  # (T, R) 1 where it is right
+    row_label_probability: FloatArray  # (T, R)
+    row_rival_probability: (
+        FloatArray  # (T, R) the largest probability below the label's; 0 where there is none
+    )
+    row_max_logit: FloatArray  # (T, R)
+
+    @property
+    def gaps(self) -> FloatArray:
+        """(T, M) confidence minus accuracy of each bin, above 0 where it is over-confident; NaN in an empty one."""
+        return self.bin_confidence - self.bin_accuracy
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A record of `TrainingTrace`: the sets, and (T, M) gammas at (T,) steps, (0, 0) for a loss without a table."""
+
+    loss: str
+    sets: Mapping[str, TracedSet]
+    steps: FloatArray
+    gammas_before: FloatArray
+    gammas_after: FloatArray
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read `training_trace.json`, or the one in the folder of a training."""
+        path = Path(path)
+        path = path / FILE if path.is_dir() else path
+        way_out = "train with trainer.add_callback(TrainingTrace(trainer))"
+        check(path.is_file(), f"{path} to be a file of TrainingTrace", "no such file", way_out)
+        saved = json.loads(path.read_text())
+        entries = saved["entries"]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            for name, fields in entry["sets"].items():
+                of_entry = {"steps": entry["step"], "epochs": entry["epoch"], **fields}
+                found.setdefault(name, []).append(of_entry)
+        sets = {}
+        for name, traced in found.items():
+            arrays = {key: np.array([each[key] for each in traced], float) for key in traced[0]}
+            sets[name] = TracedSet(**{**arrays, "rows": np.array(traced[0]["rows"])})
+        tables = [entry for entry in entries if "gammas" in entry]
+        before, after = (
+            np.array([entry["gammas"][key] for entry in tables]) if tables else np.empty((0, 0))
+            for key in ("before", "after")
+        )
+        return cls(saved["loss"], sets, np.array([entry["step"] for entry in tables], float), before, after)
+
+
+def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
+    """Exponential moving average over the first axis: `s_t = factor * s_(t-1) + (1 - factor) * x_t`, from `s_0 = x_0`.
+
+    Dual focal loss's figure 4a has a factor of 0.5.
+
+    >>> moving_average([0.4, 0.2, 0.2])
+    array([0.4 , 0.3 , 0.25])
+    """
+    smoothed = np.array(values, float)
+    for t in range(1, len(smoothed)):
+        smoothed[t] = factor * smoothed[t - 1] + (1 - factor) * smoothed[t]
+    return smoothed
+
+
+def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") -> FloatArray:
+    """The epoch (R,) at which each row is learned; infinity for one that never is (with "last": wrong at the end).
+
+    Args:
+        epochs: (T,) of the evaluations, rising.
+        correct: (T, R) whether each row was predicted right.
+        when: "last": from this epoch on it is right until the end; "first": it is right for the first time.
+
+    References:
+        Wang et al. 2021, "Rethinking calibration of deep neural networks", whose groups AdaFocal's figure 34 shows.
+
+    >>> correct = [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
+    >>> learned_epoch([1, 2, 3], correct), learned_epoch([1, 2, 3], correct, when="first")
+    (array([ 2.,  3., inf]), array([ 2.,  1., inf]))
+    """
+    check(when in ("last", "first"), "when to be 'last' or 'first'", repr(when), "see the docstring")
+    right = np.asarray(correct, float) > 0.5
+    if when == "last":
+        right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end
+    return np.where(right.any(axis=0), np.asarray(epochs, float)[right.argmax(axis=0)], np.inf)
+
+
+def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str, NDArray[np.bool_]]:
+    """Masks (R,) of rows by when they were learned: up to the first boundary, to the next, and so on; and never.
+
+    >>> groups = learned_groups([1, 3, 7, np.inf], [2, 5])
+    >>> {name: mask.tolist() for name, mask in groups.items()}
+    {'to 2': [True, False, False, False], '2 to 5': [False, True, False, False],
+     'after 5': [False, False, True, False], 'never': [False, False, False, True]}
+    """
+    never = np.isinf(learned)
+    group = np.searchsorted(boundaries, learned, side="left")
+    ends = [f"{limit:g}" for limit in boundaries]
+    names = [f"to {ends[0]}", *(f"{low} to {high}" for low, high in pairwise(ends)), f"after {ends[-1]}"]
+    return {name: (group == k) & ~never for k, name in enumerate(names)} | {"never": never}

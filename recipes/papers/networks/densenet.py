@@ -1,0 +1,125 @@
+"""Densely connected networks: the papers' DenseNet-121 for small images, and that of CheXNet for 224 pixels."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedConfig
+
+from .image_classifier import ImageClassifier
+
+# Layers of the blocks, and how many channels each layer adds.
+_BLOCKS = {
+    40: (12, 12, 12),
+    121: (6, 12, 24, 16),
+    161: (6, 12, 36, 24),
+    169: (6, 12, 32, 32),
+    201: (6, 12, 48, 32),
+}
+_GROWTH = {40: 12, 121: 32, 161: 48, 169: 32, 201: 32}
+
+
+class DenseNetConfig(PreTrainedConfig):
+    """Depth and stem of a `DenseNetForImageClassification`.
+
+    Args:
+        depth: 121, 161, 169 or 201; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks nor
+            compression, and the small stem.
+        stem: "small" (a 3x3 convolution) for images of 32 or 64 pixels, "large" (7x7 with stride 2, a pooling) for 224.
+    """
+
+    model_type = "densenet"
+
+    depth: int = 121
+    stem: str = "small"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.depth not in _BLOCKS:
+            depths = ", ".join(map(str, _BLOCKS))
+            raise ValueError(f"expected depth to be one of {depths}, got {self.depth!r}")
+        stems = ("small",) if self.depth == 40 else ("small", "large")
+        if self.stem not in stems:
+            raise ValueError(f"expected stem to be {' or '.join(stems)}, got {self.stem!r}")
+
+
+class DenseNetForImageClassification(ImageClassifier):
+    """Classify images by a network in which every layer of a block reads all before it.
+
+    Notes:
+        The parameters have torchvision's names. With the large stem, weights that were trained on ImageNet with
+        torchvision or timm load as they are, and a head for other classes is new:
+        `from_pretrained("timm/densenet121.tv_in1k", config=DenseNetConfig(stem="large", num_labels=14),
+        ignore_mismatched_sizes=True)`.
+
+    References:
+        Huang, Liu, van der Maaten, Weinberger, Densely Connected Convolutional Networks, 2017; the code of Mukhoti et
+        al., Calibrating Deep Neural Networks using Focal Loss, 2020 (small stem); Rajpurkar et al., CheXNet, 2017.
+
+    >>> model = DenseNetForImageClassification(DenseNetConfig(num_labels=10)).eval()
+    >>> model(torch.zeros(1, 3, 32, 32)).logits.shape
+    torch.Size([1, 10])
+    """
+
+    config_class = DenseNetConfig
+    base_model_prefix = "densenet"
+
+    def __init__(self, config: DenseNetConfig) -> None:
+        super().__init__(config)
+        self.num_labels: int = len(config.id2label or {})
+        self.he_initialization = (
+            config.stem == "large"
+        )  # as in torchvision; the papers' code has torch's default
+        growth = _GROWTH[config.depth]
+        plain = config.depth == 40
+        channels = 16 if plain else 2 * growth
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        layers["conv0"] = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        if config.stem == "large":
+            layers["conv0"] = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+            layers |= {"norm0": nn.BatchNorm2d(channels), "relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
+        for number, n_layers in enumerate(_BLOCKS[config.depth], 1):
+            if number > 1:
+                n_out = channels if plain else channels // 2
+                layers[f"transition{number - 1}"] = _transition(channels, n_out)
+                channels = n_out
+            block = OrderedDict[str, nn.Module]()
+            for layer in range(n_layers):
+                block[f"denselayer{layer + 1}"] = _DenseLayer(channels + layer * growth, growth, plain=plain)
+            layers[f"denseblock{number}"] = nn.Sequential(block)
+            channels += n_layers * growth
+        layers["norm5"] = nn.BatchNorm2d(channels)
+        layers["relu5"] = nn.ReLU()
+        self.features = nn.Sequential(layers)
+        self.classifier = nn.Linear(channels, self.num_labels)
+        self.post_init()
+
+
+class _DenseLayer(nn.Module):
+    """Adds channels to those that it reads, by a bottleneck unless it is plain."""
+
+    def __init__(self, n_in: int, growth: int, *, plain: bool) -> None:
+        super().__init__()
+        self.plain = plain
+        self.norm1 = nn.BatchNorm2d(n_in)
+        if plain:
+            self.conv1 = nn.Conv2d(n_in, growth, 3, padding=1, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(n_in, 4 * growth, 1, bias=False)
+            self.norm2 = nn.BatchNorm2d(4 * growth)
+            self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        new = self.conv1(F.relu(self.norm1(features)))
+        return torch.cat([features, new if self.plain else self.conv2(F.relu(self.norm2(new)))], dim=1)
+
+
+def _transition(n_in: int, n_out: int) -> nn.Sequential:
+    """Other channels, half of the size."""
+    convolution = nn.Conv2d(n_in, n_out, 1, bias=False)
+    layers = OrderedDict[str, nn.Module](norm=nn.BatchNorm2d(n_in), relu=nn.ReLU(), conv=convolution)
+    return nn.Sequential(OrderedDict(layers, pool=nn.AvgPool2d(2)))

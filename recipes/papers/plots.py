@@ -1,0 +1,211 @@
+"""Figures of the papers: factors of gradients, weights over the simplex, and calibration as a training goes on."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
+
+from hf_calib._errors import check
+from hf_calib.plots._common import GREY, line_looks, name_lines, plain_axes
+
+Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
+HEIGHT = np.sqrt(3) / 2
+# Of the triangle's corners: the first class on top, the other two left and right.
+CORNERS = np.array([[0.5, HEIGHT], [0.0, 0.0], [1.0, 0.0]])
+
+
+def small_multiples(
+    panels: Mapping[str, Lines],
+    *,
+    xlabel: str,
+    ylabel: str,
+    faint: Mapping[str, Lines] | None = None,
+    level: float | None = None,
+    logarithmic: bool = False,
+    columns: int | None = None,
+) -> Figure:
+    """Draw lines in small panels with the same axes: AdaFocal's figures 1, 2 and 5, dual focal loss's figure 4a.
+
+    Args:
+        panels: panel -> line -> (x, y), each (T,); y may have NaN, where the line is broken. A name has the same
+            colour, dash and marker in all panels.
+        xlabel: below the panels.
+        ylabel: beside them.
+        faint: lines of the same names in some of the same panels, drawn thin behind them in the same colour: for the
+            values before smoothing.
+        level: y of a dotted line in each panel, such as the 0 of a calibrated bin.
+        logarithmic: a y axis that is linear up to 1 and logarithmic beyond.
+        columns: panels side by side; by default 4, or 5 where they are full.
+
+    >>> lines = {"focal 3": ([1, 2, 3], [0.2, 0.1, 0.0]), "focal 5": ([1, 2, 3], [0.1, 0.0, -0.1])}
+    >>> figure = small_multiples({"bin 0": lines, "bin 7": lines}, xlabel="epoch", ylabel="gap", level=0)
+    >>> [axes.get_title() for axes in figure.axes]
+    ['bin 0', 'bin 7']
+    """
+    with _grid(panels, xlabel, ylabel, columns) as (figure, cells, looks):
+        for name, axes in cells.items():
+            if level is not None:
+                axes.axhline(level, color=GREY, linestyle=":", linewidth=1)
+            for line, (x, y) in (faint or {}).get(name, {}).items():
+                axes.plot(x, np.asarray(y, float), color=looks[line]["color"], linewidth=0.6, alpha=0.5)
+            for line, (x, y) in panels[name].items():
+                axes.plot(x, np.asarray(y, float), label=line, **looks[line])
+            if logarithmic:
+                axes.set_yscale("symlog", linthresh=1.0)
+    return figure
+
+
+def spread_by_epoch(panels: Mapping[str, Lines], *, xlabel: str = "epoch", ylabel: str) -> Figure:
+    """Draw the median and the quartiles of rows as the training goes on: dual focal loss's figures 4b and 4c.
+
+    `panels` has panel -> name -> (epochs (T,), values (T, R)), such as a `TracedSet`'s epochs and `row_max_logit`.
+    """
+    with _grid(panels, xlabel, ylabel) as (figure, cells, looks):
+        for name, axes in cells.items():
+            for line, (epochs, values) in panels[name].items():
+                low, middle, high = np.quantile(np.asarray(values, float), [0.25, 0.5, 0.75], axis=1)
+                axes.fill_between(epochs, low, high, color=looks[line]["color"], alpha=0.15, linewidth=0)
+                axes.plot(epochs, middle, label=line, **looks[line])
+                for edge in (low, high):
+                    axes.plot(epochs, edge, **{**looks[line], "linewidth": 0.5, "marker": ""})
+    return figure
+
+
+def group_boxes(panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, ylabel: str) -> Figure:
+    """Draw a box and the size of each group of rows: AdaFocal's figure 34, as quartiles and whiskers.
+
+    `panels` has panel -> group -> values (R,); all panels have the same groups, of which some may be empty.
+    """
+    names = list(next(iter(panels.values())))
+    for panel, groups in panels.items():
+        check(
+            list(groups) == names, f"{panel} to have the groups {names}", list(groups), "use the same for all"
+        )
+    line = {"color": "#333333", "linewidth": 0.9}
+    looks = {
+        "boxprops": {"facecolor": "#A6D8F5", **line},
+        "medianprops": {"color": "black", "linewidth": 1.6},
+        "whiskerprops": line,
+        "capprops": line,
+    }
+    with _grid(panels, xlabel, ylabel) as (figure, cells, _):
+        for panel, axes in cells.items():
+            values = [np.asarray(group, float) for group in panels[panel].values()]
+            axes.boxplot(
+                values, orientation="horizontal", showfliers=False, widths=0.6, patch_artist=True, **looks
+            )
+            axes.set_yticks(range(1, len(names) + 1), names)
+            axes.set_ylim(len(names) + 0.6, 0.4)
+            place = {"transform": axes.get_yaxis_transform(), "fontsize": 6, "ha": "right", "va": "bottom"}
+            for k, group in enumerate(values):
+                axes.text(0.98, k + 1.42, f"n {len(group)}", **place)
+    return figure
+
+
+def simplex_surfaces(
+    probs: ArrayLike,
+    surfaces: Mapping[str, ArrayLike],
+    *,
+    class_names: Sequence[str] = ("class 0", "class 1", "class 2"),
+    title: str | None = None,
+) -> Figure:
+    """Draw numbers that depend on the probabilities of three classes, a triangle for each: BSCE-GRA's figure 2.
+
+    A corner is a certain prediction, the middle an even one. Light is large, with a scale of its own for each
+    triangle; where a surface changes its sign, the line of 0 is thick, and hatched below 0.
+
+    Args:
+        probs: (N, 3), as of `simplex_grid`.
+        surfaces: name -> (N,) finite numbers, such as `uncertainty_weights` with the first class as the label.
+        class_names: of the three corners: top, left, right.
+        title: a line above the whole figure.
+    """
+    columns = min(3, len(surfaces))
+    rows = -(-len(surfaces) // columns)
+    figure = Figure(figsize=(0.1 + 2.2 * columns, 0.1 + 1.95 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels:
+        axes.set(xticks=[], yticks=[])
+        axes.set_axis_off()
+    for axes, (name, values) in zip(panels, surfaces.items(), strict=False):
+        _draw_surface(figure, axes, np.asarray(probs) @ CORNERS, np.asarray(values, float))
+        for (across, up), corner in zip(CORNERS, class_names, strict=True):
+            above = 0.03 if up else -0.03
+            axes.text(across, up + above, corner, ha="center", va="bottom" if up else "top", fontsize=7.5)
+        axes.set_title(name, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _draw_surface(figure: Figure, axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
+    levels = np.linspace(values.min(), values.max(), 9)
+    if np.ptp(values) == 0:  # matplotlib would warn of equal levels
+        levels = values[0] + np.array([-0.5, 0.5])
+    surface = axes.tricontourf(*places.T, values, levels=levels, cmap="cividis")
+    if len(levels) > 2:
+        inner = {"colors": "white", "linewidths": 0.4, "linestyles": "-"}
+        axes.tricontour(*places.T, values, levels=levels[1:-1], **inner)
+    if values.min() < 0 < values.max():
+        axes.tricontourf(*places.T, values, levels=[values.min(), 0], colors="none", hatches=["////"])
+        axes.tricontour(*places.T, values, levels=[0], colors="black", linewidths=1.6)
+    axes.plot(*np.vstack([CORNERS, CORNERS[:1]]).T, color="#333333", linewidth=0.8)
+    axes.set(xlim=(-0.12, 1.12), ylim=(-0.13, HEIGHT + 0.11), aspect="equal")
+    ticks = np.unique(levels[[0, len(levels) // 2, -1]])
+    scale = figure.colorbar(surface, ax=axes, shrink=0.75, ticks=ticks)
+    near_0 = 0.005 * np.ptp(levels)
+    scale.ax.set_yticklabels([f"{tick:.2g}" if abs(tick) > near_0 else "0" for tick in ticks])
+    scale.ax.tick_params(labelsize=7, length=2)
+
+
+@contextmanager
+def _grid(
+    panels: Mapping[str, Mapping[str, Any]], xlabel: str, ylabel: str, columns: int | None = None
+) -> Iterator[tuple[Figure, dict[str, Axes], dict[str, dict[str, Any]]]]:
+    """Panels with the same axes, and the look of each line; what is drawn in them is named in a legend in the end."""
+    check(bool(panels) and all(panels.values()), "panels to have at least one line each", "none", "pass some")
+    names = dict.fromkeys(name for lines in panels.values() for name in lines)
+    looks = {
+        name: {**look, "marker": marker, "markersize": 3, "linewidth": 1.2}
+        for name, look, marker in zip(names, line_looks(), cycle("os^Dv*P"), strict=False)
+    }
+    columns = columns or (5 if len(panels) % 5 == 0 else min(4, len(panels)))
+    rows = -(-len(panels) // columns)
+    size = (max(4.2, 0.7 + 8.4 / max(columns, 4) * columns), 0.9 + 1.5 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    cells = dict(zip(panels, grid.flat, strict=False))
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    yield figure, cells, looks
+    handles: dict[str, Any] = {}
+    for k, (name, axes) in enumerate(cells.items()):
+        axes.set_title("\n".join(name_lines(name, 30)), fontsize=8)
+        plain_axes(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        if k + columns >= len(panels):
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel(xlabel, fontsize=7)
+        if k % columns == 0:
+            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7)
+        for line in axes.lines:
+            line.set_markevery(max(1, len(line.get_xdata()) // 8))
+        found, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    if handles:
+        below = {
+            "loc": "outside lower center",
+            "ncols": min(5, len(handles)),
+            "fontsize": 7,
+            "frameon": False,
+        }
+        figure.legend(list(handles.values()), list(handles), **below)

@@ -1,0 +1,153 @@
+"""`TrainingTrace`: what it records, that it changes nothing, that a resumed training goes on; figures sort its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from papers.dynamics import Trace, TrainingTrace, learned_epoch, learned_groups, moving_average
+from transformers import TrainerCallback
+
+from hf_calib.metrics import expected_calibration_error
+from tests.helpers.tiny import assert_same, tiny_trainer, weights
+
+EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
+GAMMAS = {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "n_bins": 5}
+
+
+def traced(folder: Path, *, rows: tuple[int, int] | None = (10, 6), **settings: Any) -> Any:
+    trainer = tiny_trainer(folder, **{**EACH_STEP, **settings})
+    if rows is not None:
+        trainer.add_callback(TrainingTrace(trainer, n_training_rows=rows[0], n_kept_rows=rows[1]))
+    return trainer
+
+
+class Watch(TrainerCallback):
+    """Keeps the probabilities and largest logits of both sets at each evaluation."""
+
+    def __init__(self, trainer: Any, datasets: dict[str, Any]) -> None:
+        self.trainer, self.seen = trainer, []
+        self.inputs = {name: torch.tensor(rows["input_ids"]) for name, rows in datasets.items()}
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model = self.trainer.model.eval()
+        with torch.no_grad():
+            logits = {name: model(input_ids=ids).logits.double() for name, ids in self.inputs.items()}
+        self.seen.append((state.global_step, logits))
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param({"loss": "focal", "n_bins": 5}, marks=pytest.mark.slow), GAMMAS]
+)
+def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) -> None:
+    trainer = traced(tmp_path, **loss)
+    sample = torch.randperm(16, generator=torch.Generator().manual_seed(trainer.args.seed))[:10].sort().values
+    datasets = {"eval": trainer.eval_dataset, "training": trainer.train_dataset.select(sample.tolist())}
+    watch = Watch(trainer, datasets)
+    trainer.add_callback(watch)
+    trainer.train()
+    trace = Trace.load(tmp_path)
+    assert (trace.loss, list(trace.sets)) == (loss["loss"], ["eval", "training"])
+    seen = [logits for step, logits in watch.seen if step > 0][:4]  # the last one is after the training
+    for name, found in trace.sets.items():
+        assert found.steps.tolist() == [1, 2, 3, 4]
+        assert found.epochs.tolist() == [0.25, 0.5, 0.75, 1.0]
+        labels = np.array(datasets[name]["label"])
+        kept = found.rows.astype(int) if name == "eval" else np.searchsorted(sample.numpy(), found.rows)
+        assert len(set(kept)) == 6
+        for t, at in enumerate(seen):
+            logits = at[name]
+            probs = logits.softmax(dim=1).numpy()
+            confidence, right, of_label = (
+                probs.max(1),
+                probs.argmax(1) == labels,
+                probs[range(len(labels)), labels],
+            )
+            rival = np.where(probs < of_label[:, None], probs, 0).max(axis=1)
+            low, high = np.r_[-1, found.edges[t][1:-1]], np.r_[found.edges[t][1:-1], 2]
+            inside = [(confidence > a) & (confidence <= b) for a, b in zip(low, high, strict=True)]
+            by_label = [(of_label >= a) & (of_label < b) for a, b in zip(low, high, strict=True)]
+
+            def means(values: np.ndarray, masks: list[np.ndarray]) -> list[float]:
+                return [values[mask].mean() if mask.any() else np.nan for mask in masks]
+
+            wanted = {
+                "n": len(labels),
+                "accuracy": right.mean(),
+                "ece": expected_calibration_error(probs, labels, n_bins=5),
+                "adaptive_ece": expected_calibration_error(probs, labels, n_bins=5, binning="quantile"),
+                "counts": [mask.sum() for mask in inside],
+                "bin_confidence": means(confidence, inside),
+                "bin_accuracy": means(right.astype(float), inside),
+                "label_counts": [mask.sum() for mask in by_label],
+                "label_probability": means(of_label, by_label),
+                "row_confidence": confidence[kept],
+                "row_correct": right[kept],
+                "row_label_probability": of_label[kept],
+                "row_rival_probability": rival[kept],
+                "row_max_logit": logits.numpy().max(axis=1)[kept],
+            }
+            for key, value in wanted.items():
+                np.testing.assert_allclose(getattr(found, key)[t], value, rtol=2e-5, atol=1e-6, err_msg=key)
+    np.testing.assert_array_equal(trace.sets["eval"].edges, trace.sets["training"].edges)
+    assert trace.gammas_after.shape == ((4, 5) if "loss_kwargs" in loss else (0, 0))
+    logged = [entry for entry in trainer.state.log_history if "gamma_00" in entry]
+    after = [[entry[f"gamma_{m:02d}"] for m in range(5)] for entry in logged]
+    if logged:
+        np.testing.assert_allclose(trace.gammas_after, after, rtol=1e-5)
+        np.testing.assert_array_equal(trace.gammas_before[0], np.ones(5))
+        np.testing.assert_array_equal(trace.gammas_before[1:], trace.gammas_after[:-1])
+
+
+@pytest.mark.slow
+def test_the_training_is_the_same_with_it_and_when_resumed(tmp_path: Path) -> None:
+    settings = {**GAMMAS, "save_strategy": "steps", "save_steps": 2}
+    plain = traced(tmp_path / "plain", rows=None, **settings)
+    plain.train()
+    whole = traced(tmp_path / "whole", **settings)
+    whole.train()
+    assert_same(weights(plain.model), weights(whole.model))
+    stopped = traced(tmp_path / "stopped", **settings)
+    stopped.train()
+    stopped = traced(tmp_path / "stopped", **settings)
+    stopped.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-2"))
+    assert_same(weights(plain.model), weights(stopped.model))
+    texts = [(tmp_path / name / "training_trace.json").read_text() for name in ("whole", "stopped")]
+    assert texts[0] == texts[1]
+
+
+def test_the_moving_average_is_a_geometric_sum() -> None:
+    values = np.random.default_rng(0).random((30, 2))
+    for factor in (0.0, 0.5, 0.9):
+        shares = (1 - factor) * factor ** np.arange(29, -1, -1)
+        shares[0] = factor**29  # of the first value, which stands for all that was before
+        np.testing.assert_allclose(moving_average(values, factor=factor)[-1], shares @ values)
+
+
+def test_when_rows_are_learned_against_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    correct, epochs = rng.random((12, 400)) < 0.7, np.arange(1, 13) / 2
+    for r in range(400):
+        right = correct[:, r]
+        wrong = np.flatnonzero(~right)
+        after = 0 if len(wrong) == 0 else wrong[-1] + 1
+        last = epochs[after] if after < 12 else np.inf
+        first = epochs[np.flatnonzero(right)[0]] if right.any() else np.inf
+        assert learned_epoch(epochs, correct)[r] == last
+        assert learned_epoch(epochs, correct, when="first")[r] == first
+
+
+def test_each_row_is_in_one_group() -> None:
+    learned = np.r_[np.random.default_rng(0).integers(1, 50, 200), np.inf]
+    groups = learned_groups(learned, [10, 20, 40])
+    assert list(groups) == ["to 10", "10 to 20", "20 to 40", "after 40", "never"]
+    np.testing.assert_array_equal(np.sum(list(groups.values()), axis=0), 1)
+    assert groups["10 to 20"].sum() == ((learned > 10) & (learned <= 20)).sum()
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got no such file; train with"):
+        Trace.load(tmp_path / "nowhere.json")

@@ -1,0 +1,210 @@
+"""Weights, gradient factors and regions against the papers' formulas."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from papers.gradients import (
+    confidence_regions,
+    gradient_factors,
+    last_layer_gradient_norms,
+    reversed_range,
+    simplex_grid,
+    uncertainty_weights,
+)
+from scipy.optimize import minimize_scalar
+from scipy.special import lambertw, softmax
+
+from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
+from hf_calib.losses.pointwise import MAX_INVERSE_GAMMA
+from hf_calib.scaling import InverseLink
+
+P = np.linspace(0.005, 0.995, 199)
+GRID = simplex_grid(40)
+LABELS = np.zeros(len(GRID), dtype=int)
+
+
+def of_three(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose label, class 1, has probability p, and whose other two classes differ."""
+    return np.stack([0.7 * (1 - p), p, 0.3 * (1 - p)], axis=1), np.ones(len(p), dtype=int)
+
+
+def inverse_focal(gamma: float) -> CalibrationLoss:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gammas that push labels down are what is looked at
+        return make_loss("inverse_focal", gamma=gamma)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.0, 5.0])
+def test_focal_and_inverse_focal_have_the_papers_factor(gamma: float) -> None:
+    focal = (1 - P) ** gamma - gamma * P * (1 - P) ** (gamma - 1) * np.log(P)
+    inverse = (1 + P) ** gamma + gamma * P * (1 + P) ** (gamma - 1) * np.log(P)
+    for loss, wanted in ((make_loss("focal", gamma=gamma), focal), (inverse_focal(gamma), inverse)):
+        factors = gradient_factors(loss, *of_three(P))
+        np.testing.assert_allclose(factors, wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.5, 5.0])
+def test_dual_focal_factor_counts_the_rivals_gradient_in(gamma: float) -> None:
+    p, q = GRID[:, 0], np.where(GRID[:, :1] > GRID + 1e-12, GRID, 0).max(axis=1)
+    logs = np.log(GRID)
+    below = logs < logs[:, :1]
+    clear = below.any(axis=1) & (np.abs(logs - logs[:, :1])[:, 1:].min(axis=1) > 1e-9)  # no ties
+    weight = 1 - p + q
+    # d(q - p)/dz_y = -p (q + 1 - p), and the label's own pull is 1 - p.
+    factor = weight**gamma - gamma * weight ** (gamma - 1) * p * (q + 1 - p) / (1 - p) * np.log(p)
+    found = gradient_factors(make_loss("dual_focal", gamma=gamma), GRID, LABELS)
+    np.testing.assert_allclose(found[clear], factor[clear], rtol=1e-10)
+    weights = uncertainty_weights(make_loss("dual_focal", gamma=gamma), GRID, LABELS)
+    np.testing.assert_allclose(weights[clear], weight[clear] ** gamma, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "norm"), [(2.0, 2.0), (1.0, 1.0), (3.0, 1.5)])
+def test_the_generalised_brier_score_is_the_weight_of_bsce(gamma: float, norm: float) -> None:
+    wanted = np.linalg.norm(GRID - np.eye(3)[0], ord=norm, axis=1) ** gamma
+    for name in ("bsce", "bsce_gra"):
+        weights = uncertainty_weights(make_loss(name, gamma=gamma, norm=norm), GRID, LABELS)
+        np.testing.assert_allclose(weights, wanted, rtol=1e-12)
+    # What distinguishes the two: with the weight detached, it is the factor.
+    factors = gradient_factors(make_loss("bsce_gra", gamma=gamma, norm=norm), GRID, LABELS)
+    np.testing.assert_allclose(factors, wanted, rtol=1e-12)
+
+
+def test_losses_without_a_weight() -> None:
+    np.testing.assert_array_equal(uncertainty_weights(make_loss("cross_entropy"), GRID, LABELS), 1)
+    np.testing.assert_array_equal(uncertainty_weights(make_loss("brier"), GRID, LABELS), 0)
+    np.testing.assert_allclose(gradient_factors(make_loss("cross_entropy"), GRID, LABELS), 1, rtol=1e-14)
+    # The Brier score with two classes: 4 p (1 - p)^2 over 1 - p.
+    two = np.stack([P, 1 - P], axis=1)
+    factors = gradient_factors(make_loss("brier"), two, np.zeros(len(P), dtype=int))
+    np.testing.assert_allclose(factors, 4 * P * (1 - P), rtol=1e-12)
+
+
+def test_certain_rows() -> None:
+    probs = np.array([[1.0, 0.0], [0.0, 1.0]])
+    for name in ("cross_entropy", "focal", "dual_focal"):
+        factors = gradient_factors(make_loss(name), probs, np.zeros(2, dtype=int))
+        np.testing.assert_array_equal(factors, [np.nan, 1])
+    with pytest.raises(ValueError, match="expected loss to have a value per example, got 'mmce'"):
+        gradient_factors(make_loss("mmce"), probs, np.zeros(2, dtype=int))
+
+
+def test_inverse_focal_turns_around_where_lambert_says() -> None:
+    worst = lambertw(np.exp(-1)).real
+    assert worst == pytest.approx(0.2785, abs=5e-5)
+    assert abs(MAX_INVERSE_GAMMA - 1 / worst) < 2e-3
+    assert reversed_range(0.0) is None
+    assert reversed_range(1 / worst - 1e-9) is None
+    low, high = reversed_range(1 / worst + 1e-6) or (0, 1)
+    assert low < worst < high < low + 0.01
+    for gamma in (4.0, 8.0):
+        ends = np.array(reversed_range(gamma))
+        points = np.r_[ends, ends.mean(), ends[0] / 2, (1 + ends[1]) / 2]
+        at = gradient_factors(inverse_focal(gamma), *of_three(points))
+        np.testing.assert_allclose(at[:2], 0, atol=1e-9)
+        assert at[2] < 0 < at[3:].min()
+    for gamma in (-4.0, np.nan, 1e6):
+        with pytest.raises(ValueError, match=r"expected gamma to lie in \[0, 1000\], got"):
+            reversed_range(gamma)
+    low, high = reversed_range(1000.0)
+    assert 0 < low < 1e-3 < 0.99 < high < 1
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("rival", [0.0, 0.3, 0.9])
+def test_regions_are_those_of_the_losses_own_factor(gamma: float, rival: float) -> None:
+    over, under = confidence_regions(gamma, rival=rival)
+    loss = make_loss("dual_focal", gamma=gamma, rival=rival)
+
+    def phi(v: float) -> float:
+        return float(gradient_factors(loss, *of_three(np.array([v])))[0])
+
+    top = minimize_scalar(
+        lambda v: -phi(v), bounds=(1e-6, 1 - 1e-6), method="bounded", options={"xatol": 1e-10}
+    )
+    assert over == pytest.approx(top.x, abs=1e-4)
+    assert 0 < over < under < 1
+    assert phi(under) == pytest.approx(1, abs=1e-6)
+
+
+def test_regions_of_the_papers_figure() -> None:
+    """For gamma = 1 the derivative is -(2 + log v), and phi(v) = 1 at log v = -1 for the focal loss."""
+    focal, dual = confidence_regions(1.0), confidence_regions(1.0, rival=0.3)
+    assert focal == pytest.approx((np.exp(-2), np.exp(-1)))
+    assert dual.over_until == pytest.approx(np.exp(-2))
+    assert dual.under_from + dual.under_from * np.log(dual.under_from) == pytest.approx(0.3)
+
+
+def test_the_minimiser_of_focal_loss_is_over_and_under_confident_in_those_regions() -> None:
+    """Of the focal loss, which has no other condition; a top class below v^m takes many classes."""
+    over, under = confidence_regions(2.0)
+    logits = np.random.default_rng(0).normal(size=(2_000, 40)) * np.linspace(0.1, 4, 2_000)[:, None]
+    top = softmax(logits, axis=1).max(axis=1)
+    posterior = InverseLink(make_loss("focal", gamma=2.0)).predict_proba(logits).max(axis=1)
+    assert min((top < over).sum(), (top > under).sum()) > 200
+    assert (top > posterior)[top < over].all()
+    assert (top < posterior)[top > under].all()
+
+
+def head_and_data(bias: bool = True) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(6, 5, bias=bias, dtype=torch.float64)
+    for parameter in head.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    features = torch.randn(12, 6, generator=generator, dtype=torch.float64)
+    return head, features, torch.randint(0, 5, (12,), generator=generator)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", [name for name in LOSSES if not make_loss(name).couples_batch])
+def test_norms_in_the_last_layer_are_autograds(name: str, bias: bool) -> None:
+    head, features, labels = head_and_data(bias)
+    loss = make_loss(name)
+    norms = last_layer_gradient_norms(loss, head(features).detach(), labels, features, bias=bias)
+    for row in range(len(features)):
+        value = loss(head(features[row : row + 1]), labels[row : row + 1], reduction="sum")
+        gradients = torch.autograd.grad(value, list(head.parameters()))
+        by_autograd = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        assert norms[row] == pytest.approx(float(by_autograd), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "power"),
+    [("cross_entropy", {}, 0.5), ("bsce_gra", {"gamma": 2.0}, 1.5), ("bsce_gra", {"gamma": 5.0}, 3.0)],
+)
+def test_norms_are_a_power_of_the_brier_score(name: str, options: dict[str, float], power: float) -> None:
+    head, features, labels = head_and_data()
+    logits = head(features).detach().numpy()
+    brier = ((softmax(logits, axis=1) - np.eye(5)[labels]) ** 2).sum(axis=1)
+    expected = brier**power * np.sqrt((features.numpy() ** 2).sum(axis=1) + 1)
+    norms = last_layer_gradient_norms(make_loss(name, **options), logits, labels, features)
+    np.testing.assert_allclose(norms, expected, rtol=1e-12)
+
+
+def test_rows_that_do_not_count_and_saturated_logits() -> None:
+    norms = last_layer_gradient_norms(
+        make_loss("focal"), np.float32([[0, 0], [1e4, 0], [0, 1e4]]), [-100, 0, 0], np.ones((3, 4))
+    )
+    np.testing.assert_allclose(norms, [0, 0, np.sqrt(2 * 5)], rtol=1e-12)
+
+
+def test_penalties_are_left_out_of_the_weight() -> None:
+    rows = np.random.default_rng(0).dirichlet([0.3] * 4, 50)
+    rows[0] = [1, 0, 0, 0]
+    labels = np.arange(50) % 4
+    for name, weight in (
+        ("entropy_regularized", 1.0),
+        ("logit_norm", 1.0),
+        ("mbls", 1.0),
+        ("power", 0.0),
+        (
+            "focal_calibration",
+            (1 - rows[np.arange(50), labels]) ** make_loss("focal_calibration").hyperparameters["gamma"],
+        ),
+        ("label_smoothing", 1 - make_loss("label_smoothing").hyperparameters["smoothing"]),
+    ):
+        weights = uncertainty_weights(make_loss(name), rows, labels)
+        np.testing.assert_allclose(weights, np.broadcast_to(weight, 50), atol=1e-6)

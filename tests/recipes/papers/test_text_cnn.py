@@ -1,0 +1,277 @@
+"""The global-pooling CNN, its tokenizer, and GloVe vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from papers.networks.global_pooling_cnn import (
+    GlobalPoolingCNNConfig,
+    GlobalPoolingCNNForSequenceClassification,
+)
+from papers.words import load_glove, train_word_tokenizer
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+TEXTS = ["the cat sat on the mat", "a dog barked at the cat", "stocks fell and bonds rose", "markets rose"]
+
+
+def make_model(**sizes) -> GlobalPoolingCNNForSequenceClassification:
+    torch.manual_seed(0)
+    config = GlobalPoolingCNNConfig(
+        **{"vocab_size": 40, "embedding_size": 6, "hidden_size": 8, "num_labels": 3, **sizes}
+    )
+    return GlobalPoolingCNNForSequenceClassification(config).eval()
+
+
+def reference_logits(model: GlobalPoolingCNNForSequenceClassification, ids: list[int]) -> torch.Tensor:
+    """One text without padding, in float64, layer by layer as the papers' code has them."""
+    weights = {name: value.double() for name, value in model.named_parameters()}
+    hidden = weights["embeddings.weight"][torch.tensor(ids)].T.unsqueeze(0)
+    for number in range(3):
+        if number:
+            hidden = F.max_pool1d(hidden, 5, stride=1, padding=2)
+        hidden = F.relu(
+            F.conv1d(
+                hidden,
+                weights[f"convolutions.{number}.weight"],
+                weights[f"convolutions.{number}.bias"],
+                padding=2,
+            )
+        )
+    dense = F.relu(F.linear(hidden.max(dim=2).values, weights["dense.weight"], weights["dense.bias"]))
+    return F.linear(dense, weights["classifier.weight"], weights["classifier.bias"])[0]
+
+
+def with_biases(
+    model: GlobalPoolingCNNForSequenceClassification,
+) -> GlobalPoolingCNNForSequenceClassification:
+    """Positive biases make padding win the maximum wherever it is not masked."""
+    for convolution in model.convolutions:
+        nn.init.constant_(convolution.bias, 1.0)
+    return model
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 30])
+def test_logits_equal_the_layers_written_out(length: int) -> None:
+    model = with_biases(make_model(initializer_range=1.0))
+    ids = torch.randint(1, 40, (length,)).tolist()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits.double(), reference_logits(model, ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("padding", [1, 3, 50])
+def test_padding_does_not_change_the_logits(side: str, padding: int) -> None:
+    model = with_biases(make_model(initializer_range=1.0))
+    ids = torch.randint(1, 40, (2, 7))
+    blank = torch.zeros(2, padding, dtype=torch.long)
+    padded = torch.cat([blank, ids] if side == "left" else [ids, blank], dim=1)
+    with torch.no_grad():
+        alone = model(input_ids=ids).logits
+        from_ids = model(input_ids=padded).logits
+        # With a mask the id of the padding does not matter.
+        from_mask = model(input_ids=padded.where(padded > 0, 9), attention_mask=(padded > 0).long()).logits
+    torch.testing.assert_close(from_ids, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(from_mask, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_start_as_in_keras() -> None:
+    model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(num_labels=20))
+    for layer, fans in (
+        (model.convolutions[0], 5 * (100 + 128)),
+        (model.dense, 128 + 128),
+        (model.classifier, 128 + 20),
+    ):
+        limit = (6 / fans) ** 0.5
+        assert 0.99 * limit < layer.weight.abs().max() <= limit
+        assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
+        assert layer.bias.abs().sum() == 0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
+    """Logits and gradients on a CPU, against the layers written out, one text at a time, in float64."""
+    model = with_biases(make_model(initializer_range=1.0)).double()
+    lengths = torch.randint(1, 30, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    texts = [torch.randint(1, 40, (length,)) for length in [*lengths, 1, 30]]
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side=side)
+    labels = torch.arange(len(texts)) % 3
+
+    def gradients(logits: torch.Tensor) -> torch.Tensor:
+        grads = torch.autograd.grad(F.cross_entropy(logits, labels), list(model.parameters()))
+        return torch.cat([grad.flatten() for grad in grads])
+
+    together = model(input_ids=ids).logits
+    alone = torch.stack([reference_logits(model, text.tolist()) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(together), gradients(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_exported_program_serves_any_batch() -> None:
+    model = with_biases(make_model(initializer_range=1.0))
+    ids = torch.randint(1, 40, (3, 12))
+    rows, words = torch.export.Dim("rows", min=2), torch.export.Dim("words", min=2)
+    program = torch.export.export(
+        model,
+        (),
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": False},
+        dynamic_shapes={
+            "input_ids": {0: rows, 1: words},
+            "attention_mask": {0: rows, 1: words},
+            "return_dict": None,
+        },
+    )
+    ids = torch.randint(1, 40, (40, 25))
+    mask = (torch.arange(25) < torch.randint(1, 26, (40, 1))).long()
+    with torch.no_grad():
+        (exported,) = program.module()(input_ids=ids, attention_mask=mask, return_dict=False)
+        torch.testing.assert_close(exported, model(input_ids=ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"kernel_size": 4}, "expected kernel_size to be odd"),
+        ({"pool_size": 0}, "expected pool_size to be odd"),
+        ({"hidden_size": 0}, "expected hidden_size to be at least 1"),
+        ({"dropout": 1.0}, r"expected dropout to be in \[0, 1\)"),
+    ],
+)
+def test_config_refuses(sizes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GlobalPoolingCNNConfig(**sizes)
+
+
+def test_saved_model_and_tokenizer_load_with_the_auto_classes(tmp_path: Path) -> None:
+    tokenizer = train_word_tokenizer(TEXTS, vocab_size=40, max_length=12)
+    model = make_model(vocab_size=len(tokenizer), id2label={0: "pets", 1: "money", 2: "other"})
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).id2label == {0: "pets", 1: "money", 2: "other"}
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert isinstance(loaded, GlobalPoolingCNNForSequenceClassification)
+    loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded_tokenizer.model_max_length == 12
+    batch = loaded_tokenizer(TEXTS, padding=True, return_tensors="pt")
+    assert set(batch) == {"input_ids", "attention_mask"}
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+        probs = model(**batch).logits.softmax(dim=1)
+    classify = pipeline("text-classification", model=loaded, tokenizer=loaded_tokenizer, top_k=None)
+    for entries, row in zip(classify(TEXTS), probs, strict=True):
+        scores = {entry["label"]: entry["score"] for entry in entries}
+        assert scores["money"] == pytest.approx(row[1].item(), abs=1e-6)
+
+
+def test_stock_trainer_learns_and_scales_the_loss_for_accumulation(tmp_path: Path) -> None:
+    tokenizer = train_word_tokenizer(TEXTS)
+    rows = [{**tokenizer(text), "labels": int(i > 1)} for i, text in enumerate(TEXTS)] * 8
+    losses = {}
+    for name, batch_size, steps in (("whole", 8, 1), ("parts", 2, 4)):
+        torch.manual_seed(0)
+        model = make_model(vocab_size=len(tokenizer), hidden_size=32, num_labels=2, dropout=0.0)
+        arguments = TrainingArguments(
+            str(tmp_path / name),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=steps,
+            num_train_epochs=6,
+            learning_rate=0.02,
+            max_grad_norm=0.0,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(
+            model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer)
+        )
+        trainer.train()
+        losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses["whole"][0] == pytest.approx(losses["parts"][0], rel=1e-3)
+    assert losses["whole"][-1] < 0.1 * losses["whole"][0]
+
+
+def test_tokenizer_keeps_the_most_frequent_words_lower_cased() -> None:
+    tokenizer = train_word_tokenizer(["B b B, a a; c!", "Don't: b"], vocab_size=4)
+    assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "b": 2, "a": 3}
+    assert tokenizer("A; c... B")["input_ids"] == [3, 1, 2]
+    assert tokenizer("", padding=True)["input_ids"] == []
+
+
+def test_tokenizer_keeps_the_last_words(tmp_path: Path) -> None:
+    tokenizer = train_word_tokenizer(TEXTS, max_length=3)
+    assert tokenizer.decode(tokenizer(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.decode(loaded(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
+
+
+@pytest.mark.parametrize(
+    ("texts", "sizes"), [("one text", {}), (TEXTS, {"vocab_size": 2}), (["...", ""], {}), ([], {})]
+)
+def test_tokenizer_refuses(texts: list[str] | str, sizes: dict) -> None:
+    with pytest.raises(ValueError, match=r"^expected "):
+        train_word_tokenizer(texts, **sizes)
+
+
+def write_glove(folder: Path, *lines: str) -> Path:
+    path = folder / "vectors.txt"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_glove_fills_the_words_that_it_has(tmp_path: Path) -> None:
+    tokenizer = train_word_tokenizer(["naïve cat dog"])
+    path = write_glove(
+        tmp_path, "zebra 9 9 9", "naïve 0.5 -1 2e-1", "at name@x.com 7 7 7", "dog 1 2 3", "dog 4 4 4"
+    )
+    vectors, coverage = load_glove(path, tokenizer)
+    assert coverage == pytest.approx(2 / 3)
+    assert vectors.dtype == torch.float32
+    ids = tokenizer.get_vocab()
+    torch.testing.assert_close(vectors[ids["naïve"]], torch.tensor([0.5, -1.0, 0.2]))
+    torch.testing.assert_close(vectors[ids["dog"]], torch.tensor([1.0, 2.0, 3.0]))
+    assert vectors[[ids["cat"], ids["[PAD]"], ids["[UNK]"]]].abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("cat 1 2 3", "dog 1 2"), "line 2 of .* to be a word and 3 finite numbers, got dog 1 2; check"),
+        (("400000 3", "cat 1 2 3"), "word2vec"),
+        (("dog 1 2 3", "cat 1 inf 3"), "line 2 of .* to be a word and 3 finite numbers, got cat 1 inf 3"),
+        (("cat 1 two 3",), "line 1 of .* to be a word and 3 finite numbers"),
+        (("cat 1 1e60 3",), "line 1 of .* to be a word and 3 finite numbers"),
+        (("bird 1 2 3",), "to have vectors for some of the words"),
+        ((), "to have vectors for some of the words"),
+    ],
+)
+def test_glove_refuses(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_glove(write_glove(tmp_path, *lines), train_word_tokenizer(["cat dog"]))
+
+
+def test_word_vectors_are_taken_and_frozen(tmp_path: Path) -> None:
+    model = make_model()
+    vectors = torch.randn(40, 6)
+    model.set_word_vectors(vectors)
+    torch.testing.assert_close(model.get_input_embeddings().weight.data, vectors)
+    assert not model.embeddings.weight.requires_grad
+    model.set_word_vectors(vectors, trainable=True)
+    assert model.embeddings.weight.requires_grad
+    with pytest.raises(ValueError, match=r"have the shape \(40, 6\), got \(40, 7\)"):
+        model.set_word_vectors(torch.randn(40, 7))

@@ -1,0 +1,50 @@
+"""Posteriors against densities and draws; the interval of a mean against its coverage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from papers.toys import gaussian_posteriors, mean_interval, two_moons_posteriors
+from scipy import stats
+from sklearn.datasets import make_moons
+
+from hf_calib.metrics import expected_calibration_error
+
+
+def test_gaussian_posteriors_are_the_ratio_of_densities() -> None:
+    rng = np.random.default_rng(0)
+    means, points = rng.uniform(-3, 3, (5, 2)), rng.normal(scale=3, size=(200, 2))
+    densities = np.stack([stats.multivariate_normal(mean).pdf(points) for mean in means], axis=1)
+    wanted = densities / densities.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(gaussian_posteriors(points, means), wanted, rtol=1e-9, atol=1e-300)
+    # Far from 0, where the squares alone would leave no digits.
+    shifted = gaussian_posteriors(points + 9e5, means + 9e5)
+    np.testing.assert_allclose(shifted, wanted, rtol=1e-7, atol=1e-300)
+    far = gaussian_posteriors([[1e4, 0.0]], [[0.0, 0.0], [1.0, 0.0]])  # where both densities are 0 in float64
+    np.testing.assert_array_equal(far, [[0, 1]])
+
+
+def test_two_moons_posteriors_are_calibrated_on_draws_of_scikit_learn() -> None:
+    points, labels = make_moons(20_000, noise=0.3, random_state=0)
+    probs = two_moons_posteriors(points, noise=0.3)
+    assert expected_calibration_error(probs, labels) < 0.012
+    assert ((probs.argmax(axis=1) == labels).mean()) > 0.9
+    # The moons are each other's image under (x, y) -> (1 - x, 1/2 - y).
+    np.testing.assert_allclose(two_moons_posteriors([1, 0.5] - points[:50], noise=0.3)[:, ::-1], probs[:50])
+    # The integral by another rule.
+    angles = (np.arange(200_000) + 0.5) * np.pi / 200_000
+    upper = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    for point in ([0.5, 0.3], [1.9, 0.1], [-1.2, -0.4]):
+        kernels = [np.exp(-((point - moon) ** 2).sum(axis=1) / 0.08) for moon in (upper, [1, 0.5] - upper)]
+        share = kernels[0].sum() / np.sum(kernels)
+        assert two_moons_posteriors([point])[0, 0] == pytest.approx(share, rel=1e-6)
+
+
+def test_the_interval_is_students_and_covers() -> None:
+    values = np.random.default_rng(0).normal(size=(2_000, 5))
+    found = np.array([mean_interval(row) for row in values])
+    low, high = stats.t.interval(0.95, 4, loc=values.mean(axis=1), scale=stats.sem(values, axis=1))
+    np.testing.assert_allclose(found[:, 1:], np.stack([low, high], axis=1))
+    assert ((found[:, 1] < 0) & (found[:, 2] > 0)).mean() == pytest.approx(0.95, abs=0.015)
+    with pytest.raises(ValueError, match="values to be at least two numbers"):
+        mean_interval([1.0])
