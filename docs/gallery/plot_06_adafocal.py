@@ -8,7 +8,7 @@ where they are under-confident it falls, and the bin goes over to the inverse fo
 
 import tempfile
 
-from papers.words import train_word_tokenizer
+from papers.words import train_word_tokenizer  # in the folder recipes
 from transformers import BertConfig, BertForSequenceClassification, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments

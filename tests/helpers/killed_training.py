@@ -58,8 +58,7 @@ SLOW: dict[str, dict[str, Any]] = {
     },
 }
 DEEP: dict[str, dict[str, Any]] = {
-    "evaluated, with a trace": {**BY_STEPS, "kill": 5, "training_trace": True},
-    "evaluated on start, with a trace": {**SLOW["evaluated on start"], "training_trace": True},
+    "evaluated": {**BY_STEPS, "kill": 5},
     "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 5, "calibration": False},
     "every step": {"gamma_update_steps": 1, "kill": 5},
     "every 3 steps": {"gamma_update_steps": 3, "save_steps": 1, "kill": 4, "gradient_accumulation_steps": 2},

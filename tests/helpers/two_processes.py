@@ -16,6 +16,7 @@ from hf_calib.experiments import train_and_report
 from hf_calib.report import calibration_report, of_predictions
 from hf_calib.scaling import MatrixScaling, VectorScaling
 from hf_calib.trainer.evaluation_pass import EvaluationPass
+from tests.helpers.places import ROOT
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
@@ -100,13 +101,23 @@ def report(rank: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(written))
 
 
-def cross_calibrate_search_and_trace(rank: int, folder: Path) -> None:
-    """The features that start trainings of their own, and the history of one."""
+def cross_calibrate_and_search(rank: int, folder: Path) -> None:
+    """The features that start trainings of their own, and a training with the recipes' trace of it."""
     found: dict[str, Any] = {"cross-calibrated": [cross_calibrated(folder / "cross", 4) for _ in range(2)]}
     found["searched"] = searched(folder / "searched", 4)
-    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, "training_trace": True}
-    tiny_trainer(folder / "gammas", n=(16, 21, 13), **settings).train()
+    train_with_trace(folder / "gammas")
     (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def train_with_trace(folder: Path, **arguments: Any) -> None:
+    """AdaFocal, evaluated at each step."""
+    sys.path.insert(0, str(ROOT / "recipes"))
+    from papers.dynamics import TrainingTrace
+
+    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, **arguments}
+    trainer = tiny_trainer(folder, n=(16, 21, 13), **settings)
+    trainer.add_callback(TrainingTrace(trainer))
+    trainer.train()
 
 
 def _without_times(entry: dict[str, float]) -> dict[str, float]:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from contourpy import contour_generator
 from datasets import Dataset
-from papers.dynamics import Trace
+from papers.dynamics import Trace, TrainingTrace
 from papers.gradients import confidence_regions
 from papers.toys import mean_interval, two_moons_posteriors
 from PIL import Image
 
-from hf_calib import TrainingTrace
 from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
 
@@ -244,14 +243,16 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5, "training_trace": True}
+    each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5}
     folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}
-    without = tiny_trainer(tmp_path / "without", **{**each_epoch, "training_trace": False})
-    without.add_callback(TrainingTrace(n_kept_rows=0))
+    without = tiny_trainer(tmp_path / "without", **each_epoch)
+    without.add_callback(TrainingTrace(without, n_kept_rows=0))
     without.train()
     for loss, folder in folders.items():
         of_table = {"loss_kwargs": {"n_bins": 5}} if loss == "adafocal" else {}
-        tiny_trainer(folder, loss=loss, **of_table, **each_epoch).train()
+        trainer = tiny_trainer(folder, loss=loss, **of_table, **each_epoch)
+        trainer.add_callback(TrainingTrace(trainer))
+        trainer.train()
     record = study("traced_trainings", tmp_path / "figures", *map(str, folders.values()))
     for found, folder in zip(record["trainings"], folders.values(), strict=True):
         trace = Trace.load(folder)

@@ -80,16 +80,6 @@ def last_step(found: dict[str, Any]) -> int:
     return found["log"][-1]["step"]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", [name for name, case in DEEP.items() if case.get("training_trace")])
-def test_the_trace_is_that_of_the_uninterrupted_training(name: str, killed: Callable[[str], Path]) -> None:
-    whole, broken, left = (
-        (killed(name) / folder / "training_trace.json").read_text()
-        for folder in ("whole", "broken", "as_left")
-    )
-    assert broken == whole != left
-
-
 @pytest.mark.parametrize(
     "name",
     ["amid the state", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SLOW)[:2])],

@@ -30,9 +30,10 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import N_LABELS, assert_same, sequences, tiny_bert, tiny_trainer
 from tests.helpers.two_processes import (
     EVALUATIONS,
-    cross_calibrate_search_and_trace,
+    cross_calibrate_and_search,
     report,
     train_and_evaluate,
+    train_with_trace,
 )
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
@@ -167,10 +168,10 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
 
 
 @pytest.mark.deep
-def test_two_processes_cross_calibrate_search_and_trace_as_one(tmp_path: Path) -> None:
+def test_two_processes_cross_calibrate_and_search_as_one(tmp_path: Path) -> None:
     both, alone = tmp_path / "both", tmp_path / "alone"
     both.mkdir()
-    run_on_two(cross_calibrate_search_and_trace, both)
+    run_on_two(cross_calibrate_and_search, both)
     first, second = (json.loads((both / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["cross-calibrated"] == second["cross-calibrated"]
     once, again = first["cross-calibrated"]
@@ -184,8 +185,7 @@ def test_two_processes_cross_calibrate_search_and_trace_as_one(tmp_path: Path) -
     assert second["searched"].items() <= first["searched"].items()
     assert first["searched"] == pytest.approx(searched(alone / "searched", GLOBAL_BATCH), rel=1e-3)
 
-    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, "training_trace": True}
-    tiny_trainer(alone / "gammas", n=(16, 21, 13), per_device_train_batch_size=8, **settings).train()
+    train_with_trace(alone / "gammas", per_device_train_batch_size=8)
     theirs, ours = Trace.load(both / "gammas"), Trace.load(alone / "gammas")
     assert theirs.sets["training"].n.tolist() == ours.sets["training"].n.tolist() == [16, 16]
     for name in ours.sets:
