@@ -14,7 +14,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # what an example prints is on its page
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take more than they give
 # Figures are drawn by the functions that reproduce the papers, which are recipes and no part of the library.
-sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "recipes")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 from gallery_figures import scrape
 
