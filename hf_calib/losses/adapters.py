@@ -21,10 +21,6 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
     Args:
         model: the `CrossEncoder` that is trained.
         loss: from `hf_calib.losses`.
-
-    Raises:
-        TypeError: if the model is no CrossEncoder, or the loss no `CalibrationLoss`.
-        ValueError: if the model has one logit, and the loss no form for sigmoids.
     """
 
     def __init__(self, model: Any, loss: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.losses.loss import CalibrationLoss, check_labels, check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
@@ -53,11 +53,6 @@ def linear_calibration_loss(
     Returns:
         A scalar, in nats, float32 or float64.
 
-    Raises:
-        TypeError: if the loss is no `CalibrationLoss`, or hidden states, weight and bias are of other dtypes.
-        ValueError: if the loss couples the batch (such as `mmce`) or is multi-label; if shapes do not
-            fit, a label is out of range, or a number is not above 0.
-
     Notes:
         The gradients are made in the forward pass, chunk by chunk: the backward pass only hands them out, once. Those
         of the weight and the bias are summed in float32 at least. Beside them two chunks of logits are held. Under
@@ -71,8 +66,8 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    if softcap is not None and not softcap > 0:
-        raise InputValueError(expected("softcap", "be above 0", softcap, "leave it out where there is none"))
+    fits = softcap is None or softcap > 0
+    check(fits, "softcap to be above 0", softcap, "leave it out where there is none")
     if temperature is not None:
         _check_temperature(temperature)
     device = hidden.device.type
@@ -116,14 +111,11 @@ class _LinearLoss(torch.autograd.Function):
     ) -> Tensor:
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         needed = [has_gradient and need for need in ctx.needs_input_grad[:4]]
-        found: list[Tensor | None] = [
-            torch.zeros_like(
-                tensor, dtype=hidden.dtype if i == 0 else wide, memory_format=torch.contiguous_format
-            )
-            if tensor is not None and needed[i]
-            else None
-            for i, tensor in enumerate((hidden, weight, bias, temperature))
-        ]
+        found: list[Tensor | None] = [None, None, None, None]
+        for i, tensor in enumerate((hidden, weight, bias, temperature)):
+            if tensor is not None and needed[i]:
+                dtype = hidden.dtype if i == 0 else wide
+                found[i] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
         of_hidden, of_weight, of_bias, of_temperature = found
         total = torch.zeros((), dtype=wide, device=hidden.device)
         elements = CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
@@ -153,10 +145,8 @@ class _LinearLoss(torch.autograd.Function):
                 of_bias += slope.sum(0, dtype=wide)
             if of_temperature is not None:
                 of_temperature += of_scale[0]
-        ctx.found, ctx.dtypes = (
-            found,
-            [None if t is None else t.dtype for t in (hidden, weight, bias, temperature)],
-        )
+        ctx.found = found
+        ctx.dtypes = [None if t is None else t.dtype for t in (hidden, weight, bias, temperature)]
         return total
 
     @staticmethod
@@ -180,18 +170,15 @@ class _LinearLoss(torch.autograd.Function):
 
 def _check_temperature(temperature: Tensor | float) -> None:
     if isinstance(temperature, Tensor):
-        if temperature.numel() != 1:
-            got = f"shape {tuple(temperature.shape)}"
-            raise InputValueError(
-                expected("temperature", "be one number", got, "divide the logits themselves")
-            )
+        got = f"shape {tuple(temperature.shape)}"
+        one = temperature.numel() == 1
+        check(one, "temperature to be one number", got, "divide the logits themselves")
         if temperature.device.type != "cpu":  # the host does not wait for the device, which asserts by itself
             torch._assert_async(temperature.detach() > 0, "temperature is above 0")
             return
-    if not temperature > 0:
-        raise InputValueError(
-            expected("temperature", "be above 0", float(temperature), "1.0 changes nothing")
-        )
+        temperature = temperature.detach()
+    above = bool(temperature > 0)
+    check(above, "temperature to be above 0", float(temperature), "1.0 changes nothing")
 
 
 def _check(
@@ -199,38 +186,27 @@ def _check(
 ) -> None:
     check_loss(loss)
     way_out = "make the logits, and call the loss on them"
-    if loss.couples_batch:
-        got = f"{loss.name!r}, which couples the batch"
-        raise InputValueError(expected("loss", "have a value per row", got, way_out))
-    if loss.multi_label:
-        raise InputValueError(expected("loss", "be single-label", f"a multi-label {loss.name!r}", way_out))
-    if reduction not in ("mean", "sum"):
-        raise InputValueError(
-            expected(
-                "reduction", "be 'mean' or 'sum'", repr(reduction), "the gradients are summed over the rows"
-            )
-        )
+    got = f"{loss.name!r}, which couples the batch"
+    check(not loss.couples_batch, "loss to have a value per row", got, way_out)
+    check(not loss.multi_label, "loss to be single-label", f"a multi-label {loss.name!r}", way_out)
+    fits = reduction in ("mean", "sum")
+    way_out = "the gradients are summed over the rows"
+    check(fits, "reduction to be 'mean' or 'sum'", repr(reduction), way_out)
     converted = torch.is_autocast_enabled(hidden.device.type)
     for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None and not (
-            tensor.is_floating_point() and (converted or tensor.dtype == hidden.dtype)
-        ):
-            got = f"{tensor.dtype} for {hidden.dtype}"
-            raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
-    fits = (
-        hidden.dim() >= 2
-        and weight.dim() == 2
-        and weight.shape[1] == hidden.shape[-1]
-        and (bias is None or bias.shape == weight.shape[:1])
-    )
-    if not fits:
-        shapes = [tuple(tensor.shape) for tensor in (hidden, weight, bias) if tensor is not None]
-        got = " and ".join(map(str, shapes))
-        requirement = "be (N, H), (V, H) and, of a bias, (V,)"
-        raise InputValueError(expected("hidden and weight", requirement, got, "pass the head's own weight"))
-    if labels.shape != hidden.shape[:-1] or labels.is_floating_point():
-        got = f"{tuple(labels.shape)} {labels.dtype}"
-        requirement = f"be integers of shape {tuple(hidden.shape[:-1])}"
-        raise InputValueError(expected("labels", requirement, got, "one for each hidden state"))
+        if tensor is not None:
+            same = tensor.is_floating_point() and (converted or tensor.dtype == hidden.dtype)
+            if not same:
+                got = f"{tensor.dtype} for {hidden.dtype}"
+                way_out = "convert one of them"
+                raise InputTypeError(expected(name, "have the float dtype of hidden", got, way_out))
+    fits = hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
+    fits = fits and (bias is None or bias.shape == weight.shape[:1])
+    got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, weight, bias) if tensor is not None)
+    requirement = "hidden and weight to be (N, H), (V, H) and, of a bias, (V,)"
+    check(fits, requirement, got, "pass the head's own weight")
+    fits = labels.shape == hidden.shape[:-1] and not labels.is_floating_point()
+    requirement = f"labels to be integers of shape {tuple(hidden.shape[:-1])}"
+    check(fits, requirement, f"{tuple(labels.shape)} {labels.dtype}", "one for each hidden state")
     if labels.device.type == "cpu":  # elsewhere it would wait for the device, which asserts by itself
         check_labels(labels.flatten(), len(weight))

@@ -360,12 +360,7 @@ class CalibrationLoss(nn.Module):
             >>> focal(gamma=2.0).from_log_probs(kept), focal(gamma=2.0)(logits, labels)
             (tensor(0.0875), tensor(0.0875))
         """
-        check(
-            reduction in REDUCTIONS,
-            f"reduction to be one of {REDUCTIONS}",
-            repr(reduction),
-            "see the docstring",
-        )
+        _check_reduction(reduction)
         counts = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask.bool()
         kept = {
             "log_probs": log_probs,
@@ -452,19 +447,16 @@ class CalibrationLoss(nn.Module):
 
     def _check(self, logits: Tensor, labels: Tensor, reduction: str) -> bool:
         """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
-        check(
-            reduction in REDUCTIONS,
-            f"reduction to be one of {REDUCTIONS}",
-            repr(reduction),
-            "see the docstring",
-        )
+        _check_reduction(reduction)
         if reduction == "none" and self.couples_batch:
             way_out = f"{self.name} has no loss per example"
             raise InputValueError(expected("reduction", "be 'mean' or 'sum'", "'none'", way_out))
-        is_float = logits.is_floating_point()
-        check(is_float, "logits to be floating point", logits.dtype, "pass the model's raw scores")
-        requirement = "logits to have shape (N, C) or (N, L, C)"
-        check(logits.dim() >= 2, requirement, tuple(logits.shape), "add the batch axis")
+        if not logits.is_floating_point():
+            way_out = "pass the model's raw scores"
+            raise InputValueError(expected("logits", "be floating point", logits.dtype, way_out))
+        if logits.dim() < 2:
+            requirement = "have shape (N, C) or (N, L, C)"
+            raise InputValueError(expected("logits", requirement, tuple(logits.shape), "add the batch axis"))
         multi_label = labels.is_floating_point() if self.multi_label is None else self.multi_label
         wanted = logits.shape if multi_label else logits.shape[:-1]
         if labels.shape != wanted:
@@ -555,6 +547,12 @@ def _reduced(
         return values.mean() if counted == labels.numel() else values.sum() / max(counted, 1)
     # Of the values' dtype: dividing by an integer tensor would convert it, and again in the backward.
     return values.sum() / (labels != IGNORE_INDEX).count_nonzero().to(values).clamp_min(1)
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        requirement = f"be one of {REDUCTIONS}"
+        raise InputValueError(expected("reduction", requirement, repr(reduction), "see the docstring"))
 
 
 def _refuse_distributions(labels: Tensor) -> None:

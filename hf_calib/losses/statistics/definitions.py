@@ -1,11 +1,8 @@
 """The row statistics, each declared once: its value on every path, and its gradient's terms.
 
-A path is a way from the logits to the statistics: `direct` (plain operations, differentiated by autograd),
-`chunked` (blocks of rows, with a gradient of its own) and `multi_label` (a sigmoid per decision). For each path
-a statistic has a method; one that lacks it is refused there. A further path is a further method, or a table in
-that path's own module of the statistics it knows, and leaves the others as they are.
-
-On the chunked path the gradient of all statistics is one sum, so that it is written once:
+A path is a way from the logits to the statistics: `direct` (plain operations, differentiated by autograd), `chunked`
+(blocks of rows, with a gradient of its own) and `multi_label` (a sigmoid per decision). On the chunked path the
+gradient of all statistics is one sum, so that it is written once:
 
     dL/dz = p * (alpha + what each `factor` adds)  +  what each `add_to` adds
 
@@ -20,8 +17,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from hf_calib._errors import InputValueError, expected
 
 if TYPE_CHECKING:
     from hf_calib.losses.statistics.chunked import Block, ForwardBlock
@@ -58,19 +53,19 @@ class Statistic:
 
     def direct(self, rows: LabelledRows) -> Tensor:
         """The value (n,), by differentiable operations; of ignored rows it is not read."""
-        raise self._refusal("direct")
+        raise NotImplementedError
 
     def chunked(self, block: ForwardBlock) -> Numbers:
         """`value` (n,), and beside it what `coefficients` reads. `block.probs` must be left as it was."""
-        raise self._refusal("chunked")
+        raise NotImplementedError
 
     def multi_label(self, cross_entropy: Tensor) -> Tensor:
         """The values (2, D) of decisions whose outcomes, yes and no, have this cross entropy (2, D)."""
-        raise self._refusal("multi-label")
+        raise NotImplementedError
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         """The coefficients that `alpha` gets, (N,), and that `factor` and `add_to` read."""
-        raise self._refusal("chunked")
+        raise NotImplementedError
 
     def factor(self, block: Block, coefficients: Numbers) -> Tensor | None:
         """The term to add to alpha, (n, C), which the caller may overwrite; coefficients come as (n, k)."""
@@ -78,12 +73,6 @@ class Statistic:
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         """Add to the gradient (n, C), in place, what is no multiple of p; `block.probs` is gone by then."""
-
-    def _refusal(self, path: str) -> InputValueError:
-        way_out = "use a loss of other statistics, or declare how this path computes it"
-        return InputValueError(
-            expected("the loss", f"read what the {path} path computes", repr(self), way_out)
-        )
 
 
 @dataclass(frozen=True)

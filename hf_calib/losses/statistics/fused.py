@@ -199,76 +199,35 @@ def _block_of(n_classes: int) -> int:
     return whole if whole <= _LONGEST_BLOCK else _BLOCK_OF_LONG_ROWS
 
 
-def _of_cross_entropy(statistic: CrossEntropy, found: _Found) -> Numbers:
-    return {"value": (found.z_max - found.z_label) + found.log_sum}
-
-
 def _of_rival(statistic: Rival, found: _Found) -> Numbers:
     ranks = RIVALS[statistic.rank]
     if ranks is None:
         count = found.below_count.clamp_min(1)
         return {"value": found.below / count, "count": count}
-    first, _ = ranks
-    values, index = found.rivals[:, first:], found.rival_index[:, first:]
+    values, index = found.rivals[:, ranks[0] :], found.rival_index[:, ranks[0] :]
     exists = values > -torch.inf
     share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(values.dtype)
     probs = found.probs_of(values) * share
     return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
 
 
-def _of_powers(statistic: OtherPowers, found: _Found) -> Numbers:
-    return {"value": found.powers}
-
-
-def _of_entropy(statistic: Entropy, found: _Found) -> Numbers:
-    return {"value": found.log_sum - found.log_ratios, "z_max": found.z_max, "log_p_max": -found.log_sum}
-
-
-def _of_mean(statistic: MeanLogProb, found: _Found) -> Numbers:
-    return {"value": found.mean - found.log_sum, "count": found.count.clamp_min(1)}
-
-
-def _of_confidence(statistic: LogConfidence, found: _Found) -> Numbers:
-    return {"value": -found.log_sum, "predicted": found.predicted}
-
-
-def _of_norm(statistic: LogitNorm, found: _Found) -> Numbers:
-    return {"value": found.norm}
-
-
-def _of_label(statistic: Label, found: _Found) -> Numbers:
-    return {"value": found.labels.clamp_min(0).to(found.z_max.dtype)}
-
-
-def _of_correct(statistic: Correct, found: _Found) -> Numbers:
-    return {"value": (found.predicted == found.labels).to(found.z_max.dtype)}
-
-
+# What `definitions` reads of a statistic's rows, of the numbers that the forward kernel found.
 _ROWS: dict[type[Statistic], Callable[[Any, _Found], Numbers]] = {
-    CrossEntropy: _of_cross_entropy,
+    CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
     Rival: _of_rival,
-    OtherPowers: _of_powers,
-    Entropy: _of_entropy,
-    MeanLogProb: _of_mean,
-    LogConfidence: _of_confidence,
-    LogitNorm: _of_norm,
-    Label: _of_label,
-    Correct: _of_correct,
+    OtherPowers: lambda _, f: {"value": f.powers},
+    Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios, "z_max": f.z_max, "log_p_max": -f.log_sum},
+    MeanLogProb: lambda _, f: {"value": f.mean - f.log_sum, "count": f.count.clamp_min(1)},
+    LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
+    LogitNorm: lambda _, f: {"value": f.norm},
+    Label: lambda _, f: {"value": f.labels.clamp_min(0).to(f.z_max.dtype)},
+    Correct: lambda _, f: {"value": (f.predicted == f.labels).to(f.z_max.dtype)},
 }
 # The backward kernel's numbers of a row, in its order, and where they have another name in `definitions`.
 _OF_ROW = (
-    "at_label",
-    "beta",
-    "eta",
-    "at_finite",
-    "norm",
-    "at_norm",
-    "predicted",
-    "at_predicted",
-    "index",
-    "at_rival",
-    "at_below",
-)
+    "at_label", "beta", "eta", "at_finite", "norm", "at_norm",
+    "predicted", "at_predicted", "index", "at_rival", "at_below",
+)  # fmt: skip
 _NAMES: dict[type[Statistic], dict[str, str]] = {LogitNorm: {"slope": "at_norm"}}
 
 
