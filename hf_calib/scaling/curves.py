@@ -74,11 +74,7 @@ class ClassProbabilityScaling(Scaler):
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
-        """Return each class's recalibrated probability in [0, 1], of the shape of the logits, in float64.
-
-        Each says how often its class is right, whatever the others say: the rows do not sum to 1. A masked class
-        has 0.
-        """
+        """Return how often each class is right, whatever the others say: rows do not sum to 1; a masked class has 0."""
         return self._scores(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -111,8 +107,7 @@ class ClassProbabilityScaling(Scaler):
 class HistogramBinning(ClassProbabilityScaling):
     r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
 
-    The simplest map without a form, and the baseline of the binning methods. It gives at most M different
-    probabilities per class; `IsotonicScaling` chooses its steps by the data and keeps the order of the
+    The baseline of the binning methods. `IsotonicScaling` chooses its steps by the data and keeps the order of the
     examples, `SplineScaling` is smooth.
 
     $$m_k(b) = \frac{\sum_i [y_i = k]\,[p_{ik} \in b]}{\sum_i [p_{ik} \in b]}, \qquad
@@ -121,22 +116,17 @@ class HistogramBinning(ClassProbabilityScaling):
     Args:
         n_bins: M, bins per class.
         binning: "uniform": equal-width bins, the same for all classes. "equal_mass": bins with about equal
-            numbers of examples, for each class its own; with many classes, most of whose probabilities are
-            near 0, the better choice.
+            numbers of examples, for each class its own; the better choice with many classes.
 
     Attributes:
-        edges_: (C, M + 1) of the bins, which are (lower, upper]; the first and last also take what lies
-            beyond.
+        edges_: (C, M + 1) of the bins (lower, upper]; the first and last also take what lies beyond.
         frequencies_: (C, M) in [0, 1].
         n_classes_: C.
 
     Notes:
-        A bin in which nothing was seen keeps its midpoint: with no evidence the probability is left unchanged,
-        to the width of the bin. A class without examples gets (almost) no probability. Bins of equal mass have the
-        edges of the metrics' "quantile" binning; equal probabilities share a bin.
-
-        `class_scores` gives m, whose rows do not sum to 1. 1e-9 of the model's own probability is added
-        before rows are scaled. The predicted class can change.
+        A bin in which nothing was seen keeps its midpoint. A class without examples gets (almost) no probability.
+        Equal probabilities share a bin. `class_scores` gives m; 1e-9 of the model's own probability is added before
+        rows are scaled to sum to 1. The predicted class can change.
 
     References:
         Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates from decision trees and naive
@@ -191,10 +181,8 @@ class IsotonicScaling(ClassProbabilityScaling):
       \hat p_{ik} \propto m(p_{ik})$$
 
     Args:
-        multiclass: "one_vs_rest": a curve for each class, fitted on that class's probabilities. It can
-            correct classes that are wrong in different ways, and can change the predicted class.
-            "joint": one curve for all classes, fitted on all N C probabilities. It needs fewer examples, and
-            it keeps the ranking of the classes, hence the accuracy.
+        multiclass: "one_vs_rest": a curve for each class; it can change the predicted class. "joint": one curve for
+            all N C probabilities; it needs fewer examples, and keeps the ranking of the classes, hence the accuracy.
 
     Attributes:
         sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
@@ -204,13 +192,9 @@ class IsotonicScaling(ClassProbabilityScaling):
 
     Notes:
         The curve is interpolated linearly between the probabilities that were seen, and is constant beyond
-        them. `class_scores` gives m(p), whose rows do not sum to 1; the authors of "joint" compare those.
-        As in their code 1e-9 of the model's own probability is added before rows are scaled. Two classes of a row
-        whose probabilities differ by less than 1e-7 may still end up equal.
-
-        A class without examples gets (almost) no probability from "one_vs_rest". With few examples the
-        curve's ends are 0 and 1, so that one surprise costs 20 nats or more: look at the negative
-        log-likelihood next to the calibration error.
+        them. `class_scores` gives m(p), which the authors of "joint" compare; 1e-9 of the model's own probability is
+        added before rows are scaled to sum to 1. Two classes of a row whose probabilities differ by less than 1e-7 may
+        end up equal. With few examples the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
 
     References:
         Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
@@ -254,8 +238,7 @@ class SplineScaling(Scaler):
     r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
 
     For a model whose confidence is wrong in a way that one temperature cannot correct, and for a few hundred
-    examples or more: the curve is not tied to a form, nor to bins as in `HistogramBinning`. It recalibrates
-    the predicted class only; the others share what is left in proportion to their probabilities. The
+    examples or more. The other classes share what the predicted one leaves, in proportion to their probabilities. The
     predicted class, hence the accuracy, does not change.
 
     With the confidences of the predicted classes sorted, s_1 <= ... <= s_N, and c_i whether the i-th is right,
@@ -276,13 +259,9 @@ class SplineScaling(Scaler):
         n_classes_: C.
 
     Notes:
-        Nothing makes r rise: a higher confidence may get a lower one. r may also put the predicted class below
-        another one, for two classes wherever r < 1/2. It then gets the least probability that keeps it first;
-        `predict_confidence` gives r itself.
-
-        Differences from the authors' code: it interpolates between the s_i with the two weights swapped, and
-        divides by zero where confidences are equal. Here equal confidences share their mean accuracy, so that
-        the order of the examples makes no difference.
+        Nothing makes r rise. Where it puts the predicted class below another one (of two classes, where r < 1/2), that
+        class gets the least probability that keeps it first; `predict_confidence` gives r itself. Unlike in the
+        authors' code, which swaps the two weights of its interpolation, equal confidences share their mean accuracy.
 
     References:
         Gupta et al. 2021, "Calibration of neural networks using splines".
@@ -376,9 +355,8 @@ class SplineScaling(Scaler):
 class EnsembleTemperatureScaling(Scaler):
     r"""Mix the temperature-scaled, the plain and the uniform probabilities.
 
-    A step up from `TemperatureScaling` at nearly the same need for data: four parameters instead of one. It
-    keeps the ranking of the classes, hence the accuracy. A mixture is not a map of the logits, so it cannot be
-    folded into the model.
+    A step up from `TemperatureScaling` with four parameters. It keeps the ranking of the classes, hence the accuracy,
+    but is not a map of the logits, so it cannot be folded into the model.
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C,
       \qquad w \ge 0, \quad \sum_k w_k = 1$$
@@ -394,12 +372,9 @@ class EnsembleTemperatureScaling(Scaler):
         n_classes_: C.
 
     Notes:
-        T is that of temperature scaling alone; w is found after it. In w both criteria are convex. For "mse"
-        the problem is quadratic in three numbers: it is solved exactly, by solving it on each of the seven
-        faces of the simplex. For "nll" such problems are solved in turn (Newton). In a row with classes masked by
-        -inf, the uniform distribution is that over the others.
-
-        `fit` warns where data do not determine T, as `TemperatureScaling` does, or where it is out of bounds.
+        T is that of temperature scaling alone; w is found after it, by convex problems that are solved exactly. In a
+        row with classes masked by -inf, the uniform distribution is that over the others. `fit` warns where data do
+        not determine T, as `TemperatureScaling` does, or where it is out of bounds.
 
     References:
         Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty

@@ -56,22 +56,18 @@ class InverseLink(LogitScaling):
             same hyperparameters; if it adapts, with the table that it had at the end.
 
     Notes:
-        It removes the loss's own bias, not a model's: it assumes a network that reached the minimum of the expected
-        loss. It helps after a short fine-tuning, where the loss is what makes a model under-confident (MiniLM, 3
-        epochs of AG News, focal: ECE 0.178 to 0.048; 0.017 with a temperature fitted on 1,000 rows). It harms a model
-        that has over-fitted (a CNN on 20 Newsgroups, focal: 0.139 to 0.273; 0.033 with a temperature). The logits
-        must be those that the loss saw, not divided by a temperature.
+        It assumes a network that reached the minimum of the expected loss. It helps after a short fine-tuning (MiniLM,
+        3 epochs of AG News, focal: ECE 0.178 to 0.048; 0.017 with a temperature fitted on 1,000 rows), and harms a
+        model that has over-fitted (a CNN on 20 Newsgroups, focal: 0.139 to 0.273; 0.033 with a temperature). The
+        logits must be those that the loss saw, not divided by a temperature.
 
-        Supported: cross_entropy and brier (nothing to undo), label_smoothing, entropy_regularized, focal,
-        inverse_focal, flsd, adafocal, calfocal, dual_focal, ada_dual_focal, bsce, focal_calibration, and the `_gra`
-        losses. A gamma that depends on p (steps, tables) is a constant at each p, as it is in training. Class weights
-        are divided out. Of losses that read more than the label's p (label_smoothing, dual_focal, bsce, ...) a row of
-        C classes costs C^3 operations.
+        The losses are those of `hf_calib.scaling.inverse.INVERTIBLE`. Class weights are divided out. Of losses that
+        read more than the label's p (label_smoothing, dual_focal, bsce, ...) a row of C classes costs C^3 operations.
 
         Some p are the minimum for no posterior, or for several (dual_focal and inverse_focal jump where two classes
         tie, tables where gamma does). Classes whose η would rank otherwise than their p get the same η, but for
-        1e-9 that keeps their order; an η below 0 becomes 0 (p less than smoothing / C). So the ranking of the
-        classes, and the accuracy, do not change, but for class weights.
+        1e-9 that keeps their order; an η below 0 becomes 0. So the ranking of the classes does not change, but for
+        class weights.
 
     References:
         Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation: a theoretical

@@ -48,16 +48,15 @@ class PriorCorrection(LogitScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
     Use it for a model that was trained with resampling or class weights, or that is used where its classes are
-    rarer or more common, while texts of one class look as before (label shift). `estimate_prior` finds the
-    frequencies in unlabelled data. Other scalers are fitted to labelled rows, and keep those rows' frequencies.
+    rarer or more common (label shift). `estimate_prior` finds the frequencies in unlabelled data. Other scalers keep
+    the frequencies of the labelled rows that they are fitted to.
 
     $$\hat p_k \propto p_k \frac{\pi^{target}_k}{\pi^{train}_k}, \qquad
       z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
     Args:
         train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
-            as integers. After a map with biases (vector, matrix) these are the shares of its calibration rows;
-            otherwise the mean of the probabilities there is the better choice.
+            as integers. The shares of the calibration rows after a map with biases, else the mean probability there.
         target_prior: (C,) the frequencies where the model is used, given likewise.
         scaler: a fitted scaler that folds, which is applied first; None corrects the logits directly.
 
@@ -219,13 +218,10 @@ def estimate_prior(
 ) -> PriorEstimate:
     r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
 
-    It assumes label shift: the classes come with other frequencies, and each looks as before. A class that
-    the model does not know, or texts of another kind, are not found by this.
-
-    "em" maximises the likelihood of the rows, which needs calibrated probabilities; it is the most precise.
-    "bbse" solves for the shares that explain how often each class is predicted, given the confusion matrix on
-    the source rows; it needs no calibration, but a confusion matrix that can be inverted. "bbse_soft" uses
-    mean probabilities in place of predictions, and so more of what the model says.
+    It assumes label shift: the classes come with other frequencies, and each looks as before. "em" maximises the
+    likelihood of the rows, which needs calibrated probabilities; it is the most precise. "bbse" solves for the shares
+    that explain how often each class is predicted, given the confusion matrix on the source rows; it needs no
+    calibration, but a confusion matrix that can be inverted. "bbse_soft" uses mean probabilities in place of predictions.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
       \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
@@ -233,8 +229,7 @@ def estimate_prior(
     Args:
         probs: (N, C) a calibrated model's probabilities on the unlabelled target rows, at least two that differ.
         source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on.
-        source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated,
-            and `correction` then refuses.
+        source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, or class
             counts, taken as exact.
         method: "em", "bbse" or "bbse_soft".
@@ -245,37 +240,24 @@ def estimate_prior(
         The shares with their intervals, and the test whether they differ from the source's at all.
 
     Notes:
-        With source rows, their mean probability is the train prior, so that a bias that is left in the
-        calibration is not taken for a shift. The test is a permutation test of source and target rows on the
-        mean probabilities (for "bbse" on how often each class is predicted). Without a shift it finds one in
-        at most 5% of cases whatever the model, as long as both kinds of rows are new to it: hence source rows
-        other than those of the calibration. It finds a change of the texts, too. With a train prior only, the
-        test is the likelihood ratio test of EM, with C - 1 degrees of freedom.
+        With source rows, their mean probability is the train prior, so that a bias that is left in the calibration is
+        not taken for a shift, and the test is a permutation test of source and target rows, of level 5% whatever the
+        model as long as both are new to it. It finds a change of the texts, too. With a train prior only, it is the
+        likelihood ratio test of EM, with C - 1 degrees of freedom.
 
         Shares are shrunk towards the train prior as if by more rows of it, so that none is 0: by C / 2, or with "em"
-        by as many of C / 2, C, 2 C ... 128 C as give rows that were held out the highest likelihood (five folds of
-        the target rows). With many classes and few rows, EM alone takes noise for a shift: on 500 rows of
-        CLINC150's 150 intents with about their source's frequencies, correcting by it raises the NLL by .06 to .08
-        nats, with the chosen shrinkage by .01, and with a real shift it loses next to nothing by it.
+        by as many of C / 2, C, 2 C ... 128 C as give held-out rows the highest likelihood (five folds), since with
+        many classes and few rows EM alone takes noise for a shift. The correction takes four times as many: which of
+        two confused classes is the more frequent hardly changes that likelihood, but all the more that of the labels.
 
-        The intervals are percentiles of the Bayesian bootstrap, of source and target rows and of C / 2 rows that are
-        added, with which and a perfect classifier they are Jeffreys' intervals of a multinomial. They do not hold the
-        uncertainty of the calibration map: in draws of 77 classes, and of a network with a temperature, they held 86 to
-        96% of the shares.
-
-        Which of two classes that are easily confused is the more frequent hardly changes the likelihood of the rows,
-        but all the more that of their labels. So with "em" the correction takes shares that are shrunk by four times
-        as many rows as the likelihood asks for. Of shifts that were drawn for classifiers of 4 to 150 classes, whole
-        corrections raised the NLL in some by up to .29 nats, these by half as much, and on average they gain more or,
-        with 150 classes, .003 less; the largest gains are up to a quarter smaller.
-
-        EM is accelerated by squared extrapolation, and stops when a step gains less than 1e-6 nats in all.
+        The intervals are percentiles of the Bayesian bootstrap of source and target rows and of C / 2 added rows. They
+        do not hold the uncertainty of the calibration map: in draws of 77 classes they held 86 to 96% of the shares.
 
     References:
         Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a priori
         probabilities", section 2.3; Lipton, Wang and Smola 2018, "Detecting and correcting for label shift with
         black box predictors", Eq. 3; Alexandari et al. 2020, for the mean probability; Rabanser, Guennemann and
-        Lipton 2019, "Failing loudly", for tests of outputs; Varadhan and Roland 2008, for the extrapolation.
+        Lipton 2019, "Failing loudly", for tests of outputs; Varadhan and Roland 2008, for the extrapolation of EM.
 
     >>> rng = np.random.default_rng(0)
     >>> def draw(n, share):  # two classes, one normal feature
@@ -431,15 +413,9 @@ def _maximum_likelihood(
     start: FloatArray,
     nats: float,
 ) -> FloatArray:
-    """The shares (C, B) of B resamples by EM, extrapolated every other step.
+    """The shares (C, B) of B resamples by EM, extrapolated every other step, until a step gains less than `nats` in all.
 
-    Args:
-        probs: (N, C).
-        train: (C, B) or (C, 1), the shares that the probabilities assume.
-        weights: (N, B) of the rows.
-        pseudo: (C, B) weights of rows whose class is known, above 0.
-        start: (C, B) or (C, 1).
-        nats: where to stop: what a step of EM gains at least, in all.
+    Of train and start (C, B) or (C, 1), weights (N, B) of the rows, and pseudo (C, B) weights of rows of known class.
     """
     total = weights.sum(axis=0) + pseudo.sum(axis=0)
     shape = pseudo.shape
@@ -535,7 +511,7 @@ def _gammas(pseudo: FloatArray, rng: np.random.Generator, n_resamples: int) -> F
     return np.maximum(drawn, 1e-12)
 
 
-def _classes(chosen: NDArray[np.bool_]) -> str:
+def _classes(chosen: Any) -> str:
     return few([f"class {number}" for number in np.flatnonzero(chosen)])
 
 

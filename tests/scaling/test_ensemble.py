@@ -11,7 +11,7 @@ from scipy.special import softmax
 from sklearn.exceptions import NotFittedError
 
 from hf_calib.scaling import EnsembleTemperatureScaling, TemperatureScaling
-from hf_calib.scaling.curves import MSE_BOUNDS, _least_on_simplex
+from hf_calib.scaling.curves import MSE_BOUNDS
 
 SIMPLEX = np.array([(a, b, 1 - a - b) for a, b in product(np.linspace(0, 1, 41), repeat=2) if a + b <= 1])
 
@@ -117,20 +117,6 @@ class TestWeights:
         assert slopes.max() <= 1 + 1e-7  # no part could gain by more weight
         np.testing.assert_allclose(slopes[scaler.weights_ > 0], 1, atol=1e-7)
 
-    @pytest.mark.parametrize("seed", range(20))
-    def test_quadratic_problem(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        factor = rng.normal(size=(3, rng.integers(1, 5)))  # of rank 1 at times
-        quadratic, linear = factor @ factor.T, rng.normal(size=3)
-        weights = _least_on_simplex(quadratic, linear)
-
-        def value(w: np.ndarray) -> float:
-            return float(w @ quadratic @ w / 2 - linear @ w)
-
-        assert value(weights) <= min(value(w) for w in SIMPLEX) + 1e-13
-        assert weights.min() >= 0
-        assert weights.sum() == pytest.approx(1, abs=1e-14)
-
     def test_of_equal_parts_only_one_is_taken(self) -> None:
         with pytest.warns(UserWarning, match="The temperature was set to 1"):
             scaler = EnsembleTemperatureScaling().fit(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
@@ -157,22 +143,10 @@ class TestEdges:
         # Right 3 times in 4, which the uniform part alone can say.
         np.testing.assert_allclose(probs[np.arange(100), logits.argmax(axis=1)], 0.75, atol=1e-8)
 
-    def test_keeps_the_predicted_class(self) -> None:
-        logits, labels = sampled(2000, 10, 3.0)
-        probs = EnsembleTemperatureScaling().fit(logits, labels).predict_proba(logits)
-        np.testing.assert_array_equal(probs.argmax(axis=1), logits.argmax(axis=1))
-
     def test_every_label_first(self) -> None:
         logits, _ = sampled(100, 3, 1.0)
         with pytest.warns(UserWarning, match="All 100 labels are ranked first"):
             EnsembleTemperatureScaling("nll").fit(logits, logits.argmax(axis=1))
-
-    def test_any_shape_that_ends_in_classes(self) -> None:
-        logits, labels = sampled(300, 4, 2.0)
-        scaler = EnsembleTemperatureScaling().fit(logits, labels)
-        whole = scaler.predict_proba(logits)
-        np.testing.assert_array_equal(scaler.predict_proba(logits.reshape(3, 100, 4)).reshape(300, 4), whole)
-        np.testing.assert_array_equal(scaler.predict_proba(logits[0]), whole[0])
 
     def test_refused(self) -> None:
         logits, labels = sampled(100, 3, 1.0)
