@@ -221,7 +221,7 @@ def estimate_prior(
     It assumes label shift: the classes come with other frequencies, and each looks as before. "em" maximises the
     likelihood of the rows, which needs calibrated probabilities; it is the most precise. "bbse" solves for the shares
     that explain how often each class is predicted, given the confusion matrix on the source rows; it needs no
-    calibration, but a confusion matrix that can be inverted. "bbse_soft" uses mean probabilities in place of predictions.
+    calibration, but a confusion matrix that can be inverted. "bbse_soft" uses mean probabilities for predictions.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
       \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
@@ -413,7 +413,7 @@ def _maximum_likelihood(
     start: FloatArray,
     nats: float,
 ) -> FloatArray:
-    """The shares (C, B) of B resamples by EM, extrapolated every other step, until a step gains less than `nats` in all.
+    """The shares (C, B) of B resamples by EM, extrapolated every other step, until one gains less than `nats` in all.
 
     Of train and start (C, B) or (C, 1), weights (N, B) of the rows, and pseudo (C, B) weights of rows of known class.
     """
