@@ -8,7 +8,7 @@ the factor by which each loss scales the gradient at the label.
 
 import numpy as np
 from papers.gradients import gradient_factors, simplex_grid, uncertainty_weights  # in the folder recipes
-from papers.plots import simplex_surfaces
+from papers.simplex import simplex_surfaces
 
 from hf_calib.losses import make_loss
 

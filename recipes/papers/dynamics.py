@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,12 @@ class TrainingTrace(TrainerCallback):
     def __init__(self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
         self.trainer, self.n_kept_rows = trainer, n_kept_rows
         known, dataset = trainer.eval_dataset, trainer.train_dataset
-        self.sets: dict[str, Any] = {"eval": known}
-        if isinstance(known, dict):
-            self.sets = {f"eval_{name}": rows for name, rows in known.items()}
+        sets = (
+            {f"eval_{name}": rows for name, rows in known.items()}
+            if isinstance(known, dict)
+            else {"eval": known}
+        )
+        self.sets: dict[str, Any] = sets
         self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
         if n_training_rows:
             self.numbers["training"] = _drawn(len(dataset), n_training_rows, trainer.args.seed)
@@ -60,6 +64,7 @@ class TrainingTrace(TrainerCallback):
         file = Path(args.output_dir, FILE)
         earlier = json.loads(file.read_text())["entries"] if state.global_step and file.exists() else []
         self.entries = [entry for entry in earlier if entry["step"] <= state.global_step]
+        self.loaders = {name: self.trainer.get_test_dataloader(rows) for name, rows in self.sets.items()}
         self.gammas, self.is_recording = self._table(), True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -74,12 +79,14 @@ class TrainingTrace(TrainerCallback):
         """Record the first evaluation at a step."""
         if not self.is_recording or any(entry["step"] == state.global_step for entry in self.entries):
             return
-        scores = {name: self._scores(rows) for name, rows in self.sets.items()}
-        loss, edges = self.trainer.calibration_loss, None
-        if self.gammas is not None:
-            edges = loss.edges.numpy()
+        loss = self.trainer.calibration_loss
+        edges = None if self.gammas is None else loss.edges.numpy()
         recorded = {}
-        for name, found in scores.items():  # the training rows last, in the bins of the evaluation rows
+        for (
+            name,
+            loader,
+        ) in self.loaders.items():  # the training rows last, in the bins of the evaluation rows
+            found = self._scores(loader)
             if name != "training" and self.gammas is None:
                 edges = _equal_mass_edges(found[:, 0], args.n_bins)
             kept = _drawn(len(found), self.n_kept_rows, args.seed)
@@ -99,14 +106,14 @@ class TrainingTrace(TrainerCallback):
         return None if gammas is None else gammas.tolist()
 
     @torch.no_grad()
-    def _scores(self, dataset: Any) -> FloatArray:
+    def _scores(self, loader: Any) -> FloatArray:
         """(N, 5) of each row with a label: confidence, whether it is right, label, rival, largest logit."""
         trainer = self.trainer
         modes = [(module, module.training) for module in trainer.model.modules()]
         parts = []
         with torch.random.fork_rng():
             trainer.model.eval()
-            for batch in trainer.get_test_dataloader(dataset):
+            for batch in loader:
                 labels = batch.pop("labels").reshape(-1)
                 with trainer.compute_loss_context_manager():
                     logits = trainer.model(**batch).logits
@@ -178,37 +185,20 @@ def _summary(scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_b
     return {name: np.asarray(value, float).tolist() for name, value in found.items()}
 
 
-@dataclass(frozen=True)
-class TracedSet:
-    """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one.
+class TracedSet(SimpleNamespace):
+    """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one, as arrays.
 
-    NaN stands for the mean of an empty bin. The edges are the evaluation set's, also where this is the training set.
+    `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,). `edges` (T, M + 1) are
+    the evaluation set's, also where this is the training set. (T, M) are, by the confidence, `counts`,
+    `bin_confidence` (AdaFocal's C_val) and `bin_accuracy` (A_val), and by the label's probability `label_counts` and
+    its mean `label_probability` (C_train where this is the training set); a mean of an empty bin is NaN. Of the `rows`
+    (R,) followed, (T, R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the
+    largest below the label's, 0 where there is none) and `row_max_logit`.
     """
-
-    steps: FloatArray  # (T,) optimizer steps
-    epochs: FloatArray  # (T,) epochs done, with fractions
-    rows: FloatArray  # (R,) which rows are followed: their numbers in the dataset; of tokens, their places
-    n: FloatArray  # (T,) predictions in all
-    accuracy: FloatArray  # (T,)
-    ece: FloatArray  # (T,) of equal-width bins
-    adaptive_ece: FloatArray  # (T,) of equal-mass bins
-    edges: FloatArray  # (T, M + 1) of the bins below
-    counts: FloatArray  # (T, M) predictions in each bin of the confidence
-    bin_confidence: FloatArray  # (T, M) their mean confidence, AdaFocal's C_val
-    bin_accuracy: FloatArray  # (T, M) their accuracy, A_val
-    label_counts: FloatArray  # (T, M) rows in each bin of the label's probability
-    label_probability: FloatArray  # (T, M) its mean, AdaFocal's C_train where this is the training set
-    row_confidence: FloatArray  # (T, R) probability of the predicted class
-    row_correct: FloatArray  # (T, R) 1 where it is right
-    row_label_probability: FloatArray  # (T, R)
-    row_rival_probability: (
-        FloatArray  # (T, R) the largest probability below the label's; 0 where there is none
-    )
-    row_max_logit: FloatArray  # (T, R)
 
     @property
     def gaps(self) -> FloatArray:
-        """(T, M) confidence minus accuracy of each bin, above 0 where it is over-confident; NaN in an empty one."""
+        """(T, M) confidence minus accuracy of each bin, above 0 where it is over-confident."""
         return self.bin_confidence - self.bin_accuracy
 
 
@@ -263,21 +253,15 @@ def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
 
 
 def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") -> FloatArray:
-    """The epoch (R,) at which each row is learned; infinity for one that never is (with "last": wrong at the end).
+    """The epoch (R,) from which on each row is right until the end, or is right first; infinity if it never is.
 
-    Args:
-        epochs: (T,) of the evaluations, rising.
-        correct: (T, R) whether each row was predicted right.
-        when: "last": from this epoch on it is right until the end; "first": it is right for the first time.
-
-    References:
-        Wang et al. 2021, "Rethinking calibration of deep neural networks", whose groups AdaFocal's figure 34 shows.
+    `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep neural networks", whose
+    groups AdaFocal's figure 34 shows.
 
     >>> correct = [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
     >>> learned_epoch([1, 2, 3], correct), learned_epoch([1, 2, 3], correct, when="first")
     (array([ 2.,  3., inf]), array([ 2.,  1., inf]))
     """
-    check(when in ("last", "first"), "when to be 'last' or 'first'", repr(when), "see the docstring")
     right = np.asarray(correct, float) > 0.5
     if when == "last":
         right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end

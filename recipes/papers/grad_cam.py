@@ -33,12 +33,11 @@ def grad_cam(
     A confident answer for a part of the image that has nothing to do with it is one not to trust.
 
     Args:
-        model: an image classifier of `transformers`, or any with logits; it stays in its mode.
+        model: an image classifier of `transformers`; it stays in its mode.
         image: a Pillow image, or an array (H, W, 3) of 8 bits.
         label: the class, by id or by name; by default the predicted one.
         processor: the model's image processor.
-        scaler: fitted, for the confidence after calibration, too. The map does not change the picture of a
-            temperature.
+        scaler: fitted, for the confidence after calibration, too.
         layer: name of the module whose output is looked at; by default the last feature map, or in a vision
             transformer (ViT, BEiT, Swin, ...) the tokens before the last attention.
 
@@ -51,12 +50,8 @@ def grad_cam(
     names = model.config.id2label
     if isinstance(label, str):
         numbers = {name: number for number, name in names.items()}
-        check(
-            label in numbers,
-            "label to be one of the model's classes",
-            repr(label),
-            did_you_mean(label, numbers),
-        )
+        way_out = did_you_mean(label, numbers)
+        check(label in numbers, "label to be one of the model's classes", repr(label), way_out)
         label = numbers[label]
     requirement = f"label to lie in 0..{len(names) - 1}"
     check(label is None or label in names, requirement, label, "leave it out for the predicted class")
@@ -85,9 +80,7 @@ def class_activation_map(
 ) -> tuple[NDArray[np.float32], NDArray[np.float64], int]:
     """The numbers of `grad_cam` for pixels (1, 3, H, W) and a class, by default the predicted one.
 
-    Returns:
-        The map (h, w) in [0, 1] at the size of the layer, 1 where most speaks for the class and all 0 where nothing
-        does; the logits (C,); and the class.
+    They are the map (h, w) in [0, 1] at the size of the layer, the logits (C,) and the class.
     """
     modes = [(part, part.training) for part in model.modules()]
     kept: list[Any] = []

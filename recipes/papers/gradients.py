@@ -97,13 +97,7 @@ def last_layer_gradient_norms(
     $$\nabla_W \ell = g h^\top, \quad \nabla_b \ell = g, \quad g = \nabla_z \ell(z, y) \qquad\Rightarrow\qquad
     \|\nabla_{W, b} \, \ell\| = \|g\| \sqrt{\|h\|^2 + 1}$$
 
-    Args:
-        loss: from `make_loss`; any that has a loss per example.
-        logits: (N, C) float.
-        labels: (N,) int in [0, C), -100 for a norm of 0.
-        features: (N, H) float, what enters the head: a forward pre-hook on the head sees them.
-        bias: whether the head has a bias.
-
+    `features` (N, H) are what enters the head: a forward pre-hook on the head sees them. A label of -100 has norm 0.
     For cross entropy and for `bsce_gra` with norm 2, ||g|| is a function of the Brier score B alone: B^(1/2) and
     B^((gamma + 1) / 2). All that spreads their norms at one Brier score is ||h||.
 

@@ -74,7 +74,7 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
             word, *numbers = line.rstrip().rsplit(b" ", max(size, 2))
             if number > 1 and (word not in wanted or wanted[word] in found):
                 continue
-            vector = np.array([float(each) if _is_number(each) else np.nan for each in numbers], np.float64)
+            vector = np.array([_number(each) for each in numbers])
             holds = len(vector) == size >= 2 and bool((abs(vector) < 1e38).all())
             requirement = f"line {number} of {path} to be a word and {max(size, 2)} finite numbers"
             way_out = "check the download; a file in word2vec form must lose its first line"
@@ -88,9 +88,9 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
     return torch.from_numpy(vectors), len(found) / len(wanted)
 
 
-def _is_number(text: bytes) -> bool:
+def _number(text: bytes) -> float:
+    """NaN where it is none."""
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return np.nan

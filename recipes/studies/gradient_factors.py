@@ -29,7 +29,7 @@ from papers.gradients import (
     simplex_grid,
     uncertainty_weights,
 )
-from papers.plots import simplex_surfaces
+from papers.simplex import simplex_surfaces
 from records import write_record
 from scipy.special import lambertw
 

@@ -1,8 +1,8 @@
 """Figures of traced trainings, as several studies draw them: what `TrainingTrace` recorded of each, by its name."""
 
 import numpy as np
+from panels import group_boxes, small_multiples, spread_by_epoch
 from papers.dynamics import learned_epoch, learned_groups, moving_average
-from papers.plots import group_boxes, small_multiples, spread_by_epoch
 
 
 def mean_of_parts(values, n_bins):

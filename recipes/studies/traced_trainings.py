@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from options import output_folder
+from panels import small_multiples
 from papers.dynamics import Trace
-from papers.plots import small_multiples
 from records import listed, quartiles, write_record
 from trace_figures import (
     confidence_figures,

@@ -70,7 +70,6 @@ class DenseNetForImageClassification(ImageClassifier):
 
     def __init__(self, config: DenseNetConfig) -> None:
         super().__init__(config)
-        self.num_labels: int = len(config.id2label or {})
         self.he_initialization = (
             config.stem == "large"
         )  # as in torchvision; the papers' code has torch's default
@@ -95,7 +94,7 @@ class DenseNetForImageClassification(ImageClassifier):
         layers["norm5"] = nn.BatchNorm2d(channels)
         layers["relu5"] = nn.ReLU()
         self.features = nn.Sequential(layers)
-        self.classifier = nn.Linear(channels, self.num_labels)
+        self.classifier = nn.Linear(channels, config.num_labels)
         self.post_init()
 
 

@@ -72,7 +72,6 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
 
     def __init__(self, config: GlobalPoolingCNNConfig) -> None:
         super().__init__(config)
-        self.num_labels: int = len(config.id2label or {})
         self.embeddings = nn.Embedding(
             config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
         )
@@ -83,7 +82,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         )
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def forward(

@@ -80,9 +80,8 @@ class CifarResNetForImageClassification(ImageClassifier):
 
         3x3 convolution, no pooling -> stages of blocks, each but the first halves the image -> mean -> classifier
 
-    Notes:
-        With four stages the shortcuts that change the size are convolutions, as in the papers' code. With depth
-        6n + 2 they have no parameters: every second pixel, and zeros for the new channels (He's option A).
+    With four stages the shortcuts that change the size are convolutions, as in the papers' code. With depth 6n + 2
+    they have no parameters: every second pixel, and zeros for the new channels (He's option A).
 
     References:
         He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016, 4.2; the code of Mukhoti et al.,
@@ -99,7 +98,6 @@ class CifarResNetForImageClassification(ImageClassifier):
 
     def __init__(self, config: CifarResNetConfig) -> None:
         super().__init__(config)
-        self.num_labels: int = len(config.id2label or {})
         self.he_initialization = bool(config.he_initialization)
         stages = config.stages
         width = 64 if len(stages) == 4 else 16
@@ -123,7 +121,7 @@ class CifarResNetForImageClassification(ImageClassifier):
         self.features = nn.Sequential(layers)
         for number, block in enumerate(blocks, 1):
             block.drop = config.stochastic_depth * number / len(blocks)
-        self.classifier = nn.Linear(channels[-1] * config.pooled_size**2, self.num_labels)
+        self.classifier = nn.Linear(channels[-1] * config.pooled_size**2, config.num_labels)
         self.post_init()
 
     def pool(self, features: torch.Tensor) -> torch.Tensor:
@@ -134,9 +132,7 @@ class CifarResNetForImageClassification(ImageClassifier):
 class WideResNetConfig(PreTrainedConfig):
     """Depth and width of a `WideResNetForImageClassification`.
 
-    Args:
-        depth: 6n + 2, with n blocks in each of the three stages; the papers' is 26.
-        width: the stages have 16, 32 and 64 times so many channels; the papers' is 10.
+    The depth is 6n + 2, with n blocks in each of the three stages, which have 16, 32 and 64 times `width` channels.
     """
 
     model_type = "wide_resnet"
@@ -169,7 +165,6 @@ class WideResNetForImageClassification(ImageClassifier):
 
     def __init__(self, config: WideResNetConfig) -> None:
         super().__init__(config)
-        self.num_labels: int = len(config.id2label or {})
         n_blocks, width = (config.depth - 2) // 6, 16 * config.width
         blocks = [
             _ResidualBlock(n_in if block == 0 else n_out, n_out, stride=stride if block == 0 else 1)
@@ -177,7 +172,7 @@ class WideResNetForImageClassification(ImageClassifier):
             for block in range(n_blocks)
         ]
         self.features = nn.Sequential(*_convolution(3, 16, 3), nn.ReLU(), *blocks)
-        self.classifier = nn.Linear(4 * width, self.num_labels)
+        self.classifier = nn.Linear(4 * width, config.num_labels)
         self.post_init()
 
 

@@ -45,7 +45,6 @@ class VGGForImageClassification(ImageClassifier):
 
     def __init__(self, config: VGGConfig) -> None:
         super().__init__(config)
-        self.num_labels: int = len(config.id2label or {})
         layers: list[nn.Module] = []
         n_in = 3
         for n_convolutions, n_out in zip(_STAGES[config.depth], _CHANNELS, strict=True):
@@ -54,5 +53,5 @@ class VGGForImageClassification(ImageClassifier):
                 n_in = n_out
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(n_in, self.num_labels)
+        self.classifier = nn.Linear(n_in, config.num_labels)
         self.post_init()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from papers.gradients import simplex_grid, uncertainty_weights
-from papers.plots import group_boxes, simplex_surfaces, small_multiples, spread_by_epoch
+from papers.simplex import simplex_surfaces
+from studies.panels import group_boxes, small_multiples, spread_by_epoch
 
 from hf_calib.losses import make_loss
 from tests.helpers.pictures import overlapping, written
