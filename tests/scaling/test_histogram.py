@@ -85,14 +85,6 @@ def test_a_row_that_only_got_zeros_keeps_the_models_probabilities() -> None:
     np.testing.assert_allclose(scaler.predict_proba(np.log(rows)), rows, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row", [[2.0, 0.0, -1.0], [0.0, 0.0, 0.0], [1e4, -1e4, -1e4], [0.0, -np.inf, 1.0]])
-def test_equal_rows(kind: str, row: list[float]) -> None:
-    labels = np.array([0, 0, 2, 2] * 5)
-    scaler = HistogramBinning(binning=kind).fit(np.tile(row, (20, 1)), labels)
-    np.testing.assert_allclose(scaler.predict_proba([row]), [[0.5, 0, 0.5]], atol=1e-8)
-
-
 def test_refused() -> None:
     logits, labels = sampled(20, 3, 1.0)
     with pytest.raises(ValueError, match="n_bins to be at least 1, got 0"):

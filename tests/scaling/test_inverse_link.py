@@ -129,13 +129,6 @@ class TestKnownPosterior:
             recovered = InverseLink(loss).predict_proba(minimum(loss, eta)[None])[0]
             np.testing.assert_allclose(recovered, eta, rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize("rival", ["next", "mean_all"])
-    @pytest.mark.parametrize("eta", [[0.8, 0.2], [0.7, 0.2, 0.1], [0.6, 0.2, 0.1, 0.06, 0.04]])
-    def test_dual_focal_with_its_ranks(self, eta: list[float], rival: str) -> None:
-        loss = make_loss("dual_focal", gamma=2.0, rival=rival)
-        recovered = InverseLink(loss).predict_proba(minimum(loss, np.array(eta))[None])[0]
-        np.testing.assert_allclose(recovered, eta, rtol=0, atol=1e-6)
-
     @pytest.mark.parametrize(
         ("name", "hyperparameters", "p"),
         [
@@ -236,12 +229,6 @@ class TestBranches:
         assert (np.diff(p[best]) > 0).all()
         posterior = InverseLink(loss).predict_proba(logits[best])[:, 0]
         np.testing.assert_allclose(posterior, etas, atol=1e-3)
-
-    def test_inverse_focal_jumps_past_a_tie(self) -> None:
-        link = InverseLink(make_loss("inverse_focal"))
-        probs = link.predict_proba(np.log([[0.75, 0.25], [0.81, 0.19]]))
-        np.testing.assert_allclose(probs[0], 0.5, atol=1e-8)
-        assert 0.5 + 1e-3 < probs[1, 0] < 0.6
 
     def test_flsd_takes_the_side_on_which_p_lies(self) -> None:
         link = InverseLink(make_loss("flsd"))

@@ -76,15 +76,6 @@ def test_one_vs_rest_mends_classes_that_are_wrong_in_different_ways() -> None:
     assert error("one_vs_rest") < 0.03 < error("joint")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_only_got_zeros_keep_the_models_probabilities(kind: str) -> None:
-    rows = np.array([[0.5, 0.3, 0.2], [0.3, 0.2, 0.5], [0.2, 0.5, 0.3], [0.98, 0.01, 0.01]])
-    scaler = IsotonicScaling(kind).fit(np.log(rows), np.array([1, 1, 0, 0]))
-    scaler.frequencies_[:] = 0
-    np.testing.assert_array_equal(scaler.class_scores(np.log(rows)), 0)
-    np.testing.assert_allclose(scaler.predict_proba(np.log(rows)), rows, rtol=1e-12)
-
-
 def test_refused() -> None:
     logits, labels = sampled(20, 3, 1.0)
     with pytest.raises(ValueError, match="expected multiclass to be one of 'one_vs_rest', 'joint'"):

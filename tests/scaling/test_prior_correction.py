@@ -10,7 +10,6 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from scipy.stats import beta, chi2
-from sklearn.base import clone
 
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
@@ -51,11 +50,6 @@ class TestCorrection:
         back = PriorCorrection(SHIFTED, EVEN).transform(correction.transform(logits))
         np.testing.assert_allclose(back, logits, atol=1e-12)
 
-    def test_counts_are_shares(self) -> None:
-        counted = PriorCorrection([100, 100, 100], np.array([140, 40, 20])).affine_map()
-        shares = PriorCorrection(EVEN, SHIFTED).affine_map()
-        np.testing.assert_allclose(counted.bias, shares.bias, atol=1e-12)
-
     @pytest.mark.parametrize("first", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
     def test_comes_after_the_map(self, first: Any) -> None:
         logits, labels = draw(np.random.default_rng(0), 500)
@@ -69,13 +63,6 @@ class TestCorrection:
         probs = PriorCorrection(EVEN, SHIFTED).predict_proba([[1.0, -np.inf, 0.0]])
         assert probs[0, 1] == 0
         assert probs.sum() == pytest.approx(1)
-
-    def test_is_an_estimator_that_needs_no_fit(self) -> None:
-        correction = PriorCorrection([1, 1, 1], [3, 2, 1], TemperatureScaling())
-        assert clone(correction).get_params()["target_prior"] == [3, 2, 1]
-        assert PriorCorrection(EVEN, SHIFTED).fit([[0.0, 1.0, 2.0]]).transform([0.0, 0.0, 0.0]).shape == (3,)
-        with pytest.raises(ValueError, match=r"logits to have the 3 classes of fit, got shape \(1, 2\)"):
-            PriorCorrection(EVEN, SHIFTED).transform([[0.0, 1.0]])
 
     @pytest.mark.parametrize(
         ("prior", "error", "message"),
@@ -163,11 +150,6 @@ class TestEstimates:
         assert 0.01 < found.p_value < 0.99
         assert found.p_value == pytest.approx(chi2(df=2).sf(ratio))
 
-    def test_no_number_of_splits_makes_p_zero(self) -> None:
-        rng = np.random.default_rng(2)
-        found = estimate_prior(posterior(rng, 300, SHIFTED), source_probs=posterior(rng, 300), n_resamples=99)
-        assert found.p_value == 1 / 100
-
     def test_bbse_solves_the_confusion_matrix(self) -> None:
         rng = np.random.default_rng(2)
         logits, labels = draw(rng, 2000)
@@ -221,16 +203,6 @@ class TestGuarantees:
         # EM's shares are shrunk by as many rows as held-out rows ask for, towards even shares here.
         wide = (0.02 if method.startswith("em") else 0.015) * np.sqrt(120 / n_draws)
         np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=wide)
-
-    def test_one_class_of_many_that_moves_is_found(self) -> None:
-        rng = np.random.default_rng(6)
-        shares = np.full(100, 1 / 100)
-        moved = shares.copy()
-        moved[7] *= 4
-        source, target = (
-            np.eye(100)[rng.choice(100, size=n, p=p / p.sum())] for n, p in ((3000, shares), (1000, moved))
-        )
-        assert estimate_prior(target, source_probs=source, n_resamples=99).shifted
 
 
 class TestShrinkage:
