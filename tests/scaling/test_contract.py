@@ -23,9 +23,11 @@ import pytest
 import torch
 from scipy.special import expit, log_softmax
 from sklearn.base import BaseEstimator
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils import estimator_checks
 
 from hf_calib import scaling
+from hf_calib._errors import InputError, InputTypeError, InputValueError
 from hf_calib.losses import make_loss
 
 # Of AutoScaling two parts: most of the time here is its own.
@@ -336,3 +338,71 @@ class TestPredictions:
         else:
             before, targets = np.exp(log_softmax(logits, axis=1)), np.eye(4)[labels]
         assert np.mean((probs - targets) ** 2) < np.mean((before - targets) ** 2)
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_LABEL_PER_ROW if name not in VARIANTS])
+class TestOddInput:
+    def test_numbers_whose_squares_overflow(self, name: str) -> None:
+        logits, labels = sampled(name)
+        message = r"expected logits to be at most 1e\+100, got .*e\+30[01]; divide"
+        with pytest.raises(InputValueError, match=message):
+            MAKE[name]().fit(1e300 * logits, labels)
+
+    @pytest.mark.parametrize("scale", [1e-30, 1e-300, 0.0])
+    def test_numbers_that_are_as_good_as_equal(self, name: str, scale: float) -> None:
+        logits, labels = sampled(name)
+        assert np.isfinite(MAKE[name]().fit(scale * logits, labels).predict_proba(scale * logits)).all()
+
+    def test_probabilities_are_no_logits(self, name: str) -> None:
+        logits, labels = sampled(name)
+        with pytest.warns(UserWarning, match=r"as probabilities do\. .* Pass numpy\.log\(probs\) instead"):
+            MAKE[name]().fit(np.exp(log_softmax(logits, axis=1)).astype(np.float32), labels)
+
+    def test_other_classes_than_those_of_fit(self, name: str) -> None:
+        logits, _ = sampled(name)
+        for wrong in (logits[:, :2], np.c_[logits, logits[:, 0]]):
+            with pytest.raises(
+                InputValueError, match=r"expected logits to have the 4 classes of fit, got shape"
+            ):
+                fitted(name).predict_proba(wrong)
+
+    def test_labels_that_are_names(self, name: str) -> None:
+        logits, labels = sampled(name)
+        with pytest.raises(
+            InputTypeError, match=r"be integers, got dtype <U1; number them by the columns of"
+        ):
+            MAKE[name]().fit(logits, np.array(list("abcd"))[labels])
+
+    def test_it_is_a_classifier_of_scikit_learn(self, name: str) -> None:
+        logits, labels = sampled(name)
+        np.testing.assert_array_equal(fitted(name).classes_, [0, 1, 2, 3])
+        predicted = fitted(name).predict(logits)
+        np.testing.assert_array_equal(predicted, fitted(name).predict_proba(logits).argmax(axis=1))
+        assert fitted(name).score(logits, labels) == np.mean(predicted == labels)
+        assert not hasattr(MAKE[name](), "classes_")
+
+
+def test_several_labels_a_row_are_predicted_as_0_and_1() -> None:
+    for name in ("TemperatureScaling-multi_label", "PerLabelTemperatureScaling"):
+        logits, _ = sampled(name)
+        np.testing.assert_array_equal(fitted(name).predict(logits), logits > 0)
+        np.testing.assert_array_equal(fitted(name).classes_, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "TemperatureScaling",
+            {"criterion": LogisticRegression()},
+            "criterion to be a name, got a LogisticRegr",
+        ),
+        ("TemperatureScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'; write it"),
+        ("AutoScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'; write it without"),
+        ("StructuredVectorScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'"),
+        ("AutoScaling", {"random_state": -1}, "random_state to be at least 0, got -1; random_state=0 is"),
+    ],
+)
+def test_settings_that_are_none(name: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=f"expected {message}"):
+        MAKE[name]().set_params(**settings).fit(*sampled(name))

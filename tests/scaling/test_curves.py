@@ -1,0 +1,462 @@
+"""Maps of probabilities against loops, formulas and the values of their authors' code."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+from sklearn.exceptions import NotFittedError
+
+from hf_calib.scaling import (
+    EnsembleTemperatureScaling,
+    HistogramBinning,
+    IsotonicScaling,
+    SplineScaling,
+)
+from hf_calib.scaling.curves import MSE_BOUNDS
+from tests.helpers.sampled import sampled
+
+BINNINGS = ["uniform", "equal_mass"]
+CURVES = ["one_vs_rest", "joint"]
+SPLINES = ["natural", "parabolic", "cubic"]
+
+
+@pytest.fixture(scope="module")
+def case(golden: Path) -> dict[str, np.ndarray]:
+    with np.load(golden / "posthoc_ets_spline_isotonic_K5.npz") as arrays:
+        return dict(arrays)
+
+
+def by_loops(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The frequency of the class in the bin (low, high] of each new probability; the midpoint if empty."""
+    scores = np.empty_like(new)
+    for row, column in np.ndindex(*new.shape):
+        low_high = zip(edges[column, :-1], edges[column, 1:], strict=True)
+        bins = list(low_high)
+        # The first bin takes what lies below it, the last what lies above.
+        found = [b for b, (_, high) in enumerate(bins[:-1]) if new[row, column] <= high]
+        number = found[0] if found else len(bins) - 1
+        low = -np.inf if number == 0 else bins[number][0]
+        high = np.inf if number == len(bins) - 1 else bins[number][1]
+        members = (probs[:, column] > low) & (probs[:, column] <= high)
+        frequency = (labels[members] == column).mean() if members.any() else sum(bins[number]) / 2
+        scores[row, column] = frequency
+    return scores
+
+
+@pytest.mark.parametrize("kind", BINNINGS)
+@pytest.mark.parametrize(("c", "n_bins"), [(2, 15), (4, 7), (3, 1), (3, 90)])
+def test_is_the_frequency_in_the_bin(kind: str, c: int, n_bins: int) -> None:
+    logits, labels = sampled(80, c, 2.0)
+    fresh = sampled(40, c, 2.0, seed=1)[0]
+    scaler = HistogramBinning(n_bins, binning=kind).fit(logits, labels)
+    expected = by_loops(softmax(logits, axis=1), labels, scaler.edges_, softmax(fresh, axis=1))
+    np.testing.assert_allclose(scaler.class_scores(fresh), expected, rtol=1e-12)
+    expected += 1e-9 * softmax(fresh, axis=1)
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(scaler.predict_proba(fresh), expected, rtol=1e-9)
+
+
+def test_uniform_bins_take_a_boundary_from_below() -> None:
+    probs = np.array([[0.25, 0.75], [0.5, 0.5], [0.75, 0.25], [1.0, 0.0]])
+    with np.errstate(divide="ignore"):
+        logits = np.log(probs)
+    scaler = HistogramBinning(4).fit(logits, np.array([1, 0, 0, 0]))
+    np.testing.assert_array_equal(scaler.edges_, [[0, 0.25, 0.5, 0.75, 1]] * 2)
+    np.testing.assert_array_equal(scaler.frequencies_, [[0, 1, 1, 1], [0, 0, 1, 0.875]])
+
+
+def test_equal_mass_bins_hold_equal_numbers() -> None:
+    logits, labels = sampled(1000, 3, 2.0)
+    scaler = HistogramBinning(10, binning="equal_mass").fit(logits, labels)
+    for column, edges in zip(softmax(logits, axis=1).T, scaler.edges_, strict=True):
+        counts = np.bincount(np.searchsorted(edges[1:-1], column, side="left"))
+        assert len(counts) == 10
+        assert counts.max() - counts.min() <= 2
+
+
+def test_a_probability_on_an_edge_is_in_the_bin_below() -> None:
+    logits, labels = [[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 0, 1]
+    scaler = HistogramBinning(2).fit(logits, labels)
+    np.testing.assert_allclose(scaler.frequencies_, [[1 / 3, 1], [1 / 3, 1]])
+    np.testing.assert_allclose(scaler.class_scores([[0.0, 0.0]]), [[1 / 3, 1 / 3]])
+    by_mass = HistogramBinning(2, binning="equal_mass").fit(logits, labels)
+    assert by_mass.edges_[0, 1] == 0.5
+    np.testing.assert_allclose(by_mass.frequencies_[0], [1 / 3, 1])
+
+
+def test_an_empty_bin_keeps_its_midpoint() -> None:
+    logits = np.log([[0.9, 0.1]] * 3)
+    scaler = HistogramBinning(5).fit(logits, np.array([0, 0, 1]))
+    # Uniform edges are rounded to float32.
+    np.testing.assert_allclose(scaler.frequencies_[0], [0.1, 0.3, 0.5, 0.7, 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(scaler.frequencies_[1], [1 / 3, 0.3, 0.5, 0.7, 0.9], rtol=1e-6)
+    assert scaler.frequencies_[0, 4] == 2 / 3
+
+
+def test_a_row_that_only_got_zeros_keeps_the_models_probabilities() -> None:
+    rows = np.array([[0.45, 0.35, 0.2], [0.35, 0.45, 0.2], [0.05, 0.05, 0.9]])
+    scaler = HistogramBinning(2).fit(np.log(rows), np.array([2, 2, 2]))
+    assert scaler.class_scores(np.log([[0.4, 0.1, 0.5]]))[0, :2].tolist() == [0, 0]
+    scaler.frequencies_[:] = 0
+    np.testing.assert_allclose(scaler.predict_proba(np.log(rows)), rows, rtol=1e-12)
+
+
+def test_histogram_refuses() -> None:
+    logits, labels = sampled(20, 3, 1.0)
+    with pytest.raises(ValueError, match="n_bins to be at least 1, got 0"):
+        HistogramBinning(0).fit(logits, labels)
+    with pytest.raises(TypeError, match="n_bins to be an integer"):
+        HistogramBinning(1.5).fit(logits, labels)
+    with pytest.raises(ValueError, match=r"expected binning to be one of .* got 'quantile'"):
+        HistogramBinning(binning="quantile").fit(logits, labels)
+    with pytest.raises(ValueError, match="labels of -100"):
+        HistogramBinning().fit(logits, np.append(labels[1:], -100))
+    with pytest.raises(ValueError, match="at least one example"):
+        HistogramBinning().fit(np.zeros((0, 3)), [])
+    scaler = HistogramBinning().fit(logits, labels)
+    with pytest.raises(ValueError, match="the 3 classes of fit"):
+        scaler.predict_proba(logits[:, :2])
+
+
+@pytest.mark.parametrize("scaling", [HistogramBinning(), IsotonicScaling(), IsotonicScaling("joint")])
+def test_a_masked_class_stays_masked(scaling: HistogramBinning | IsotonicScaling) -> None:
+    """Also where the class of the lowest bin is right now and then."""
+    logits, labels = sampled(300, 4, 2.0)
+    scaling.fit(logits, labels)
+    masked = np.where([False, False, True, False], -np.inf, logits)
+    probs = scaling.predict_proba(masked)
+    assert (probs[:, 2] == 0).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    assert (scaling.class_scores(masked)[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize(("kind", "key"), [("one_vs_rest", "irova_probs_test"), ("joint", "mir_probs_test")])
+def test_equals_the_authors_code(case: dict[str, np.ndarray], kind: str, key: str) -> None:
+    scaler = IsotonicScaling(kind).fit(case["logits_val"], case["labels_val"])
+    theirs = case[key]  # not normalised; 1e-9 of the probabilities is added
+    scores = scaler.class_scores(case["logits_test"])
+    own = 1e-9 * softmax(case["logits_test"], axis=1)
+    np.testing.assert_allclose(scores + own, theirs, rtol=0, atol=1e-12)
+    probs = scaler.predict_proba(case["logits_test"])
+    np.testing.assert_allclose(probs, theirs / theirs.sum(axis=1, keepdims=True), rtol=0, atol=1e-12)
+
+
+def pooled(values: np.ndarray) -> np.ndarray:
+    """Isotonic regression by its min-max formula: max over starts of min over ends of the mean."""
+    n = len(values)
+    sums = np.append(0, np.cumsum(values))
+    means = [[(sums[j + 1] - sums[i]) / (j + 1 - i) for j in range(i, n)] for i in range(n)]
+    return np.array([max(min(means[i][k - i :]) for i in range(k + 1)) for k in range(n)])
+
+
+def test_one_vs_rest_is_the_isotonic_regression_of_each_class() -> None:
+    logits, labels = sampled(40, 3, 2.0)
+    probs = softmax(logits, axis=1)
+    scores = IsotonicScaling().fit(logits, labels).class_scores(logits)
+    for number in range(3):
+        order = np.argsort(probs[:, number])
+        expected = pooled((labels[order] == number).astype(float))
+        np.testing.assert_allclose(scores[order, number], expected, atol=1e-12)
+
+
+def test_joint_is_the_isotonic_regression_of_all_probabilities() -> None:
+    logits, labels = sampled(15, 3, 2.0)
+    probs, is_label = softmax(logits, axis=1).ravel(), np.eye(3)[labels].ravel()
+    order = np.argsort(probs)
+    scores = IsotonicScaling("joint").fit(logits, labels).class_scores(logits)
+    np.testing.assert_allclose(scores.ravel()[order], pooled(is_label[order]), atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_joint_keeps_the_accuracy(temperature: float) -> None:
+    logits, labels = sampled(600, 10, temperature)
+    fresh = sampled(5000, 10, temperature, seed=1)[0]
+    probs = IsotonicScaling("joint").fit(logits, labels).predict_proba(fresh)
+    np.testing.assert_array_equal(probs.argmax(axis=1), fresh.argmax(axis=1))
+
+
+def test_one_vs_rest_mends_classes_that_are_wrong_in_different_ways() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(scale=2, size=(6000, 3))
+    labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+    logits = log_softmax(truth, axis=1) + np.array([1.5, 0.0, -1.5])  # one class too high, one too low
+
+    def error(kind: str) -> float:
+        probs = IsotonicScaling(kind).fit(logits[:3000], labels[:3000]).predict_proba(logits[3000:])
+        return float(np.abs(probs.mean(axis=0) - np.bincount(labels[3000:]) / 3000).max())
+
+    assert error("one_vs_rest") < 0.03 < error("joint")
+
+
+def test_isotonic_refuses() -> None:
+    logits, labels = sampled(20, 3, 1.0)
+    with pytest.raises(ValueError, match="expected multiclass to be one of 'one_vs_rest', 'joint'"):
+        IsotonicScaling("multi").fit(logits, labels)
+    with pytest.raises(ValueError, match="NaN"):
+        IsotonicScaling().fit(np.where(logits > 2, np.nan, logits), labels)
+    with pytest.raises(TypeError, match="be integers"):
+        IsotonicScaling().fit(logits, labels / 2)
+    with pytest.raises(ValueError, match="at least 2 classes"):
+        IsotonicScaling().fit(logits[:, :1], labels * 0)
+    scaler = IsotonicScaling().fit(logits, labels)
+    with pytest.raises(ValueError, match="the 3 classes of fit"):
+        scaler.predict_proba(logits[:, :2])
+
+
+class TestSplineOfTheAuthors:
+    @pytest.mark.parametrize("kind", SPLINES)
+    def test_the_curve(self, case: dict[str, np.ndarray], kind: str) -> None:
+        scaler = SplineScaling(kind).fit(case["logits_val"], case["labels_val"])
+        np.testing.assert_allclose(scaler.scores_, np.sort(case["top_scores_val"]), rtol=1e-13)
+        expected = case[f"spline_{kind}_k6_fitted_at_sorted_val"]
+        np.testing.assert_allclose(scaler.accuracies_, expected, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("kind", SPLINES)
+    def test_on_other_data(self, case: dict[str, np.ndarray], kind: str) -> None:
+        scaler = SplineScaling(kind).fit(case["logits_val"], case["labels_val"])
+        ours = scaler.predict_confidence(case["logits_test"])
+        np.testing.assert_allclose(ours, case[f"spline_{kind}_k6_test_npinterp"], rtol=0, atol=1e-12)
+
+
+def least_squares_slopes(values: np.ndarray, n_knots: int, condition: str) -> np.ndarray:
+    """The same spline by truncated powers, its end conditions as linear constraints on their coefficients."""
+    steps, knots = np.linspace(0, 1, len(values)), np.linspace(0, 1, n_knots)
+    inner = knots[1:-1]
+
+    def derivative(at: np.ndarray, order: int) -> np.ndarray:
+        powers = [np.polynomial.Polynomial.basis(k).deriv(order)(at) for k in range(4)]
+        factor = [1, 3, 6, 6][order]
+        tails = [factor * np.maximum(at - knot, 0) ** (3 - order) * (at >= knot) for knot in inner]
+        return np.stack(powers + tails, axis=1)
+
+    middles = (knots[1:] + knots[:-1]) / 2
+    rows = {
+        "natural": derivative(np.array([0.0, 1.0]), 2),
+        "parabolic": derivative(middles[[0, -1]], 3),
+        "cubic": derivative(middles[[0, -2]], 3) - derivative(middles[[1, -1]], 3),
+    }[condition]
+    free = np.linalg.svd(rows)[2][2:].T
+    coefficients = free @ np.linalg.lstsq(derivative(steps, 0) @ free, values, rcond=None)[0]
+    return derivative(steps, 1) @ coefficients
+
+
+class TestSpline:
+    @pytest.mark.parametrize("kind", SPLINES)
+    @pytest.mark.parametrize("n_knots", [4, 6, 9])
+    def test_is_the_nearest_spline(self, kind: str, n_knots: int) -> None:
+        logits, labels = sampled(300, 4, 2.0)
+        probs = softmax(logits, axis=1)
+        order = np.argsort(probs.max(axis=1))
+        scores, correct = probs.max(axis=1)[order], (probs.argmax(axis=1) == labels)[order]
+        slopes = least_squares_slopes(np.cumsum(correct - scores) / 300, n_knots, kind)
+        scaler = SplineScaling(kind, n_knots=n_knots).fit(logits, labels)
+        np.testing.assert_allclose(scaler.accuracies_, np.clip(scores + slopes, 0, 1), atol=1e-9)
+
+    def test_equal_confidences_get_their_accuracy(self) -> None:
+        logits = np.tile([[2.0, 0.0], [0.0, 2.0]], (50, 1))
+        labels = np.array([0, 1, 1, 1] * 25)  # three right in four
+        scaler = SplineScaling().fit(logits, labels)
+        assert len(scaler.scores_) == 1
+        # The N sums lie at the steps 0, 1 / (N - 1), ..., 1 in the paper's code: a factor of (N - 1) / N.
+        exact = scaler.scores_[0] + (0.75 - scaler.scores_[0]) * 99 / 100
+        assert scaler.accuracies_[0] == pytest.approx(exact, rel=1e-12)
+
+    def test_the_order_of_the_examples_makes_no_difference(self) -> None:
+        logits, labels = sampled(200, 3, 2.0)
+        logits, labels = np.vstack([logits, logits[:150]]), np.append(labels, labels[::-1][:150])  # ties
+        order = np.random.default_rng(1).permutation(350)
+        one, other = SplineScaling().fit(logits, labels), SplineScaling().fit(logits[order], labels[order])
+        assert len(one.scores_) == 200
+        np.testing.assert_array_equal(one.scores_, other.scores_)
+        np.testing.assert_allclose(one.accuracies_, other.accuracies_, rtol=1e-12)
+
+    def test_constant_beyond_what_was_seen(self) -> None:
+        logits, labels = sampled(100, 3, 1.0)
+        scaler = SplineScaling().fit(logits, labels)
+        beyond = scaler.predict_confidence([[90.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        np.testing.assert_array_equal(beyond, scaler.accuracies_[[-1, 0]])
+
+
+class TestProbabilitiesOfSpline:
+    def test_the_others_keep_their_proportions(self) -> None:
+        logits, labels = sampled(1000, 4, 3.0)
+        scaler = SplineScaling().fit(logits, labels)
+        probs, confidences = scaler.predict_proba(logits), scaler.predict_confidence(logits)
+        free = np.isclose(probs.max(axis=1), confidences, rtol=1e-14)
+        assert free.mean() > 0.8
+        before = np.sort(softmax(logits, axis=1), axis=1)[:, :-1]
+        after = np.sort(probs, axis=1)[:, :-1]
+        ratios = after / before
+        np.testing.assert_allclose(ratios, ratios[:, :1].repeat(3, axis=1), rtol=1e-9)
+
+    def test_a_confidence_below_the_next_class_is_lifted_just_above_it(self) -> None:
+        logits, _ = sampled(200, 3, 1.0)
+        scaler = SplineScaling().fit(logits, logits.argmin(axis=1))  # always wrong
+        probs = scaler.predict_proba([[1.0, 0.5, -3.0], [0.0, 2.0, 2.0]])
+        np.testing.assert_array_equal(probs.argmax(axis=1), [0, 1])
+        share = 1 / (1 + np.exp(-3.5))  # of what the others get, the runner-up's
+        assert probs[0, 0] == pytest.approx(share / (1 + share), rel=1e-14)
+        assert probs[0, 0] > probs[0, 1] == pytest.approx(probs[0, 0], rel=1e-14)
+        np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-14)
+
+    def test_saturated_and_masked_logits(self) -> None:
+        logits, labels = sampled(500, 3, 4.0)
+        scaler = SplineScaling().fit(logits, labels)
+        top = scaler.accuracies_[-1]
+        extreme = [[1e4, -1e4, -1e4], [1e4, -1e4, -np.inf], [0.0, -np.inf, -np.inf], [1e4, 0.0, -1e4]]
+        expected = [[top, (1 - top) / 2, (1 - top) / 2], [top, 1 - top, 0], [1, 0, 0], [top, 1 - top, 0]]
+        assert 0.5 < top < 1
+        np.testing.assert_allclose(scaler.predict_proba(extreme), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaler", "n", "message"),
+    [
+        (SplineScaling("quadratic"), 50, "expected spline to be one of .* got 'quadratic'"),
+        (SplineScaling(n_knots=3), 50, "expected n_knots to be an integer of at least 4, got 3"),
+        (SplineScaling(n_knots=5.5), 50, "expected n_knots to be an integer of at least 4, got 5.5"),
+        (SplineScaling(), 5, "at least n_knots=6 rows, got 5 examples; use TemperatureScaling"),
+        (SplineScaling(), 1, "at least n_knots=6 rows, got 1 examples"),
+    ],
+)
+def test_spline_refuses(scaler: SplineScaling, n: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scaler.fit(*sampled(n, 3, 1.0))
+
+
+SIMPLEX = np.array([(a, b, 1 - a - b) for a, b in product(np.linspace(0, 1, 41), repeat=2) if a + b <= 1])
+
+
+def noisy(n: int, c: int, temperature: float, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Logits `temperature` times too large; a part of the labels is pure noise, which the uniform part corrects."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=2, size=(n, c))
+    labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
+    return logits * temperature, np.where(rng.random(n) < noise, rng.integers(c, size=n), labels)
+
+
+def mixture(logits: np.ndarray, temperature: float, weights: np.ndarray) -> np.ndarray:
+    scaled, plain = softmax(logits / temperature, axis=1), softmax(logits, axis=1)
+    return weights[0] * scaled + weights[1] * plain + weights[2] / logits.shape[1]
+
+
+def mse(probs: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.mean((probs - np.eye(probs.shape[1])[labels]) ** 2))
+
+
+def nll(probs: np.ndarray, labels: np.ndarray) -> float:
+    return float(-np.log(probs[np.arange(len(labels)), labels]).mean())
+
+
+class TestMixtureOfTheAuthors:
+    def test_objective_is_at_most_theirs(self, case: dict[str, np.ndarray]) -> None:
+        logits, labels = case["logits_val"], case["labels_val"]
+        scaler = EnsembleTemperatureScaling().fit(logits, labels)
+        ours = mse(scaler.predict_proba(logits), labels)
+        assert ours <= float(case["ets_objective_mse_at_w"]) + 1e-10
+        assert scaler.temperature_ == pytest.approx(float(case["ets_T"]), rel=1e-6)
+        np.testing.assert_allclose(scaler.weights_, case["ets_w"], atol=1e-5)
+
+
+class TestTemperatureOfMixture:
+    @pytest.mark.parametrize("true_temperature", [0.1, 4.0])
+    def test_mse_is_the_least_of_a_dense_grid(self, true_temperature: float) -> None:
+        logits, labels = noisy(400, 6, true_temperature)
+        temperature = EnsembleTemperatureScaling().fit(logits, labels).temperature_
+        grid = np.geomspace(*MSE_BOUNDS, 2000)
+        least = min(mse(softmax(logits / t, axis=1), labels) for t in grid)
+        assert mse(softmax(logits / temperature, axis=1), labels) <= least + 1e-15
+
+    @pytest.mark.deep
+    def test_a_large_problem_that_starts_from_a_sample(self) -> None:
+        logits, labels = noisy(45_000, 100, 2.0)
+        temperature = EnsembleTemperatureScaling().fit(logits.astype(np.float32), labels).temperature_
+        values = [mse(softmax(logits / (temperature * f), axis=1), labels) for f in (0.999, 1, 1.001)]
+        assert np.argmin(values) == 1
+
+    @pytest.mark.parametrize("factor", [1e-3, 1e3])
+    def test_out_of_bounds(self, factor: float) -> None:
+        logits, labels = noisy(400, 6, 1.0)
+        with pytest.warns(UserWarning, match=r"searched, \(0\.05, 5\.0\), or far .*criterion=.nll."):
+            EnsembleTemperatureScaling().fit(logits * factor, labels)
+
+
+class TestWeightsOfMixture:
+    @pytest.mark.filterwarnings("ignore:The best temperature")
+    @pytest.mark.parametrize(("criterion", "loss"), [("mse", mse), ("nll", nll)])
+    @pytest.mark.parametrize("true_temperature", [0.5, 3.0])
+    @pytest.mark.parametrize("noise", [0.0, 1.0])
+    def test_no_point_of_the_simplex_is_better(
+        self, criterion: str, loss: object, true_temperature: float, noise: float
+    ) -> None:
+        assert callable(loss)
+        logits, labels = noisy(300, 4, true_temperature, noise)
+        if noise == 1.0:
+            logits[np.arange(300), labels] += 0.5  # a little better than chance
+        scaler = EnsembleTemperatureScaling(criterion).fit(logits, labels)
+        ours = loss(scaler.predict_proba(logits), labels)
+        others = [loss(mixture(logits, scaler.temperature_, w), labels) for w in SIMPLEX]
+        assert ours <= min(others) + 1e-14
+        assert scaler.weights_.min() >= 0
+        assert scaler.weights_.sum() == pytest.approx(1, abs=1e-15)
+
+    def test_nll_optimality_conditions(self) -> None:
+        logits, labels = noisy(2000, 4, 3.0, 0.3)
+        scaler = EnsembleTemperatureScaling("nll").fit(logits, labels)
+        parts = [mixture(logits, scaler.temperature_, w)[np.arange(2000), labels] for w in np.eye(3)]
+        slopes = np.mean(np.array(parts) / (scaler.weights_ @ parts), axis=1)
+        assert slopes.max() <= 1 + 1e-7  # no part could gain by more weight
+        np.testing.assert_allclose(slopes[scaler.weights_ > 0], 1, atol=1e-7)
+
+    def test_of_equal_parts_only_one_is_taken(self) -> None:
+        with pytest.warns(UserWarning, match="The temperature was set to 1"):
+            scaler = EnsembleTemperatureScaling().fit(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
+        assert sorted(scaler.weights_) == [0, 0, 1]
+
+
+class TestEdgesOfMixture:
+    @pytest.mark.parametrize("criterion", ["mse", "nll"])
+    def test_masked_classes_stay_masked(self, criterion: str) -> None:
+        logits, labels = noisy(300, 4, 2.0)
+        masked = np.hstack([logits, np.full((300, 1), -np.inf)])
+        plain = EnsembleTemperatureScaling(criterion).fit(logits, labels)
+        scaler = EnsembleTemperatureScaling(criterion).fit(masked, labels)
+        np.testing.assert_allclose(scaler.weights_, plain.weights_, atol=1e-7)
+        probs = scaler.predict_proba(masked)
+        np.testing.assert_allclose(probs[:, :4], plain.predict_proba(logits), atol=1e-7)
+        assert (probs[:, 4] == 0).all()
+
+    def test_saturated_logits(self) -> None:
+        logits = np.where(np.eye(3)[[0, 1, 2, 0] * 25], 1e4, -1e4).astype(np.float16)
+        labels = np.array([0, 1, 2, 1] * 25)
+        with pytest.warns(UserWarning, match="at the end of the range that is searched"):
+            probs = EnsembleTemperatureScaling().fit(logits, labels).predict_proba(logits)
+        # Right 3 times in 4, which the uniform part alone can say.
+        np.testing.assert_allclose(probs[np.arange(100), logits.argmax(axis=1)], 0.75, atol=1e-8)
+
+    def test_refused(self) -> None:
+        logits, labels = noisy(100, 3, 1.0)
+        with pytest.raises(ValueError, match="did you mean 'nll'"):
+            EnsembleTemperatureScaling("nl").fit(logits, labels)
+        with pytest.raises(NotFittedError):
+            EnsembleTemperatureScaling().predict_proba(logits)
+        scaler = EnsembleTemperatureScaling().fit(logits, labels)
+        with pytest.raises(ValueError, match="have the 3 classes of fit"):
+            scaler.predict_proba(np.zeros((2, 4)))
+        with pytest.raises(ValueError, match="allow at least one class, got -inf for every class in 1 rows"):
+            scaler.predict_proba(np.full((1, 3), -np.inf))
+
+
+def test_the_uniform_part_alone_still_ranks() -> None:
+    rng = np.random.default_rng(3)
+    logits, labels = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
+    with pytest.warns(UserWarning, match="below the mean logit of their rows"):
+        scaler = EnsembleTemperatureScaling().fit(logits, labels)
+    np.testing.assert_array_equal(scaler.weights_, [0, 0, 1])
+    probs = scaler.predict_proba(logits)
+    np.testing.assert_allclose(probs, 1 / 3, atol=1e-8)
+    np.testing.assert_array_equal(probs.argmax(axis=1), logits.argmax(axis=1))
