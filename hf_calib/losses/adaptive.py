@@ -80,9 +80,7 @@ class AdaptiveLoss(CalibrationLoss):
             class_gaps: (C,) calibration error of each class. `ece_ce` needs it, the others leave it.
             progress: share of the training that is done, in [0, 1]. `ece_ce` needs it, the others leave it.
 
-        Raises:
-            ValueError: for an empty set, lengths that differ, NaN, values outside their range, or what the
-                loss needs and was not given. The table is then as it was.
+        An update that is refused leaves the table as it was.
         """
 
     @abstractmethod
@@ -140,15 +138,7 @@ class GammaTableLoss(AdaptiveLoss):
     def update(
         self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
     ) -> None:
-        """Fit bins and gammas to held-out predictions; see `AdaptiveLoss.update`.
-
-        Example:
-            >>> from hf_calib.losses import adafocal
-            >>> loss = adafocal(n_bins=2)
-            >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
-            >>> loss.gammas.tolist()  # over-confident in both bins: both gammas grow
-            [1.28..., 2.45...]
-        """
+        """Fit bins and gammas to held-out predictions; see `AdaptiveLoss.update`."""
         bins = _equal_mass_bins(*_checked_predictions(confidences, correct), len(self.gammas))
         self._set(gammas=self._updated(bins), **bins._asdict())
 

@@ -192,10 +192,6 @@ def make_loss(
         An `nn.Module`: `loss(logits, labels, reduction="mean")`. An `AdaptiveLoss` where it has a table that
         `update` fits to held-out predictions.
 
-    Raises:
-        ValueError: for an unknown name, hyperparameter or problem type, a value out of range, or a loss
-            without a multi-label form.
-
     Example:
         >>> import torch
         >>> loss = make_loss("focal", gamma=2.0)
@@ -283,7 +279,8 @@ class CalibrationLoss(nn.Module):
                 `.logits`, or a tuple whose first entry they are) is taken too, which is what the Trainer
                 passes to a `compute_loss_func`.
             labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; or, for multi-label problems,
-                (N, C) floats in [0, 1], -100 to ignore a decision.
+                (N, C) floats in [0, 1], -100 to ignore a decision. Rows of shares that sum to 1, the soft labels of
+                one softmax, are refused, unless `problem_type` says that each class is a sigmoid of its own.
             reduction: "mean" over the rows that count (weighted, if there are class weights), "sum", or
                 "none" for a value per row, 0 where ignored. Losses that couple the batch refuse "none".
             num_items_in_batch: divide the sum by this instead: how many rows the whole accumulated batch
@@ -292,10 +289,6 @@ class CalibrationLoss(nn.Module):
         Returns:
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. It is infinite, with
             the gradient of cross entropy, where the logit of a label is -inf.
-
-        Raises:
-            ValueError: for shapes, dtypes, labels or reductions that do not fit; and for soft labels of one softmax,
-                where `problem_type` does not say that each class is a sigmoid of its own.
         """
         if "CausalLM" in type(logits).__name__:
             _warn_of_unshifted_labels(logits, labels)
@@ -349,9 +342,9 @@ class CalibrationLoss(nn.Module):
         Returns:
             As `forward`: a scalar, or a value per row, 0 where it does not count; float32 or float64.
 
-        Raises:
-            ValueError: if the loss couples the batch, has class weights, is multi-label, reads labels or statistics
-                that are not given, or needs the gradient of one that has none; or shapes differ.
+        Notes:
+            Refused are losses that couple the batch, have class weights, are multi-label, read labels or statistics
+            that are not given, or need the gradient of one that has none.
 
         Example:
             >>> from hf_calib.losses import focal

@@ -29,18 +29,10 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Hyperparameter:
-    """A hyperparameter of a loss.
-
-    Attributes:
-        default: its default.
-        requirement: its type and range in words: "be a finite number and >= 0".
-        parse: a function that returns a value in its own type, or raises TypeError or ValueError.
-    """
+class Hyperparameter(Range):
+    """A hyperparameter of a loss: its range in words ("be a finite number and >= 0") and as a function, its default."""
 
     default: Any
-    requirement: str
-    parse: Callable[[Any], Any]
 
 
 def number(
@@ -145,7 +137,7 @@ def hyperparameters_of(formula: Callable[..., Any]) -> dict[str, Hyperparameter]
     for name, parameter in list(inspect.signature(formula).parameters.items())[1:]:
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             declared = _range_of(annotations[name])
-            found[name] = Hyperparameter(parameter.default, declared.requirement, declared.parse)
+            found[name] = Hyperparameter(declared.requirement, declared.parse, parameter.default)
     return found
 
 
