@@ -469,6 +469,7 @@ def ada_dual_focal(
         [9.89..., 20.0]
     """
     rival = r.rival("next")
+    assert isinstance(rival, Tensor)
     gamma = r.table.gamma(r.p - rival.detach())
     return weighted(modulate(r.rest + rival, gamma), r.ce)
 

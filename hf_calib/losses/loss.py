@@ -375,7 +375,7 @@ class CalibrationLoss(nn.Module):
                 for name, each in kept.items()
                 if each is not None and name != "mask"
             }
-            numbers = {CROSS_ENTROPY: -wide["log_probs"]}
+            numbers: dict[Statistic, Tensor] = {CROSS_ENTROPY: -wide["log_probs"]}
             if Entropy() in self._reads:
                 numbers[Entropy()] = wide["entropy"]
             if OtherPowers(2.0) in self._reads:
