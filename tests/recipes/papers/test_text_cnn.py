@@ -17,9 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    DataCollatorWithPadding,
-    Trainer,
-    TrainingArguments,
     pipeline,
 )
 
@@ -72,35 +69,6 @@ def test_logits_equal_the_layers_written_out(length: int) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("padding", [1, 3, 50])
-def test_padding_does_not_change_the_logits(side: str, padding: int) -> None:
-    model = with_biases(make_model(initializer_range=1.0))
-    ids = torch.randint(1, 40, (2, 7))
-    blank = torch.zeros(2, padding, dtype=torch.long)
-    padded = torch.cat([blank, ids] if side == "left" else [ids, blank], dim=1)
-    with torch.no_grad():
-        alone = model(input_ids=ids).logits
-        from_ids = model(input_ids=padded).logits
-        # With a mask the id of the padding does not matter.
-        from_mask = model(input_ids=padded.where(padded > 0, 9), attention_mask=(padded > 0).long()).logits
-    torch.testing.assert_close(from_ids, alone, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(from_mask, alone, rtol=1e-5, atol=1e-6)
-
-
-def test_weights_start_as_in_keras() -> None:
-    model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(num_labels=20))
-    for layer, fans in (
-        (model.convolutions[0], 5 * (100 + 128)),
-        (model.dense, 128 + 128),
-        (model.classifier, 128 + 20),
-    ):
-        limit = (6 / fans) ** 0.5
-        assert 0.99 * limit < layer.weight.abs().max() <= limit
-        assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
-        assert layer.bias.abs().sum() == 0
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
 def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
     """Logits and gradients on a CPU, against the layers written out, one text at a time, in float64."""
     model = with_biases(make_model(initializer_range=1.0)).double()
@@ -117,41 +85,6 @@ def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) 
     alone = torch.stack([reference_logits(model, text.tolist()) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(together), gradients(alone), rtol=1e-12, atol=1e-12)
-
-
-def test_exported_program_serves_any_batch() -> None:
-    model = with_biases(make_model(initializer_range=1.0))
-    ids = torch.randint(1, 40, (3, 12))
-    rows, words = torch.export.Dim("rows", min=2), torch.export.Dim("words", min=2)
-    program = torch.export.export(
-        model,
-        (),
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": False},
-        dynamic_shapes={
-            "input_ids": {0: rows, 1: words},
-            "attention_mask": {0: rows, 1: words},
-            "return_dict": None,
-        },
-    )
-    ids = torch.randint(1, 40, (40, 25))
-    mask = (torch.arange(25) < torch.randint(1, 26, (40, 1))).long()
-    with torch.no_grad():
-        (exported,) = program.module()(input_ids=ids, attention_mask=mask, return_dict=False)
-        torch.testing.assert_close(exported, model(input_ids=ids, attention_mask=mask).logits)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"kernel_size": 4}, "expected kernel_size to be odd"),
-        ({"pool_size": 0}, "expected pool_size to be odd"),
-        ({"hidden_size": 0}, "expected hidden_size to be at least 1"),
-        ({"dropout": 1.0}, r"expected dropout to be in \[0, 1\)"),
-    ],
-)
-def test_config_refuses(sizes: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GlobalPoolingCNNConfig(**sizes)
 
 
 def test_saved_model_and_tokenizer_load_with_the_auto_classes(tmp_path: Path) -> None:
@@ -173,36 +106,6 @@ def test_saved_model_and_tokenizer_load_with_the_auto_classes(tmp_path: Path) ->
     for entries, row in zip(classify(TEXTS), probs, strict=True):
         scores = {entry["label"]: entry["score"] for entry in entries}
         assert scores["money"] == pytest.approx(row[1].item(), abs=1e-6)
-
-
-def test_stock_trainer_learns_and_scales_the_loss_for_accumulation(tmp_path: Path) -> None:
-    tokenizer = train_word_tokenizer(TEXTS)
-    rows = [{**tokenizer(text), "labels": int(i > 1)} for i, text in enumerate(TEXTS)] * 8
-    losses = {}
-    for name, batch_size, steps in (("whole", 8, 1), ("parts", 2, 4)):
-        torch.manual_seed(0)
-        model = make_model(vocab_size=len(tokenizer), hidden_size=32, num_labels=2, dropout=0.0)
-        arguments = TrainingArguments(
-            str(tmp_path / name),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=steps,
-            num_train_epochs=6,
-            learning_rate=0.02,
-            max_grad_norm=0.0,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(
-            model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer)
-        )
-        trainer.train()
-        losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses["whole"][0] == pytest.approx(losses["parts"][0], rel=1e-3)
-    assert losses["whole"][-1] < 0.1 * losses["whole"][0]
 
 
 def test_tokenizer_keeps_the_most_frequent_words_lower_cased() -> None:
