@@ -50,19 +50,13 @@ class DenseNetConfig(PreTrainedConfig):
 class DenseNetForImageClassification(ImageClassifier):
     """Classify images by a network in which every layer of a block reads all before it.
 
-    Notes:
-        The parameters have torchvision's names. With the large stem, weights that were trained on ImageNet with
-        torchvision or timm load as they are, and a head for other classes is new:
-        `from_pretrained("timm/densenet121.tv_in1k", config=DenseNetConfig(stem="large", num_labels=14),
-        ignore_mismatched_sizes=True)`.
+    The parameters have torchvision's names. With the large stem, weights that were trained on ImageNet with torchvision
+    or timm load as they are, and a head for other classes is new: `from_pretrained("timm/densenet121.tv_in1k",
+    config=DenseNetConfig(stem="large", num_labels=14), ignore_mismatched_sizes=True)`.
 
     References:
         Huang, Liu, van der Maaten, Weinberger, Densely Connected Convolutional Networks, 2017; the code of Mukhoti et
         al., Calibrating Deep Neural Networks using Focal Loss, 2020 (small stem); Rajpurkar et al., CheXNet, 2017.
-
-    >>> model = DenseNetForImageClassification(DenseNetConfig(num_labels=10)).eval()
-    >>> model(torch.zeros(1, 3, 32, 32)).logits.shape
-    torch.Size([1, 10])
     """
 
     config_class = DenseNetConfig
@@ -70,16 +64,16 @@ class DenseNetForImageClassification(ImageClassifier):
 
     def __init__(self, config: DenseNetConfig) -> None:
         super().__init__(config)
-        self.he_initialization = (
-            config.stem == "large"
-        )  # as in torchvision; the papers' code has torch's default
+        # As in torchvision; the papers' code has torch's default.
+        self.he_initialization = config.stem == "large"
         growth = _GROWTH[config.depth]
         plain = config.depth == 40
         channels = 16 if plain else 2 * growth
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["conv0"] = nn.Conv2d(3, channels, 3, padding=1, bias=False)
-        if config.stem == "large":
-            layers["conv0"] = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+        small = config.stem == "small"
+        kernel, stride = (3, 1) if small else (7, 2)
+        layers = OrderedDict[str, nn.Module]()
+        layers["conv0"] = nn.Conv2d(3, channels, kernel, stride, kernel // 2, bias=False)
+        if not small:
             layers |= {"norm0": nn.BatchNorm2d(channels), "relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
         for number, n_layers in enumerate(_BLOCKS[config.depth], 1):
             if number > 1:

@@ -87,10 +87,6 @@ class CifarResNetForImageClassification(ImageClassifier):
         He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016, 4.2; the code of Mukhoti et al.,
         Calibrating Deep Neural Networks using Focal Loss, 2020, which later papers took; Huang, Sun, Liu, Sedra,
         Weinberger, Deep Networks with Stochastic Depth, 2016.
-
-    >>> model = CifarResNetForImageClassification(CifarResNetConfig(depth=20, num_labels=10))
-    >>> model(torch.zeros(2, 3, 32, 32)).logits.shape
-    torch.Size([2, 10])
     """
 
     config_class = CifarResNetConfig
@@ -153,10 +149,6 @@ class WideResNetForImageClassification(ImageClassifier):
 
     The papers' code has batch norm and ReLU after each convolution, and counts depth as 6n + 2; Zagoruyko and
     Komodakis, Wide Residual Networks, 2016, have them before it, and 6n + 4. This is the papers' network.
-
-    >>> model = WideResNetForImageClassification(WideResNetConfig(depth=8, width=1, num_labels=10))
-    >>> model(torch.zeros(2, 3, 32, 32)).logits.shape
-    torch.Size([2, 10])
     """
 
     config_class = WideResNetConfig

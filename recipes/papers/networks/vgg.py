@@ -33,11 +33,6 @@ class VGGForImageClassification(ImageClassifier):
     The form that is usual for CIFAR: the features of Simonyan, Zisserman, Very Deep Convolutional Networks for
     Large-Scale Image Recognition, 2015, without the two layers of 4,096, which images of 32 pixels do not need. The
     comparison study says no more than "VGG16". The parameters of `features` have torchvision's names.
-
-    >>> import torch
-    >>> model = VGGForImageClassification(VGGConfig(depth=11, num_labels=10)).eval()
-    >>> model(torch.zeros(1, 3, 32, 32)).logits.shape
-    torch.Size([1, 10])
     """
 
     config_class = VGGConfig
