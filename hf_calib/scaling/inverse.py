@@ -17,20 +17,20 @@ from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_logits, as_
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
 
-# Losses of a row's probabilities alone whose gradients determine the posterior.
-INVERTIBLE = (
-    *(
-        "cross_entropy",
-        "label_smoothing",
-        "entropy_regularized",
-        "brier",
-        "focal",
-        "focal_gra",
-        "inverse_focal",
-    ),
-    *("flsd", "flsd_gra", "adafocal", "calfocal", "dual_focal", "dual_focal_gra", "ada_dual_focal", "bsce"),
-    *("bsce_gra", "focal_calibration"),
+# Losses of a row's probabilities whose gradients determine the posterior: of the label's alone, and of all.
+_OF_LABEL = (
+    "cross_entropy",
+    "focal",
+    "focal_gra",
+    "inverse_focal",
+    "flsd",
+    "flsd_gra",
+    "adafocal",
+    "calfocal",
 )
+_OF_RIVALS = ("dual_focal", "dual_focal_gra", "ada_dual_focal")
+_OF_ALL = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
+INVERTIBLE = _OF_LABEL + _OF_RIVALS + _OF_ALL
 
 _FURTHEST = 100.0  # logits further below the largest are taken for this far, where gradients would underflow
 _TINY = 1e-300
@@ -102,19 +102,15 @@ class InverseLink(LogitScaling):
         weights = self.loss.class_weights
         loss: Any = deepcopy(self.loss).cpu()
         loss.class_weights = None
-        label_only = _reads_label_only(loss)
+        label_only = loss.name in _OF_LABEL
         rows = checked.reshape(-1, c)
         result = np.empty(rows.shape)
         size = max(1, _GRADIENTS // (c if label_only else c**2))
         for first in range(0, len(rows), size):
             block = rows[first : first + size].astype(np.float64)
             masked = np.isneginf(block)
-            check(
-                not masked.all(axis=1).any(),
-                "logits to allow at least one class",
-                "-inf",
-                "mask fewer classes",
-            )
+            allowed = not masked.all(axis=1).any()
+            check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
             log_p = log_softmax(block, axis=1)
             near = np.where(masked, -np.inf, np.maximum(block - block.max(axis=1, keepdims=True), -_FURTHEST))
             # What eta has more than p, up to a factor per row.
@@ -137,16 +133,11 @@ class InverseLink(LogitScaling):
         return True
 
 
-def _reads_label_only(loss: Any) -> bool:
-    """Whether the gradient for label y is a_y (p - e_y), with an a of the label's p alone."""
-    logits = np.random.default_rng(0).normal(scale=2, size=(64, 6))
-    expected = _pulls(loss, logits)[:, :, None] * softmax(logits, axis=1)[:, None, :]
-    others = ~np.eye(6, dtype=bool)
-    return np.allclose(_slopes(loss, logits)[:, others], expected[:, others], rtol=1e-9, atol=1e-12)
+def _log_gain_of_label(loss: Any, logits: FloatArray) -> FloatArray:
+    """log(eta / p), up to a number per row, of a loss of the label's p: 1 / a for a gradient a_y (p - e_y).
 
-
-def _pulls(loss: Any, logits: FloatArray) -> FloatArray:
-    """The a (N, C) of each label, by the gradient in two classes: the label, and all others as one."""
+    The gradient for two classes, the label and all others as one, gives a.
+    """
     each, top = np.arange(len(logits)), logits.argmax(axis=1)
     rest = logits.copy()
     rest[each, top] = -np.inf
@@ -157,12 +148,7 @@ def _pulls(loss: Any, logits: FloatArray) -> FloatArray:
     pairs = np.stack([own, others], axis=-1).reshape(-1, 2)
     slope = _gradients(loss, pairs, np.zeros(len(pairs), dtype=np.int64))[:, 1].reshape(logits.shape)
     share = expit(others - own)
-    return np.divide(slope, share, out=np.ones_like(share), where=share > 0)
-
-
-def _log_gain_of_label(loss: Any, logits: FloatArray) -> FloatArray:
-    """log(eta / p) of a loss of the label's p, up to a number per row."""
-    pulls = _pulls(loss, logits)
+    pulls = np.divide(slope, share, out=np.ones_like(share), where=share > 0)
     # No eta leads to a p from which the label is pushed down: such classes get all of the mass, in equal parts.
     equal = -np.log(_FLOOR) - (1 - _TRACE) * log_softmax(logits, axis=1)
     return np.where(pulls < 0, equal, -np.log(np.maximum(pulls, _TINY)))
@@ -170,8 +156,12 @@ def _log_gain_of_label(loss: Any, logits: FloatArray) -> FloatArray:
 
 def _log_gain(loss: Any, logits: FloatArray) -> FloatArray:
     """log(eta / p), up to a number per row, by the equation itself; -inf where eta would be negative."""
-    p, allowed, c = softmax(logits, axis=1), ~np.isneginf(logits), logits.shape[1]
-    slopes = _slopes(loss, logits)
+    n, c = logits.shape
+    p = softmax(logits, axis=1)
+    allowed = ~np.isneginf(logits)
+    labels = np.where(allowed, np.arange(c), logits.argmax(axis=1)[:, None])
+    slopes = _gradients(loss, np.repeat(logits, c, axis=0), labels.ravel()).reshape(n, c, c)
+    slopes[~allowed] = 0
     others = slopes * (1 - np.eye(c))
     # Near 1 the rounding of p is larger than its distance to 1, which the other classes know.
     own = np.where(p > 0.5, -others.sum(axis=2), np.einsum("nkk->nk", slopes))
@@ -192,16 +182,6 @@ def _log_gain(loss: Any, logits: FloatArray) -> FloatArray:
     except np.linalg.LinAlgError:  # rows where a probability is 1 to the last bit
         solution = (np.linalg.pinv(system) @ ones)[:, :, 0]
     return _log(solution * np.sign(scale)) - np.log(np.abs(scale))
-
-
-def _slopes(loss: Any, logits: FloatArray) -> FloatArray:
-    """dL(z, y) / dz (N, labels, C); 0 for a masked label."""
-    n, c = logits.shape
-    allowed = ~np.isneginf(logits)
-    labels = np.where(allowed, np.arange(c), logits.argmax(axis=1)[:, None])
-    slopes = _gradients(loss, np.repeat(logits, c, axis=0), labels.ravel()).reshape(n, c, c)
-    slopes[~allowed] = 0
-    return slopes
 
 
 def _gradients(loss: Any, logits: FloatArray, labels: NDArray[np.int64]) -> FloatArray:
@@ -253,9 +233,8 @@ def _check_invertible(loss: CalibrationLoss, n_classes: int | None = None) -> No
     way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
     check(not loss.multi_label, "loss to be single-label", "a multi-label loss", way_out)
     smoothing = loss.hyperparameters.get("smoothing")
-    check(
-        smoothing != 1, "smoothing to be below 1", smoothing, "with 1 the loss does not depend on the label"
-    )
+    way_out = "with 1 the loss does not depend on the label"
+    check(smoothing != 1, "smoothing to be below 1", smoothing, way_out)
     weights = loss.class_weights
     if weights is not None and n_classes is not None:
         way_out = "pass the logits of the model that the loss trained"
