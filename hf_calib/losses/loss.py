@@ -41,10 +41,11 @@ Module = TypeVar("Module", bound="CalibrationLoss")
 
 REDUCTIONS = ("mean", "sum", "none")
 PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
-_SHARED_DOCS = """\
-    class_weights: (C,) positive factors of the classes; see `make_loss`.
-    problem_type: None goes by the labels' dtype; see `make_loss`.
-"""
+_CLASS_WEIGHTS = "    class_weights: (C,) positive factors of the classes; see `make_loss`.\n"
+_PROBLEM_TYPES = {
+    True: "    problem_type: None goes by the labels' dtype; see `make_loss`.\n",
+    False: '    problem_type: None or "single_label_classification"; there is no multi-label form.\n',
+}
 
 
 _SHARED = {"class_weights": "ClassWeights", "problem_type": "ProblemType"}
@@ -145,7 +146,7 @@ def loss(
         own = list(inspect.signature(formula).parameters.values())[1:-1]
         made = module or CalibrationLoss
         constructor.__signature__ = inspect.Signature([*own, *shared], return_annotation=made)  # type: ignore[attr-defined]
-        constructor.__doc__ = _with_shared_arguments(inspect.getdoc(formula) or "")
+        constructor.__doc__ = _with_shared_arguments(inspect.getdoc(formula) or "", multi_label)
         entry = LossEntry(
             formula.__name__,
             constructor,
@@ -163,12 +164,13 @@ def loss(
     return declare
 
 
-def _with_shared_arguments(text: str) -> str:
+def _with_shared_arguments(text: str, multi_label: bool) -> str:
     """A constructor's docstring with the arguments that all have, after its own."""
     before, returns, after = text.partition("\nReturns:\n")
     if "\nArgs:\n" not in before:
         before += "\nArgs:\n"
-    return f"{before.rstrip(chr(10))}\n{_SHARED_DOCS}{returns}{after}" if returns else text
+    arguments = f"{_CLASS_WEIGHTS}{_PROBLEM_TYPES[multi_label]}"
+    return f"{before.rstrip()}\n{arguments}{returns}{after}"
 
 
 def make_loss(
