@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -57,7 +56,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling._objectives import SoftmaxObjective
+from hf_calib.scaling.newton import Rows
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5
@@ -114,16 +113,23 @@ def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
         "scikit-learn, public": partial(fit_public_scikit_learn, logits, labels),
     }
     seconds, temperatures = interleaved(fits, rounds)
-    objective = SoftmaxObjective(logits, labels)
     least = minimize_scalar(  # convex in 1 / T: an inner minimum is the minimum
-        lambda t: objective.nll(1 / t).value,
+        lambda t: mean_nll(logits, labels, t),
         bounds=(0.99 * temperatures[OURS], 1.01 * temperatures[OURS]),
         options={"xatol": 1e-6},
     ).fun
     print_table(f"NLL temperature, {shape_of(logits)}", seconds)
     for name, temperature in temperatures.items():
-        excess = objective.nll(1 / temperature).value - least
+        excess = mean_nll(logits, labels, temperature) - least
         print(f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum")
+
+
+def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    loss = 0.0
+    for rows in np.array_split(np.arange(len(logits)), max(1, logits.size // 10**6)):
+        scaled = logits[rows].astype(np.float64) / temperature
+        loss -= log_softmax(scaled, axis=1)[np.arange(len(rows)), labels[rows]].sum()
+    return loss / len(logits)
 
 
 def compare_maps(rounds: int, file: str | None) -> None:
@@ -185,10 +191,8 @@ def report_maps(data: tuple[np.ndarray, np.ndarray], fits: dict[str, Fit], round
 def fitted_on(scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray) -> BaseEstimator:
     """The same map, fitted until a step would gain less than 1e-13 nats."""
     further = clone(scaler)
-    further._left_to_gain = 1e-13
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rounding may end it before
-        return further.fit(logits, labels)
+    further.weight_, further.bias_ = scaler.solve(Rows.checked(logits, labels), None, 1e-13).map
+    return further
 
 
 def penalised_loss(scaler: Any, logits: np.ndarray, labels: np.ndarray) -> float:

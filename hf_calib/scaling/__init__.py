@@ -19,15 +19,18 @@ if TYPE_CHECKING:
         IsotonicScaling,
         SplineScaling,
     )
-    from hf_calib.scaling.dirichlet import DirichletScaling
     from hf_calib.scaling.grouped import GroupedScaling
     from hf_calib.scaling.inverse import InverseLink
-    from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
+    from hf_calib.scaling.linear import (
+        DirichletScaling,
+        MatrixScaling,
+        StructuredMatrixScaling,
+        StructuredVectorScaling,
+        VectorScaling,
+    )
     from hf_calib.scaling.priors import PriorCorrection, PriorEstimate, estimate_prior
     from hf_calib.scaling.saved_map import load_map, save_map
-    from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
-    from hf_calib.scaling.temperature import TemperatureScaling
-    from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
+    from hf_calib.scaling.temperature import PerLabelTemperatureScaling, TemperatureScaling
 
 __all__ = [
     "SCALERS",

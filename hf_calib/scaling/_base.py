@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
-from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.methods import is_multi_label
 
 if TYPE_CHECKING:
@@ -144,26 +142,6 @@ class LogitScaling(Scaler):
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
         return softmax_in_place(self.transform(logits))
-
-
-class AffineScaling(LogitScaling):
-    """A scaler that is an affine map of the logits once it is fitted."""
-
-    weight_: FloatArray
-    bias_: FloatArray
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return the mapped logits in float64; logits of any shape that ends in C."""
-        mapping = self.affine_map()
-        rows = as_fitted_logits(logits, len(self.bias_))
-        if mapping.weight.ndim == 2:
-            refuse_masks(rows)
-        return mapping(rows)
-
-    def affine_map(self) -> AffineMap:
-        """The affine map that `fold` writes into a classification head."""
-        check_is_fitted(self, "weight_")
-        return AffineMap(self.weight_, self.bias_)
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:

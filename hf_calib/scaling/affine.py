@@ -63,19 +63,9 @@ class AffineMap(NamedTuple):
 
     def then(self, following: AffineMap) -> AffineMap:
         """The one map that this one and a following one are together."""
-        if following.weight.ndim == 2:
-            own = (
-                self.weight
-                if self.weight.ndim == 2
-                else np.diag(np.broadcast_to(self.weight, len(following.weight)))
-            )
-            weight = following.weight @ own
+        own, other = self.weight, following.weight
+        if other.ndim == 2:  # noqa: SIM108
+            weight = other @ own if own.ndim == 2 else other * own
         else:
-            weight = np.asarray((following.weight * self.weight.T).T)  # of two () it is a scalar
-        bias = following.bias
-        if self.bias is not None:
-            moved = (
-                following.weight @ self.bias if following.weight.ndim == 2 else following.weight * self.bias
-            )
-            bias = moved if bias is None else moved + bias
-        return AffineMap(weight, bias)
+            weight = np.asarray((other * own.T).T)
+        return AffineMap(weight, following.bias if self.bias is None else following(self.bias))

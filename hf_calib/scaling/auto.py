@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, log_expit, log_softmax
 
-from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.checks import check_flag, check_seed
-from hf_calib.scaling._base import AffineScaling, n_masked, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray, as_binary_labels, as_class_labels, as_matrix
-from hf_calib.scaling._linear import Near
-from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
-from hf_calib.scaling._solver import best_temperature
+from hf_calib._errors import check
+from hf_calib.metrics.checks import check_seed
+from hf_calib.scaling._base import n_masked
+from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.per_label_temperature import PerLabelTemperatureScaling
-from hf_calib.scaling.structured import StructuredMatrixScaling, StructuredVectorScaling
-from hf_calib.scaling.temperature import TemperatureScaling
-from hf_calib.scaling.vector_matrix import MatrixScaling, VectorScaling
+from hf_calib.scaling.linear import (
+    AffineScaling,
+    MatrixScaling,
+    Solution,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
+from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
+from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
 
-_MATRIX_COST = 5e8  # N C^2, above which a matrix is not tried: each of its fits would take seconds
-_CHOSEN_ON = 20_000  # rows at most: enough to tell a thousandth of a nat
-# That a map's gain over the temperature has to exceed: a dozen candidates make the best one look better than it is, and
-# with few rows the freer ones look best where they fail. By benchmarks/choice_rules.py, in which no setting then ends
-# more than .002 nats above the temperature.
+# A matrix is not tried where N C^2 is larger: each of its fits would take seconds.
+_MATRIX_COST = 5e8
+# This many rows choose at most: enough to tell a thousandth of a nat.
+_CHOSEN_ON = 20_000
+# A dozen candidates make the best one look better than it is, and with few rows the freer ones look best where they
+# fail, so a gain over the temperature has to exceed this many of its standard errors. By benchmarks/choice_rules.py, in
+# which no setting then ends more than .002 nats above the temperature.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
 _MANY = 1000  # rows, from which on freer maps need no more than the others
-_FIRM = "(penalty=1)"  # of the maps that are never far from a temperature
+_FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
-# Rows from which on the logits may stay as they are: with fewer, standard errors miss the rare row that is wrong with
-# high confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/choice_rules.py).
+# With fewer rows the logits may not stay as they are: standard errors miss the rare row that is wrong with high
+# confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/choice_rules.py).
 _ENOUGH = 300
 # Where next to all rows are right, being surer of everything looks good on each part, and a free map is the surest:
 # on 50 right rows of scikit-learn's digits one ended .47 nats above the temperature.
@@ -43,29 +46,29 @@ _FEWEST_WRONG = 5
 _ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
+Solve = Callable[[Rows, Solution | None, float], Solution]
 
-_Fits = dict[tuple[str, int], Near]
 
+@dataclass
+class _Candidate:
+    """A map that is compared, and what cross-validation found."""
 
-class _Candidate(NamedTuple):
     method: str
     penalty: float | None
-    make: Callable[[], Any] | None  # None: the logits as they are
+    solve: Solve
     n_parameters: int
     left_out: str | None = None
+    losses: FloatArray | None = None  # (N,)
+    on_top: float = 1.0  # the temperature of the mapped rows
 
     @property
     def name(self) -> str:
         return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
 
-
-class _Trial(NamedTuple):
-    """By name, the cross-validated loss of each row and, if all rows were in it, the temperature on top."""
-
-    candidates: list[_Candidate]
-    losses: dict[str, FloatArray]
-    folds: NDArray[np.int64]
-    temperatures: dict[str, float]
+    @property
+    def kind(self) -> str:
+        """Maps of one kind differ in their penalties; each is fitted from the one before."""
+        return self.method.removeprefix("structured_")
 
 
 class AutoScaling(AffineScaling):
@@ -148,224 +151,149 @@ class AutoScaling(AffineScaling):
 
         Returns:
             self, with `weight_`, `bias_`, `choice_` and `results_`.
-
-        Raises:
-            TypeError: if a dtype is wrong.
-            ValueError: if a parameter, a shape or a value is wrong.
         """
-        matrix, targets = self._checked(logits, labels)
-        trial = self._tried(matrix, targets)
-        self._take(choose(trial.losses), trial, matrix, targets)
-        self.results_ = []
-        for candidate in trial.candidates:
-            score = dict.fromkeys(("nll", "standard_error", "difference", "difference_standard_error"))
-            if candidate.left_out is None:
-                loss = trial.losses[candidate.name]
-                numbers = (*_mean(loss), *_mean(loss - trial.losses["temperature"]))
-                score = dict(zip(score, numbers, strict=True))
-            self.results_.append(
-                {
-                    "method": candidate.method,
-                    "penalty": candidate.penalty,
-                    "n_parameters": candidate.n_parameters,
-                    **score,
-                    "chosen": candidate.name == self.choice_,
-                    "left_out": candidate.left_out,
-                }
-            )
-        return self
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated probabilities: the softmax of `transform`, or the sigmoid with multi_label."""
-        scaled = self.transform(logits)
-        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
-
-    def _checked(self, logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        if not (isinstance(self.n_folds, Integral) and self.n_folds >= 2):
-            way_out = "5 is enough; more folds cost more fits"
-            raise InputValueError(
-                expected("n_folds", "be an integer of at least 2", repr(self.n_folds), way_out)
-            )
-        check_flag("multi_label", self.multi_label)
-        matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
-        if self.multi_label:
-            _, known = as_binary_labels(labels, matrix)
-            targets: NDArray[Any] = np.asarray(labels)
-            if known is not None:  # a part of rows that tell nothing could not be judged
-                matrix, targets = matrix[known.any(axis=1)], targets[known.any(axis=1)]
-        else:
-            targets = as_class_labels(labels, matrix)
-        self._objective(matrix, targets)  # refuses a masked label
-        return matrix, targets
-
-    def _tried(self, matrix: NDArray[Any], targets: NDArray[Any]) -> _Trial:
-        """Cross-validate what the rows can tell of."""
-        candidates = list(self._candidates(matrix))
-        why_not = None
-        if len(matrix) == 1:  # a freer map would be judged by the row that it was fitted on
-            why_not = "one row does not tell more than a temperature"
-        elif (n_wrong := self._n_wrong(matrix, targets)) < _FEWEST_WRONG:
-            why_not = f"{n_wrong} wrong rows do not tell more than a temperature"
-        if why_not is not None:
-            candidates[2:] = [candidate._replace(left_out=why_not) for candidate in candidates[2:]]
+        check_folds(self.n_folds)
+        rows = Rows.checked(logits, labels, multi_label=self.multi_label)
+        if rows.known is not None:  # a part of rows that tell nothing could not be judged
+            rows = rows[rows.known.any(axis=1)]
+        n = len(rows)
+        candidates = list(_candidates(rows))
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
-        folds = np.arange(len(matrix)) % min(self.n_folds, len(matrix))
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
-        folds = rng.permutation(folds)
-        sample = np.arange(len(matrix))
-        if len(matrix) > _CHOSEN_ON:
-            sample = rng.choice(len(matrix), _CHOSEN_ON, replace=False)
-        scored = self._scored(candidates, matrix[sample], targets[sample], folds[sample])
-        losses = {name: loss for name, (loss, _) in scored.items()}
-        # Of a sample they would be too large: fits of all rows need less of it.
-        whole = len(sample) == len(matrix)
-        temperatures = {name: temperature for name, (_, temperature) in scored.items()} if whole else {}
-        return _Trial(candidates, losses, folds, temperatures)
-
-    def _take(self, name: str, trial: _Trial, matrix: NDArray[Any], targets: NDArray[Any]) -> None:
-        """Fit the candidate of a name on all rows, with the temperature of its mapped rows on top."""
-        candidate = next(candidate for candidate in trial.candidates if candidate.name == name)
-        temperature = trial.temperatures.get(name)
-        if temperature is None:
-            temperature = self._cross_validated(candidate, matrix, targets, trial.folds, {})[1]
-        mapping = _fitted(candidate, matrix, targets).then(AffineMap(np.array(1 / temperature)))
-        self.choice_ = name
-        self.weight_ = mapping.weight
-        self.bias_ = np.zeros(matrix.shape[1]) if mapping.bias is None else mapping.bias
-
-    def _n_wrong(self, logits: NDArray[Any], labels: NDArray[Any]) -> int:
-        """Rows, or decisions, that the logits have wrong."""
-        if not self.multi_label:
-            return int(np.count_nonzero(logits.argmax(axis=1) != labels))
-        positive, known = as_binary_labels(labels, logits)
-        wrong = (logits > 0) != positive
-        return int(np.count_nonzero(wrong if known is None else wrong & known))
-
-    def _objective(self, logits: NDArray[Any], labels: NDArray[Any]) -> Objective:
-        if self.multi_label:
-            return SigmoidObjective(logits, *as_binary_labels(labels, logits))
-        return SoftmaxObjective(logits, labels)
-
-    def _candidates(self, logits: NDArray[Any]) -> Iterator[_Candidate]:
-        """From the simplest to the freest."""
-        n, c = logits.shape
-        multi_label = self.multi_label
-        yield _Candidate("identity", None, None, 0)
-        yield _Candidate("temperature", None, partial(TemperatureScaling, multi_label=multi_label), 1)
-        if multi_label:
-            yield _Candidate("per_label_temperature", None, PerLabelTemperatureScaling, c)
-        for penalty in _PENALTIES:
-            yield _Candidate(
-                "structured_vector",
-                penalty,
-                partial(StructuredVectorScaling, penalty, multi_label=multi_label),
-                2 if c == 2 and not multi_label else 2 * c,
-            )
-        if multi_label:
-            return
-        yield _Candidate("vector", None, VectorScaling, 2 * c)
-        why_not = None
-        if n_masked(logits):
-            why_not = "it would mix masked classes with the others"
-        elif c == 2:
-            why_not = "for two classes it is no more than a vector map"
-        elif n * c**2 > _MATRIX_COST:
-            why_not = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-        for penalty in _PENALTIES:
-            yield _Candidate(
-                "structured_matrix",
-                penalty,
-                partial(StructuredMatrixScaling, penalty),
-                c * (c + 1),
-                why_not,
-            )
-        yield _Candidate("matrix", None, MatrixScaling, c * (c + 1), why_not)
-
-    def _scored(
-        self,
-        candidates: list[_Candidate],
-        logits: NDArray[Any],
-        labels: NDArray[Any],
-        folds: NDArray[np.int64],
-    ) -> dict[str, tuple[FloatArray, float]]:
-        """By name, the loss of each row and the temperature on top; `candidates` are told which are left out."""
-        scored: dict[str, tuple[FloatArray, float]] = {}
-        fitted: _Fits = {}
-        last: dict[str, FloatArray] = {}  # of each method, its last loss
-        worse: dict[str, str] = {}  # methods that became worse on the way to freer maps, and where
-        for position, candidate in enumerate(candidates):
-            # Without a penalty a vector is the end of the structured ones.
-            method = "structured_vector" if candidate.method == "vector" else candidate.method
-            if method in worse and candidate.left_out is None:
-                candidates[position] = candidate = candidate._replace(left_out=worse[method])
-            if candidate.left_out is not None:
-                continue
-            scored[candidate.name] = self._cross_validated(candidate, logits, labels, folds, fitted)
-            loss = scored[candidate.name][0]
-            if method in last:
-                difference, error = _mean(loss - last[method])
-                if difference > _CLEARLY_WORSE * error:
-                    worse[method] = f"{candidate.name} was clearly worse than with a larger penalty"
-            last[method] = loss
-        return scored
-
-    def _cross_validated(
-        self,
-        candidate: _Candidate,
-        logits: NDArray[Any],
-        labels: NDArray[Any],
-        folds: NDArray[np.int64],
-        fitted: _Fits,
-    ) -> tuple[FloatArray, float]:
-        """The loss of each row (N,), and the temperature on top; `fitted` has the last fit of each kind, by fold."""
-        if candidate.make is None:
-            return self._losses(logits.astype(np.float64), labels), 1.0
-        mapped = np.empty(logits.shape)
-        kind = candidate.method.removeprefix("structured_")
-        for fold, (train, held_out) in enumerate(_parts(folds)):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scaler = candidate.make()
-                scaler._left_to_gain = _ROUGHLY
-                scaler._near = fitted.get((kind, fold), fitted.get(("temperature", fold)))
-                mapped[held_out] = scaler.fit(logits[train], labels[train]).affine_map()(logits[held_out])
-                if kind == "temperature":
-                    fitted[kind, fold] = Near(scaler.temperature_)
-                elif candidate.penalty is not None:
-                    fitted[kind, fold] = scaler._found
-        if candidate.method == "temperature":
-            return self._losses(mapped, labels), 1.0
-        losses = np.empty(len(labels))
-        for train, held_out in _parts(folds):
-            temperature = self._temperature(mapped[train], labels[train])
-            losses[held_out] = self._losses(mapped[held_out] / temperature, labels[held_out])
-        return losses, self._temperature(mapped, labels)
-
-    def _temperature(self, logits: FloatArray, labels: NDArray[Any]) -> float:
-        objective = self._objective(logits, labels)
-        return 1.0 if objective.is_constant else best_temperature(objective, guess=1.0)  # of fitted maps
-
-    def _losses(self, logits: FloatArray, labels: NDArray[Any]) -> FloatArray:
-        """Negative log-likelihood of each row, (N,)."""
-        if self.multi_label:
-            positive, known = as_binary_labels(labels, logits)
-            losses = -log_expit(np.where(positive, logits, -logits))
-            return losses.sum(axis=1, where=True if known is None else known)
-        return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+        folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
+        sample = rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
+        _try_all(candidates, rows[sample], folds[sample])
+        losses = {each.name: each.losses for each in candidates if each.losses is not None}
+        self.choice_ = choose(losses)
+        self.results_ = [
+            _result(each, losses["temperature"], each.name == self.choice_) for each in candidates
+        ]
+        chosen = next(each for each in candidates if each.name == self.choice_)
+        if n > _CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
+            _cross_validate(chosen, rows, folds, {})
+        loss = ScaledLoss(rows)
+        temperature = loss.best_temperature()
+        loss.warn(temperature)
+        found = chosen.solve(rows, Solution(temperature), LEFT_TO_GAIN).map
+        self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
+        self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
+        return self
 
 
-def _parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def check_folds(n_folds: Any) -> None:
+    holds = isinstance(n_folds, Integral) and n_folds >= 2
+    check(
+        holds,
+        "n_folds to be an integer of at least 2",
+        repr(n_folds),
+        "5 is enough; more folds cost more fits",
+    )
+
+
+def _candidates(rows: Rows) -> Iterator[_Candidate]:
+    """From the simplest to the freest."""
+    n, c = rows.logits.shape
+    why_not = None
+    n_wrong = rows.n_wrong
+    if n == 1:  # a freer map would be judged by the row that it was fitted on
+        why_not = "one row does not tell more than a temperature"
+    elif n_wrong < _FEWEST_WRONG:
+        why_not = f"{n_wrong} wrong rows do not tell more than a temperature"
+    yield _Candidate("identity", None, lambda *_: Solution(1.0), 0)
+    yield _Candidate("temperature", None, _temperature, 1)
+    if rows.sigmoid:
+        yield _Candidate("per_label_temperature", None, _temperatures, c, why_not)
+    for penalty in _PENALTIES:
+        solve = StructuredVectorScaling(penalty).solve
+        yield _Candidate(
+            "structured_vector", penalty, solve, 2 if c == 2 and not rows.sigmoid else 2 * c, why_not
+        )
+    if rows.sigmoid:
+        return
+    yield _Candidate("vector", None, VectorScaling().solve, 2 * c, why_not)
+    if why_not is None and n_masked(rows.logits):
+        why_not = "it would mix masked classes with the others"
+    elif why_not is None and c == 2:
+        why_not = "for two classes it is no more than a vector map"
+    elif why_not is None and n * c**2 > _MATRIX_COST:
+        why_not = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+    for penalty in _PENALTIES:
+        yield _Candidate(
+            "structured_matrix", penalty, StructuredMatrixScaling(penalty).solve, c * (c + 1), why_not
+        )
+    yield _Candidate("matrix", None, MatrixScaling().solve, c * (c + 1), why_not)
+
+
+def _temperature(rows: Rows, near: Solution | None, _: float) -> Solution:
+    temperature = ScaledLoss(rows).best_temperature() if near is None else near.temperature
+    return Solution(temperature, AffineMap(np.array(1 / temperature)))
+
+
+def _temperatures(rows: Rows, near: Solution | None, _: float) -> Solution:
+    shared = ScaledLoss(rows).best_temperature() if near is None else near.temperature
+    return Solution(shared, AffineMap(1 / temperatures_by_label(rows, shared)[0]))
+
+
+def _try_all(candidates: list[_Candidate], rows: Rows, folds: NDArray[np.int64]) -> None:
+    """Cross-validate the candidates, and leave out those of a kind that a smaller penalty has made worse."""
+    found: dict[tuple[str, int], Solution] = {}
+    last: dict[str, FloatArray] = {}
+    worse: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.method != "matrix":  # whose penalties are others
+            candidate.left_out = candidate.left_out or worse.get(candidate.kind)
+        if candidate.left_out is not None:
+            continue
+        _cross_validate(candidate, rows, folds, found)
+        if candidate.kind in last:
+            difference, error = mean_and_error(candidate.losses - last[candidate.kind])
+            if difference > _CLEARLY_WORSE * error:
+                worse[candidate.kind] = f"{candidate.name} was clearly worse than with a larger penalty"
+        last[candidate.kind] = candidate.losses
+
+
+def _cross_validate(
+    candidate: _Candidate, rows: Rows, folds: NDArray[np.int64], found: dict[tuple[str, int], Solution]
+) -> None:
+    """Find the loss of each row, and the temperature on top; `found` has the last fit of each kind, by fold."""
+    mapped = np.empty(rows.logits.shape)
+    for fold, (train, held_out) in enumerate(parts(folds)):
+        near = found.get((candidate.kind, fold), found.get(("temperature", fold)))
+        solution = candidate.solve(rows[train], near, _ROUGHLY)
+        found[candidate.kind, fold] = solution
+        mapped[held_out] = solution.map(rows.logits[held_out])
+    if candidate.kind in ("identity", "temperature"):
+        candidate.losses = rows.losses(mapped)
+        return
+    mapped_rows = rows.with_logits(mapped)
+    scale = np.empty((len(rows), 1))
+    for train, held_out in parts(folds):
+        scale[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
+    candidate.losses = rows.losses(mapped / scale)
+    candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
+
+
+def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """The rows to fit on and those to judge by, fold by fold; with one row, that one for both."""
     for fold in range(folds.max() + 1):
         held_out = folds == fold
         yield (held_out if held_out.all() else ~held_out), held_out
 
 
-def _fitted(candidate: _Candidate, logits: NDArray[Any], labels: NDArray[Any]) -> AffineMap:
-    if candidate.make is None:
-        return AffineMap(np.array(1.0))
-    return candidate.make().fit(logits, labels).affine_map()
+def _result(candidate: _Candidate, of_temperature: FloatArray, chosen: bool) -> dict[str, Any]:
+    """A row of `results_`."""
+    scores: list[Any] = [None] * 4
+    if candidate.losses is not None:
+        scores = [*mean_and_error(candidate.losses), *mean_and_error(candidate.losses - of_temperature)]
+    names = ("nll", "standard_error", "difference", "difference_standard_error")
+    about = {"method": candidate.method, "penalty": candidate.penalty, "n_parameters": candidate.n_parameters}
+    return {
+        **about,
+        **dict(zip(names, scores, strict=True)),
+        "chosen": chosen,
+        "left_out": candidate.left_out,
+    }
 
 
 def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
@@ -378,13 +306,13 @@ def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = Non
     n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:
-        difference, error = _mean(losses[name] - losses["temperature"])
+        difference, error = mean_and_error(losses[name] - losses["temperature"])
         k = _STANDARD_ERRORS if n_rows >= _MANY or name.endswith(_FIRM) else _OF_FREE_MAPS
         return difference + (k if standard_errors is None else standard_errors) * error
 
     return min((name for name in losses if name != "identity" or n_rows >= _ENOUGH), key=upper_end)
 
 
-def _mean(values: FloatArray) -> tuple[float, float]:
+def mean_and_error(values: FloatArray) -> tuple[float, float]:
     """The mean and its standard error."""
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_softmax
+from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, expected, few
+from hf_calib._errors import check, few
 from hf_calib.metrics.checks import check_choice, check_seed
 from hf_calib.metrics.scores import expected_calibration_error
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_matrix
-from hf_calib.scaling._linear import LinearProblem, fit_vector
+from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.auto import choose
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling.auto import check_folds, choose, mean_and_error, parts
+from hf_calib.scaling.linear import StructuredVectorScaling, VectorScaling
+from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
+from hf_calib.scaling.temperature import ScaledLoss
 
 BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
 _VECTOR = "structured_vector(penalty=1)"
@@ -100,27 +98,19 @@ class GroupedScaling(LogitScaling):
         Returns:
             self.
 
-        Raises:
-            TypeError: if a dtype is wrong.
-            ValueError: if a parameter, a shape or a value is wrong.
         """
         check_choice("base", self.base, ("auto", *BASES))
-        if not (isinstance(self.n_folds, Integral) and self.n_folds >= 2):
-            way_out = "5 is enough; more folds cost more fits"
-            raise InputValueError(
-                expected("n_folds", "be an integer of at least 2", repr(self.n_folds), way_out)
-            )
-        matrix = as_matrix(logits, least_columns=2)
-        classes = as_class_labels(labels, matrix)
-        names = _as_groups(groups, len(matrix))
-        self.groups_, numbers, sizes = _numbered(names)
-        self.sizes_ = sizes
-        base, penalty = self._chosen(matrix, classes, numbers)
+        check_folds(self.n_folds)
+        rows = Rows.checked(logits, labels)
+        groups_, numbers, sizes = np.unique(
+            _as_groups(groups, len(rows)), return_inverse=True, return_counts=True
+        )
+        self.groups_, self.sizes_ = groups_.tolist(), sizes.astype(np.int64)
+        base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
-        common = _common(base, matrix, classes)
-        maps = self._maps(matrix, classes, numbers, penalty, len(self.groups_), common)
-        self.weights_, self.biases_ = (np.array(parts) for parts in zip(*maps, strict=True))
+        common = _common(base, rows)
+        self.weights_, self.biases_ = _maps(rows, numbers, len(sizes), penalty, common)
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
@@ -130,17 +120,15 @@ class GroupedScaling(LogitScaling):
             logits: (N, ..., C).
             groups: (N,) names; None, and a name that was not in `fit`, stand for the common map.
         """
-        self._check_is_fitted()
+        check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.weights_.shape[1])
         if groups is None:
             return AffineMap(self.weights_[0], self.biases_[0])(rows)
-        names = _as_groups(groups, len(rows))
         known = {name: number for number, name in enumerate(self.groups_, 1)}
-        numbers = np.array([known.get(name, 0) for name in names.tolist()], dtype=np.int64)
-        for number in np.unique(numbers):
-            own = numbers == number
-            rows[own] = AffineMap(self.weights_[number], self.biases_[number])(rows[own])
-        return rows
+        numbers = np.array(
+            [known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], dtype=np.int64
+        )
+        return _mapped(rows, numbers, self.weights_, self.biases_)
 
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64; arguments as of `transform`."""
@@ -167,152 +155,109 @@ class GroupedScaling(LogitScaling):
         >>> law["group"], law["n"], round(law["nll_common"], 2), round(law["nll_grouped"], 2)
         ('law', 150, 0.79, 0.75)
         """
-        matrix = as_matrix(logits, least_columns=2)
-        classes = as_class_labels(labels, matrix)
-        names = _as_groups(groups, len(matrix))
+        rows = Rows.checked(logits, labels)
+        names = _as_groups(groups, len(rows))
         found = []
         for name in np.unique(names).tolist():
-            own = names == name
-            rows, truth = matrix[own].astype(np.float64), classes[own]
+            own = rows[names == name]
+            plain = own.logits.astype(np.float64)
             mapped = {
-                "": rows,
-                "_common": self.transform(rows),
-                "_grouped": self.transform(rows, groups=names[own]),
+                "": plain,
+                "_common": self.transform(plain),
+                "_grouped": self.transform(plain, groups=[name] * len(own)),
             }
-            row: dict[str, Any] = {"group": name, "n": len(truth)}
-            row["accuracy"] = float((rows.argmax(axis=1) == truth).mean())
+            row: dict[str, Any] = {"group": name, "n": len(own), "accuracy": 1 - own.n_wrong / len(own)}
             for suffix, scores in mapped.items():
-                row[f"nll{suffix}"] = float(_losses(scores, truth).mean())
-                row[f"ece{suffix}"] = expected_calibration_error(softmax_in_place(scores.copy()), truth)
+                row[f"nll{suffix}"] = float(own.losses(scores).mean())
+                row[f"ece{suffix}"] = expected_calibration_error(softmax_in_place(scores.copy()), own.labels)
             found.append(row)
         return found
 
     @property
     def classes_(self) -> NDArray[np.int64]:
         """The numbers of the classes, 0..C-1, once it is fitted."""
-        self._check_is_fitted()
+        check_is_fitted(self, "weights_")
         return np.arange(self.weights_.shape[1])
 
-    def _check_is_fitted(self) -> None:
-        from sklearn.utils.validation import check_is_fitted
-
-        check_is_fitted(self, "weights_")
-
-    def _maps(
-        self,
-        logits: NDArray[Any],
-        labels: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        penalty: float,
-        n_groups: int,
-        common: AffineMap,
-        left_to_gain: float | None = None,
-    ) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Weight and bias (C,) of the common map, and of each group's."""
-        assert common.bias is not None
-        yield common.weight, common.bias
-        mapped = common(logits.astype(np.float64))
-        c = logits.shape[1]
-        for number in range(n_groups):
-            own = numbers == number
-            n = int(np.count_nonzero(own))
-            if penalty == np.inf or n == 0:
-                yield common.weight, common.bias
-                continue
-            problem = LinearProblem(mapped[own], labels[own], lambda block: block)
-            if left_to_gain is not None:
-                problem.left_to_gain = left_to_gain
-            (weight, bias), _ = fit_vector(problem, penalty * c / n, penalty * c / n)
-            yield weight * common.weight, weight * common.bias + bias
-
-    def _chosen(
-        self, logits: NDArray[Any], labels: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> tuple[str, float]:
+    def _chosen(self, rows: Rows, numbers: NDArray[np.int64]) -> tuple[str, float]:
         """The common map's method, and the penalty."""
         bases = BASES[:2] if self.base == "auto" else (self.base,)
         n_groups = int(numbers.max()) + 1
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
-        if len(logits) > _CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
-            sample = rng.choice(len(logits), _CHOSEN_ON, replace=False)
-            logits, labels, numbers = logits[sample], labels[sample], numbers[sample]
-        n = len(logits)
+        if len(rows) > _CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
+            sample = rng.choice(len(rows), _CHOSEN_ON, replace=False)
+            rows, numbers = rows[sample], numbers[sample]
+        n = len(rows)
         if n < 2:
             return bases[0], np.inf
-        folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
-        splits = [(folds == fold, folds != fold) for fold in range(folds.max() + 1)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the fit on all rows says it
-            commons = {
-                base: [_common(base, logits[train], labels[train]) for _, train in splits] for base in bases
-            }
+        splits = list(parts(rng.permutation(np.arange(n) % min(self.n_folds, n))))
+        commons = {base: [_common(base, rows[train]) for train, _ in splits] for base in bases}
         base = bases[0]
         if len(bases) > 1:
-            common_losses = np.empty((len(bases), n))
-            for losses_of, fitted in zip(common_losses, commons.values(), strict=True):
-                for (test, _), common in zip(splits, fitted, strict=True):
-                    losses_of[test] = _losses(common(logits[test]), labels[test])
-            base = bases[choose({"temperature": common_losses[0], _VECTOR: common_losses[1]}) == _VECTOR]
+            of_base = np.empty((2, n))
+            for losses_of, fitted in zip(of_base, commons.values(), strict=True):
+                for (_, test), common in zip(splits, fitted, strict=True):
+                    losses_of[test] = rows[test].losses(common(rows.logits[test]))
+            base = bases[choose({"temperature": of_base[0], _VECTOR: of_base[1]}) == _VECTOR]
         if n_groups == 1:
             return base, np.inf
         losses = np.empty((len(_PENALTIES), n))
-        for (test, train), common in zip(splits, commons[base], strict=True):
+        for (train, test), common in zip(splits, commons[base], strict=True):
             for losses_of, penalty in zip(losses, _PENALTIES, strict=True):
-                maps = self._maps(
-                    logits[train], labels[train], numbers[train], penalty, n_groups, common, _ROUGHLY
-                )
-                weights, biases = (np.array(parts) for parts in zip(*maps, strict=True))
-                own = numbers[test] + 1
-                scores = _times(logits[test].astype(np.float64), weights[own]) + biases[own]
-                losses_of[test] = _losses(scores, labels[test])
+                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, _ROUGHLY)
+                losses_of[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, *maps))
         best = losses[int(np.argmin(losses.mean(axis=1)))]
-        for losses_of, penalty in zip(losses, _PENALTIES, strict=True):
-            difference = losses_of - best
-            if difference.mean() <= difference.std(ddof=1) / np.sqrt(n):
-                return base, penalty
-        raise AssertionError("the best is within its own standard error")
+        within = [difference <= error for difference, error in map(mean_and_error, losses - best)]
+        return base, _PENALTIES[within.index(True)]
 
 
-def _common(base: str, logits: NDArray[Any], labels: NDArray[np.int64]) -> AffineMap:
+def _common(base: str, rows: Rows) -> AffineMap:
     """The map of all rows, with a weight and a bias for each class."""
-    mapping = SCALERS[base].load()().fit(logits, labels).affine_map()
-    c = logits.shape[1]
-    bias = np.zeros(c) if mapping.bias is None else mapping.bias
-    return AffineMap(np.broadcast_to(mapping.weight, (c,)).copy(), bias)
+    c = rows.logits.shape[1]
+    if base == "temperature":
+        return AffineMap(np.full(c, 1 / ScaledLoss(rows).best_temperature()), np.zeros(c))
+    return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows).map
+
+
+def _maps(
+    rows: Rows,
+    numbers: NDArray[np.int64],
+    n_groups: int,
+    penalty: float,
+    common: AffineMap,
+    left_to_gain: float = LEFT_TO_GAIN,
+) -> tuple[FloatArray, FloatArray]:
+    """Weights and biases (G + 1, C) of the common map, and of each group's."""
+    c = rows.logits.shape[1]
+    weights, biases = np.ones((n_groups + 1, c)), np.zeros((n_groups + 1, c))
+    if penalty < np.inf:
+        mapped = rows.with_logits(common(rows.logits))
+        for number in np.unique(numbers):
+            own = mapped[numbers == number]
+            ridge = penalty * c / len(own)
+            theta = fit_affine(own, 1.0, Ridges(ridge, ridge), left_to_gain=left_to_gain)
+            weights[number + 1], biases[number + 1] = theta[0], theta[1] - theta[1].mean()
+    return weights * common.weight, weights * common.bias + biases
+
+
+def _mapped(
+    logits: NDArray[Any], numbers: NDArray[np.int64], weights: FloatArray, biases: FloatArray
+) -> FloatArray:
+    """The logits of each row under the map of its number."""
+    mapped = np.empty(logits.shape)
+    for number in np.unique(numbers):
+        own = numbers == number
+        mapped[own] = AffineMap(weights[number], biases[number])(logits[own])
+    return mapped
 
 
 def _as_groups(groups: ArrayLike, n: int) -> NDArray[np.str_]:
     names = np.asarray(groups)
-    if names.shape != (n,):
-        way_out = "give one name for each row of the logits"
-        raise InputValueError(expected("groups", f"have shape ({n},)", f"shape {names.shape}", way_out))
+    way_out = "give one name for each row of the logits"
+    check(names.shape == (n,), f"groups to have shape ({n},)", f"shape {names.shape}", way_out)
+    got = f"dtype {names.dtype}"
     if names.dtype.kind == "O":
-        others = [type(name).__name__ for name in names.tolist() if not isinstance(name, str | int)]
-        if others:
-            raise InputValueError(
-                expected("groups", "hold words or integers", few(sorted(set(others))), "name each group")
-            )
-    elif names.dtype.kind not in "Uiu":
-        raise InputValueError(
-            expected("groups", "hold words or integers", f"dtype {names.dtype}", "name each group")
-        )
+        got = few(sorted({type(name).__name__ for name in names.tolist() if not isinstance(name, str | int)}))
+    holds = names.dtype.kind in "Uiu" or not got
+    check(holds, "groups to hold words or integers", got, "name each group")
     return names.astype(str)
-
-
-def _numbered(names: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """The names in order, the number of each row's, and how many rows each has."""
-    found, numbers, sizes = np.unique(names, return_inverse=True, return_counts=True)
-    return found.tolist(), numbers.astype(np.int64), sizes.astype(np.int64)
-
-
-def _times(logits: FloatArray, weights: FloatArray) -> FloatArray:
-    """Row by row; what is masked by -inf stays so, whatever its weight."""
-    masked = np.isneginf(logits)
-    product = np.where(masked, 0, logits) * weights
-    product[masked] = -np.inf
-    return product
-
-
-def _losses(logits: FloatArray, labels: NDArray[np.int64]) -> FloatArray:
-    """Negative log-likelihood of each row, (N,)."""
-    found: FloatArray = -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
-    return found

@@ -38,15 +38,15 @@ class ScalerEntry(NamedTuple):
 SCALERS: dict[str, ScalerEntry] = {
     "temperature": ScalerEntry("TemperatureScaling", "temperature", foldable=True),
     "per_label_temperature": ScalerEntry(
-        "PerLabelTemperatureScaling", "per_label_temperature", needs="label_matrix", foldable=True
+        "PerLabelTemperatureScaling", "temperature", needs="label_matrix", foldable=True
     ),
-    "vector": ScalerEntry("VectorScaling", "vector_matrix", foldable=True, bias=True),
-    "matrix": ScalerEntry("MatrixScaling", "vector_matrix", foldable=True, bias=True),
-    "structured_vector": ScalerEntry("StructuredVectorScaling", "structured", foldable=True, bias=True),
-    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "structured", foldable=True, bias=True),
+    "vector": ScalerEntry("VectorScaling", "linear", foldable=True, bias=True),
+    "matrix": ScalerEntry("MatrixScaling", "linear", foldable=True, bias=True),
+    "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", foldable=True, bias=True),
+    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", foldable=True, bias=True),
     "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
     "prior_correction": ScalerEntry("PriorCorrection", "priors", needs="priors", foldable=True),
-    "dirichlet": ScalerEntry("DirichletScaling", "dirichlet"),
+    "dirichlet": ScalerEntry("DirichletScaling", "linear"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),

@@ -1,37 +1,40 @@
-"""Temperature scaling: one number that makes a classifier's confidence match its accuracy."""
+"""Temperature scaling: one number that makes a classifier's confidence match its accuracy, or one for each label."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.metrics.checks import as_floats, check_choice, check_flag, check_n_bins
+from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.metrics.checks import as_floats, check_choice, check_n_bins
 from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
-from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import (
-    as_binary_labels,
-    as_class_labels,
-    as_logits,
-    as_matrix,
-    without_zero_weights,
-)
-from hf_calib.scaling._interpolation import interpolation
-from hf_calib.scaling._objectives import Objective, SigmoidObjective, SoftmaxObjective
-from hf_calib.scaling._solver import best_temperature, undetermined
+from hf_calib.scaling._base import Scaler, as_fitted_logits, listed, softmax_in_place
+from hf_calib.scaling._inputs import FloatArray, as_logits, blocks
 from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.newton import Rows
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
+# Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
+# probabilities so equal that float32 no longer ranks them.
+BOUNDS = (1e-5, 1e5)
 PAPERS_GRID = np.arange(1, 101) / 10
-
-_MANY_CLASSES = 128  # for which interpolated confidences pay, and are small beside the logits
-_CONFIDENCES = 2**20  # held at once in any case; more, if they take a fraction of the logits
+_SMALL_STEP = (
+    1e-5  # relative; Newton's method doubles the number of right digits, so after this step 10 are right
+)
+_MAX_STEPS = 100  # bisection alone would need about 40
+_SAMPLE_STEP, _SAMPLE_ROWS = 16, 400  # of many rows, every 16th gives the first guess
+_UNDETERMINED = (
+    "The data do not determine {}: {}. Fit on more or harder examples, and check that labels number the columns of "
+    "logits, and the scale of the logits."
+)
+_MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
 
 class TemperatureScaling(Scaler):
@@ -60,18 +63,15 @@ class TemperatureScaling(Scaler):
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
 
     Notes:
-        With β = 1/T the negative log-likelihood is convex (a log-sum-exp of linear functions), so a
-        safeguarded Newton iteration in float64 finds its one minimum. It reads the rows block by block: no
-        second (N, C) array is made.
+        With β = 1/T the negative log-likelihood is convex, so a safeguarded Newton iteration in float64 finds its one
+        minimum. It reads the rows block by block: no second (N, C) array is made.
 
-        Some data do not determine T, and `fit` warns of them. Where every label is ranked first, a smaller T
-        always looks better: "nll" then smooths the labels by 1 / (N + 1), as if one more example had an
-        unknown label, so that N limits the sharpness. Where labels score no better than the average class,
-        "nll" takes the upper bound, which gives uniform probabilities. Where each row's logits are equal, T
-        is 1 whatever the criterion.
+        `fit` warns where data do not determine T. Where every label is ranked first, "nll" smooths the labels by
+        1 / (N + 1), as if one more example had an unknown label; where labels score no better than the average class,
+        it takes the upper bound; where each row's logits are equal, T is 1.
 
-        A calibration error jumps as T moves examples between bins, so its best T depends on few examples.
-        The papers choose by "ece"; "nll" is the default here because it does not have this noise.
+        A calibration error jumps as T moves examples between bins, so its best T depends on few examples. A grid of
+        100 temperatures takes 100 passes: seconds for 10,000 rows of 1,000 classes.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
@@ -111,10 +111,6 @@ class TemperatureScaling(Scaler):
 
         Returns:
             self, with `temperature_`.
-
-        Raises:
-            TypeError: if a dtype is wrong.
-            ValueError: if a parameter, a shape or a value is wrong.
         """
         if hasattr(self.criterion, "fit"):
             got = f"a {type(self.criterion).__name__}"
@@ -123,89 +119,237 @@ class TemperatureScaling(Scaler):
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = self._checked_grid()
-        objective = self._objective(logits, labels, sample_weight)
-        self._n_seen = objective.logits.shape[1]
-        if objective.is_constant:
-            self.temperature_ = 1.0
-        elif grid is None:
-            self.temperature_ = best_temperature(objective)
+        if sample_weight is not None:
+            got = "several labels a row" if self.multi_label else repr(self.criterion)
+            holds = self.criterion == "nll" and not self.multi_label
+            requirement = "sample_weight to go with criterion 'nll' and one label a row"
+            check(holds, requirement, got, "leave the weights out")
+        rows = Rows.checked(logits, labels, sample_weight, multi_label=self.multi_label)
+        self._n_seen = rows.logits.shape[1]
+        loss = ScaledLoss(rows)
+        if grid is None or loss.is_constant:
+            self.temperature_ = loss.best_temperature()
         else:
-            self.temperature_ = self._best_on(grid, objective)
-        problem = undetermined(objective, self.temperature_, smoothed=grid is None)
-        if problem:
-            warnings.warn(problem, UserWarning, stacklevel=2)
+            self.temperature_ = float(grid[np.argmin(self._scores(loss, grid))])
+        loss.warn(self.temperature_)
         return self
 
-    def transform(self, logits: ArrayLike) -> NDArray[np.float64]:
+    def transform(self, logits: ArrayLike) -> FloatArray:
         """Return logits / T in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "temperature_")
         if hasattr(self, "_n_seen"):  # a file holds the temperature alone
             return as_fitted_logits(logits, self._n_seen) / self.temperature_
         return as_logits(logits).astype(np.float64) / self.temperature_
 
-    def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, softmax(logits / T), or the sigmoid with multi_label."""
         scaled = self.transform(logits)
-        if self.multi_label:
-            return expit(scaled, out=scaled)
-        return softmax_in_place(scaled)
+        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
         check_is_fitted(self, "temperature_")
         return AffineMap(np.array(1 / self.temperature_))
 
-    def _checked_grid(self) -> NDArray[np.float64] | None:
+    def _checked_grid(self) -> FloatArray | None:
         if self.grid is None:
             return None if self.criterion == "nll" else PAPERS_GRID
         grid = as_floats("grid", self.grid)
-        if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid > 0)).all():
-            way_out = "use for example numpy.arange(1, 101) / 10"
-            raise InputValueError(
-                expected("grid", "be a sequence of finite temperatures > 0", self.grid, way_out)
-            )
+        holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         return grid
 
-    def _objective(
-        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> Objective:
-        check_flag("multi_label", self.multi_label)
-        if sample_weight is not None and (self.multi_label or self.criterion != "nll"):
-            got = "several labels a row" if self.multi_label else repr(self.criterion)
-            way_out = "leave the weights out"
-            raise InputValueError(
-                expected("sample_weight", "go with criterion 'nll' and one label a row", got, way_out)
-            )
-        matrix = as_matrix(logits, least_columns=1 if self.multi_label else 2)
-        if self.multi_label:
-            return SigmoidObjective(matrix, *as_binary_labels(labels, matrix))
-        found = without_zero_weights(matrix, as_class_labels(labels, matrix), sample_weight)
-        return SoftmaxObjective(*found)
-
-    def _best_on(self, grid: NDArray[np.float64], objective: Objective) -> float:
-        """The first of the best temperatures. Of a large search the finalists only are scored exactly."""
-        found = interpolation(1 / grid) if self.criterion != "nll" else None
-        if found is None or objective.logits.shape[1] < _MANY_CLASSES or self.multi_label:
-            return float(grid[np.argmin(self._scores(objective, grid))])
-        nodes, coefficients = found
-        masses = 1 / objective.confidences_at(nodes)
-        scores = [self._error(1 / (row @ masses), objective.correct) for row in coefficients]
-        # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
-        finalists = grid[np.array(scores) <= min(scores) + 1e-6 + 8 / objective.size]
-        return float(finalists[np.argmin(self._scores(objective, finalists))])
-
-    def _scores(self, objective: Objective, grid: NDArray[np.float64]) -> list[float]:
+    def _scores(self, loss: ScaledLoss, grid: FloatArray) -> list[float]:
         """The criterion at each temperature."""
         if self.criterion == "nll":
-            return [objective.nll(1 / temperature).value for temperature in grid]
-        correct = objective.correct
-        together = max(1, max(_CONFIDENCES, objective.logits.size // 8) // len(correct))
-        scores = []
-        for first in range(0, len(grid), together):
-            rows = objective.confidences_at((1 / grid[first : first + together]).tolist())
-            scores += [self._error(confidences, correct) for confidences in rows]
-        return scores
-
-    def _error(self, confidences: NDArray[np.float64], correct: NDArray[np.float64]) -> float:
+            return [loss.at(1 / temperature)[0] for temperature in grid]
         binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        return top_label_error(TopLabel(confidences, correct), n_bins=self.n_bins, binning=binning)
+        return [
+            top_label_error(TopLabel(confidences, loss.correct), n_bins=self.n_bins, binning=binning)
+            for confidences in loss.confidences(grid)
+        ]
+
+
+class PerLabelTemperatureScaling(Scaler):
+    r"""Divide each label's logit by its own temperature, fitted on held-out multi-label predictions.
+
+    For sigmoid outputs whose labels are not all over- or under-confident alike. Each label needs examples
+    with and without it; where these are few, `TemperatureScaling(multi_label=True)`, with one temperature for
+    all labels, is the steadier choice. No logit changes its sign, so decisions at 1/2 stay as they are.
+
+    $$\hat p_c = \sigma(z_c / T_c)$$
+
+    Attributes:
+        temperatures_: T, (C,), in [1e-5, 1e5].
+        shared_temperature_: the best single temperature, a float: that of labels without examples of both
+            kinds.
+
+    Notes:
+        The negative log-likelihood of each label is minimised alone, as in `TemperatureScaling`, with one warning that
+        names the labels whose data do not determine a temperature. A temperature cannot correct an offset: a rare label
+        may need `StructuredVectorScaling(multi_label=True)`.
+
+    References:
+        Guo et al. 2017, "On calibration of modern neural networks", for one temperature.
+
+    >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
+    >>> labels = np.array([[1, 1], [0, 0], [1, 0], [0, 0]])
+    >>> scaler = PerLabelTemperatureScaling().fit(logits, labels)
+    >>> scaler.temperatures_.round(3)  # right three times in four: p = 3/4 needs z / T = log 3
+    array([3.641, 0.91 ])
+    """
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
+        """Choose the temperatures.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; -inf masks a label that is 0.
+            labels: (N, C) of 0 and 1, and -100 where a label is not known: its logit is left out.
+
+        Returns:
+            self, with `temperatures_` and `shared_temperature_`.
+        """
+        rows = Rows.checked(logits, labels, multi_label=True)
+        self.shared_temperature_ = ScaledLoss(rows).best_temperature()
+        self.temperatures_, undetermined = temperatures_by_label(rows, self.shared_temperature_)
+        if undetermined:
+            named = f"the temperature of {listed(np.array(undetermined), 'label', 'labels')}"
+            problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
+            warnings.warn(_UNDETERMINED.format(named, problem), UserWarning, stacklevel=2)
+        return self
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return logits / temperatures in float64; logits of any shape that ends in C."""
+        check_is_fitted(self, "temperatures_")
+        return as_fitted_logits(logits, len(self.temperatures_)) / self.temperatures_
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the calibrated probability of each label, sigmoid(logits / temperatures)."""
+        scaled = self.transform(logits)
+        return expit(scaled, out=scaled)
+
+    def affine_map(self) -> AffineMap:
+        """The affine map z / T, label by label, that `fold` writes into a classification head."""
+        check_is_fitted(self, "temperatures_")
+        return AffineMap(1 / self.temperatures_)
+
+
+def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
+    """The temperature of each label of sigmoids, the shared one where there is none, and the undetermined labels."""
+    found = np.full(rows.logits.shape[1], shared)
+    undetermined = []
+    for label in range(len(found)):
+        column = rows.two_classes(label)
+        loss = ScaledLoss(column) if 0 < column.labels.sum() < len(column) else None
+        if loss is not None and not loss.is_constant:
+            found[label] = loss.best_temperature()
+        if loss is None or loss.problem(found[label]):
+            undetermined.append(label)
+    return found, undetermined
+
+
+class ScaledLoss:
+    """The mean negative log-likelihood of rows as a function of beta = 1 / T; a sigmoid is a softmax of two classes.
+
+    `drift` and `shortfall` are its slopes for beta -> 0 and beta -> inf.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows = rows.two_classes() if rows.sigmoid else rows
+        self.largest, self.correct, own, mean = np.empty((4, len(rows)))
+        for part, block in blocks(rows.logits):
+            each, labels = np.arange(len(block)), rows.labels[part]
+            predicted = block.argmax(axis=1)
+            self.correct[part] = predicted == labels
+            self.largest[part] = block[each, predicted]
+            block -= self.largest[part, None]
+            own[part] = block[each, labels]
+            if block.min() > -np.inf:
+                mean[part] = block @ np.full(block.shape[1], 1 / block.shape[1])
+            else:
+                mean[part] = block.mean(axis=1, where=np.isfinite(block))
+        self.drift = float(np.average(mean - own, weights=rows.weights))
+        self.shortfall = float(np.average(-own, weights=rows.weights))
+
+    @property
+    def is_constant(self) -> bool:
+        return self.drift == 0 == self.shortfall
+
+    def problem(self, temperature: float) -> str | None:
+        """Why the data do not determine the best temperature, if they do not."""
+        if self.is_constant:
+            return "the logits of each row are equal"
+        if self.shortfall == 0:
+            return f"all {len(self.rows)} labels are ranked first"
+        if self.drift >= 0:
+            return "labels score no better than the average class"
+        return f"the best one is out of {BOUNDS}" if np.isclose(temperature, BOUNDS).any() else None
+
+    def warn(self, temperature: float, stacklevel: int = 3) -> None:
+        if problem := self.problem(temperature):
+            message = _UNDETERMINED.format("the temperature", f"{problem}. It is {temperature:g}")
+            warnings.warn(message, UserWarning, stacklevel=stacklevel)
+
+    def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
+        """The logits, less the largest of their rows."""
+        for part, block in blocks(self.rows.logits):
+            block -= self.largest[part, None]
+            if block.min() < _MASKED:
+                np.maximum(block, _MASKED, out=block)
+            yield part, block
+
+    def at(self, beta: float) -> tuple[float, float, float]:
+        """Value, slope and curvature."""
+        totals = np.zeros(3)
+        for part, gaps in self._gaps():
+            terms = gaps * beta
+            np.exp(terms, out=terms)
+            ones = np.ones(gaps.shape[1])
+            mass = terms @ ones
+            terms *= gaps
+            mean = (terms @ ones) / mass
+            terms *= gaps
+            moments = np.stack([np.log(mass), mean, (terms @ ones) / mass - mean**2])
+            totals += moments.sum(axis=1) if self.rows.weights is None else moments @ self.rows.weights[part]
+        value, slope, curvature = (totals / len(self.rows)).tolist()
+        return value + beta * self.shortfall, slope + self.shortfall, curvature
+
+    def confidences(self, temperatures: FloatArray) -> FloatArray:
+        """The largest probability of each row at each temperature (G, N), for which no other is needed."""
+        mass = np.empty((len(temperatures), len(self.rows)))
+        for part, gaps in self._gaps():
+            scaled, ones = np.empty_like(gaps), np.ones(gaps.shape[1])
+            for of_block, temperature in zip(mass[:, part], temperatures, strict=True):
+                np.multiply(gaps, 1 / temperature, out=scaled)
+                np.dot(np.exp(scaled, out=scaled), ones, out=of_block)
+        return 1 / mass
+
+    def best_temperature(self, guess: float | None = None) -> float:
+        """The T within `BOUNDS` of the least value; 1 where no T changes it."""
+        if self.is_constant:
+            return 1.0
+        if self.drift >= 0:
+            return BOUNDS[1]
+        if guess is None and len(self.rows) >= _SAMPLE_STEP * _SAMPLE_ROWS:
+            guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        # Where a sample does not tell more, labels stand out by about 3 nats.
+        beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
+        # As if one more example had an unknown label, where each label is ranked first.
+        smoothing = -self.drift / (len(self.rows) + 1) if self.shortfall == 0 else 0.0
+        floor, ceiling = 1 / BOUNDS[1], 1 / BOUNDS[0]
+        low, high, step = floor, ceiling, np.inf
+        beta = min(max(beta, floor), ceiling)
+        for _ in range(_MAX_STEPS):
+            _, slope, curvature = self.at(beta)
+            slope += smoothing
+            low, high = (low, beta) if slope > 0 else (beta, high)
+            newton = -slope / curvature if curvature > 0 else np.inf
+            # Newton's step, or bisection where that does not shrink.
+            pays = low < beta + newton < high and abs(newton) < abs(step) / 2
+            step = newton if pays else min(max(np.sqrt(low * high), beta / 4), beta * 4) - beta
+            beta += step
+            if abs(step) <= _SMALL_STEP * beta:
+                break
+        nearest = min(BOUNDS, key=lambda bound: abs(np.log(bound * beta)))
+        return nearest if np.isclose(beta * nearest, 1, rtol=10 * _SMALL_STEP) else float(1 / beta)

@@ -90,8 +90,8 @@ class TestCalibratePredictions:
         logits = np.tile([[4.0, 0.0], [0.0, 4.0]], (20, 1))
         save_predictions(Predictions(np.tile([0, 1], 20), logits=logits), tmp_path / "right.npz")
         words = ("calibrate", tmp_path / "right.npz", "--method", "temperature", "--output", tmp_path / "out")
-        assert "All 20 labels are ranked first" in called_for_json(*words)["notes"][0]
-        assert "All 20 labels are ranked first" in " ".join(call(*words).stdout.split())
+        assert "all 20 labels are ranked first" in called_for_json(*words)["notes"][0]
+        assert "all 20 labels are ranked first" in " ".join(call(*words).stdout.split())
 
     def test_a_class_with_a_single_row(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(0)

@@ -413,7 +413,7 @@ class TestWeightsOfMixture:
         np.testing.assert_allclose(slopes[scaler.weights_ > 0], 1, atol=1e-7)
 
     def test_of_equal_parts_only_one_is_taken(self) -> None:
-        with pytest.warns(UserWarning, match="The temperature was set to 1"):
+        with pytest.warns(UserWarning, match="logits of each row are equal"):
             scaler = EnsembleTemperatureScaling().fit(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
         assert sorted(scaler.weights_) == [0, 0, 1]
 
@@ -454,7 +454,7 @@ class TestEdgesOfMixture:
 def test_the_uniform_part_alone_still_ranks() -> None:
     rng = np.random.default_rng(3)
     logits, labels = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
-    with pytest.warns(UserWarning, match="below the mean logit of their rows"):
+    with pytest.warns(UserWarning, match="no better than the average class"):
         scaler = EnsembleTemperatureScaling().fit(logits, labels)
     np.testing.assert_array_equal(scaler.weights_, [0, 0, 1])
     probs = scaler.predict_proba(logits)

@@ -94,7 +94,7 @@ def test_a_weight_of_zero_is_no_row() -> None:
     """Not even to say that labels are separated."""
     logits = np.array([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]] * 20)
     labels = np.array([0, 1, 0] * 20)
-    with pytest.warns(UserWarning, match="All 40 labels are ranked first"):
+    with pytest.warns(UserWarning, match="all 40 labels are ranked first"):
         TemperatureScaling().fit(logits, labels, sample_weight=np.array([1, 1, 0] * 20))
 
 
