@@ -87,7 +87,8 @@ class LinearScaling(LogitScaling):
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
-        loss.warn(temperature, stacklevel=4)
+        if self._unit(rows, temperature) == temperature:  # else the map does not start from it
+            loss.warn(temperature, stacklevel=4)
         self.weight_, self.bias_ = self.solve(rows, Solution(temperature)).map
         return self
 
