@@ -171,7 +171,7 @@ class AutoScaling(AffineScaling):
         ]
         chosen = next(each for each in candidates if each.name == self.choice_)
         if n > _CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
-            _cross_validate(chosen, rows, folds, {})
+            chosen.on_top = _cross_validated(chosen, rows, folds, {})[1]
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         loss.warn(temperature)
@@ -182,7 +182,7 @@ class AutoScaling(AffineScaling):
 
 
 def check_folds(n_folds: Any) -> None:
-    holds = isinstance(n_folds, Integral) and n_folds >= 2
+    holds = isinstance(n_folds, Integral) and int(n_folds) >= 2
     check(
         holds,
         "n_folds to be an integer of at least 2",
@@ -245,18 +245,19 @@ def _try_all(candidates: list[_Candidate], rows: Rows, folds: NDArray[np.int64])
             candidate.left_out = candidate.left_out or worse.get(candidate.kind)
         if candidate.left_out is not None:
             continue
-        _cross_validate(candidate, rows, folds, found)
+        losses, candidate.on_top = _cross_validated(candidate, rows, folds, found)
+        candidate.losses = losses
         if candidate.kind in last:
-            difference, error = mean_and_error(candidate.losses - last[candidate.kind])
+            difference, error = mean_and_error(losses - last[candidate.kind])
             if difference > _CLEARLY_WORSE * error:
                 worse[candidate.kind] = f"{candidate.name} was clearly worse than with a larger penalty"
-        last[candidate.kind] = candidate.losses
+        last[candidate.kind] = losses
 
 
-def _cross_validate(
+def _cross_validated(
     candidate: _Candidate, rows: Rows, folds: NDArray[np.int64], found: dict[tuple[str, int], Solution]
-) -> None:
-    """Find the loss of each row, and the temperature on top; `found` has the last fit of each kind, by fold."""
+) -> tuple[FloatArray, float]:
+    """The loss of each row (N,), and the temperature on top; `found` has the last fit of each kind, by fold."""
     mapped = np.empty(rows.logits.shape)
     for fold, (train, held_out) in enumerate(parts(folds)):
         near = found.get((candidate.kind, fold), found.get(("temperature", fold)))
@@ -264,14 +265,12 @@ def _cross_validate(
         found[candidate.kind, fold] = solution
         mapped[held_out] = solution.map(rows.logits[held_out])
     if candidate.kind in ("identity", "temperature"):
-        candidate.losses = rows.losses(mapped)
-        return
+        return rows.losses(mapped), 1.0
     mapped_rows = rows.with_logits(mapped)
     scale = np.empty((len(rows), 1))
     for train, held_out in parts(folds):
         scale[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
-    candidate.losses = rows.losses(mapped / scale)
-    candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
+    return rows.losses(mapped / scale), ScaledLoss(mapped_rows).best_temperature(1.0)
 
 
 def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:

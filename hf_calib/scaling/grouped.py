@@ -237,7 +237,7 @@ def _maps(
             ridge = penalty * c / len(own)
             theta = fit_affine(own, 1.0, Ridges(ridge, ridge), left_to_gain=left_to_gain)
             weights[number + 1], biases[number + 1] = theta[0], theta[1] - theta[1].mean()
-    return weights * common.weight, weights * common.bias + biases
+    return weights * common.weight, weights * (0 if common.bias is None else common.bias) + biases
 
 
 def _mapped(

@@ -42,22 +42,6 @@ class LinearScaling(LogitScaling):
     multi_label = False
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Find the weights and the biases.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; a vector map takes -inf, which masks a class that is not
-                the label.
-            labels: (N,) int in [0, C), without -100.
-            sample_weight: (N,) of at least 0; None counts every example once. Default penalties follow Kish's number of
-                rows, (sum of w)^2 / (sum of w^2), which is smaller than that of repeated rows.
-
-        Returns:
-            self, with `weight_` and `bias_`.
-        """
-        self._check()
-        return self._fit(Rows.checked(logits, labels, sample_weight))
-
     def _check(self) -> None:
         """Refuse settings."""
 
@@ -89,7 +73,9 @@ class LinearScaling(LogitScaling):
         temperature = loss.best_temperature()
         if self._unit(rows, temperature) == temperature:  # else the map does not start from it
             loss.warn(temperature, stacklevel=4)
-        self.weight_, self.bias_ = self.solve(rows, Solution(temperature)).map
+        found = self.solve(rows, Solution(temperature)).map
+        self.weight_ = found.weight
+        self.bias_ = np.zeros(rows.logits.shape[1]) if found.bias is None else found.bias
         return self
 
     def _features(self, logits: FloatArray) -> FloatArray:
@@ -116,7 +102,27 @@ class AffineScaling(LinearScaling):
         return AffineMap(self.weight_, self.bias_)
 
 
-class VectorScaling(AffineScaling):
+class WeightedScaling(LinearScaling):
+    """A scaler whose rows may have weights."""
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Find the weights and the biases.
+
+        Args:
+            logits: (N, C), any real dtype, read in float64; a vector map takes -inf, which masks a class that is not
+                the label.
+            labels: (N,) int in [0, C), without -100.
+            sample_weight: (N,) of at least 0; None counts every example once. Default penalties follow Kish's number of
+                rows, (sum of w)^2 / (sum of w^2), which is smaller than that of repeated rows.
+
+        Returns:
+            self, with `weight_` and `bias_`.
+        """
+        self._check()
+        return self._fit(Rows.checked(logits, labels, sample_weight))
+
+
+class VectorScaling(AffineScaling, WeightedScaling):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
     For a model whose classes are not all over- or under-confident in the same way, or whose training set had
@@ -151,7 +157,7 @@ class VectorScaling(AffineScaling):
     """
 
 
-class PenalisedMatrixScaling(LinearScaling):
+class PenalisedMatrixScaling(WeightedScaling):
     """A full matrix over features of the logits, with ODIR penalties."""
 
     _mixes = True
@@ -170,7 +176,7 @@ class PenalisedMatrixScaling(LinearScaling):
         for name in ("off_diagonal_penalty", "bias_penalty"):
             value = getattr(self, name)
             way_out = "None takes a default that follows the numbers of classes and examples"
-            holds = value is None or (isinstance(value, Real) and 0 <= value < np.inf)
+            holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
             check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
 
     def _ridges(self, rows: Rows) -> Ridges:
@@ -282,7 +288,7 @@ class StructuredScaling(AffineScaling):
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
     def _check(self) -> None:
-        holds = isinstance(self.penalty, Real) and 0 < self.penalty < np.inf
+        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
         way_out = "1 is the strength of the paper; a smaller one trusts the data more"
         check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
 

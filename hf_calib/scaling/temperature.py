@@ -29,7 +29,7 @@ _SMALL_STEP = (
     1e-5  # relative; Newton's method doubles the number of right digits, so after this step 10 are right
 )
 _MAX_STEPS = 100  # bisection alone would need about 40
-_SAMPLE_STEP, _SAMPLE_ROWS = 16, 400  # of many rows, every 16th gives the first guess
+_SAMPLE_STEP, _SAMPLE_ROWS = 16, 100  # of many rows, every 16th gives the first guess
 _UNDETERMINED = (
     "The data do not determine {}: {}. Fit on more or harder examples, and check that labels number the columns of "
     "logits, and the scale of the logits."
