@@ -130,8 +130,6 @@ MODULES = {
 }
 # Imports within functions that close a circle, each for a reason that stands beside it.
 BACKWARDS = {
-    # `calibration_report` is found beside the metrics that it is made of.
-    ("hf_calib.metrics", "hf_calib.report"),
     # Methods of the class that all scalers have: `save_pretrained`, `from_pretrained`, `push_to_hub`.
     ("hf_calib.scaling._base", "hf_calib.scaling.saved_map"),
 }

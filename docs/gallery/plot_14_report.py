@@ -11,8 +11,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from hf_calib.data import docstring_dataset
-from hf_calib.metrics import calibration_report
 from hf_calib.plots import class_reliability_grid
+from hf_calib.report import calibration_report
 from hf_calib.scaling import AutoScaling
 
 dataset = docstring_dataset(max_per_class=600)

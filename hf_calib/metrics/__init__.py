@@ -4,8 +4,6 @@ The state that an evaluation fills batch by batch on the device is in `hf_calib.
 not imported here, because it needs torch.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from hf_calib.metrics.corp import (
     ConfidenceErrors,
     CorpCurve,
@@ -47,12 +45,8 @@ from hf_calib.metrics.smooth import smooth_calibration_error, smooth_calibration
 from hf_calib.metrics.state import CalibrationState
 from hf_calib.metrics.sweep import ece_sweep
 
-if TYPE_CHECKING:
-    from hf_calib.report import CalibrationReport, calibration_report
-
 __all__ = [
     "BrierDecomposition",
-    "CalibrationReport",
     "CalibrationState",
     "ConfidenceErrors",
     "ConsistencyTest",
@@ -68,7 +62,6 @@ __all__ = [
     "brier_decomposition",
     "brier_score",
     "calibration_error_interval",
-    "calibration_report",
     "classwise_calibration_error",
     "confidence_errors",
     "consistency_test",
@@ -89,12 +82,3 @@ __all__ = [
     "smooth_calibration_error_dual",
     "true_calibration_error",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Load the report when it is first asked for: it is built on the metrics, and draws figures too."""
-    if name in ("CalibrationReport", "calibration_report"):
-        import hf_calib.report
-
-        return getattr(hf_calib.report, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

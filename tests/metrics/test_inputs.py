@@ -15,6 +15,7 @@ from hf_calib.metrics.ranking import risk_coverage_curve
 from hf_calib.metrics.smooth import smooth_reliability
 from hf_calib.metrics.table import METRICS
 from hf_calib.plots import confidence_histogram, smooth_reliability_diagram
+from hf_calib.report import calibration_report
 
 SOFT = {"true_calibration_error"}
 OF_TWO_COLUMNS: dict[str, Callable[..., object]] = {
@@ -72,9 +73,7 @@ def test_columns_may_be_tensors(name: str) -> None:
 
 def test_a_report_of_tensors() -> None:
     probs, labels = tensors()
-    ours = metrics.calibration_report(
-        probs.double(), labels, calibrated=probs.requires_grad_(), n_resamples=10
-    )
+    ours = calibration_report(probs.double(), labels, calibrated=probs.requires_grad_(), n_resamples=10)
     assert ours.after is not None
     assert ours.after.metrics["nll"].value == metrics.negative_log_likelihood(probs, labels)
 
@@ -135,7 +134,7 @@ def test_counts_and_seeds_out_of_range(options: dict[str, object], message: str)
     for call in (
         lambda: metrics.bootstrap_interval("accuracy", probs, labels, **options),
         lambda: metrics.consistency_test(probs, labels, **options),
-        lambda: metrics.calibration_report(probs, labels, **options),
+        lambda: calibration_report(probs, labels, **options),
         lambda: smooth_reliability_diagram(panel, **options),
     ):
         with pytest.raises(InputError, match=message):

@@ -10,8 +10,8 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom, binomtest
 
-from hf_calib.metrics import ConsistencyTest, calibration_report
-from hf_calib.report import CalibrationReport
+from hf_calib.metrics import ConsistencyTest
+from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.report.coins import Coins
 from tests.helpers.sampled import labels_by
 

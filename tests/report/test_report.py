@@ -19,11 +19,11 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.decisions import AbstainRule
 from hf_calib.decisions.measured import PromiseCurve
-from hf_calib.metrics import calibration_report, ood_detection
+from hf_calib.metrics import ood_detection
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.resamples import Interval
 from hf_calib.plots import class_reliability_grid, roc_diagram
-from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection
+from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection, calibration_report
 from hf_calib.report.assessment import Overall
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.figures import alt_texts
@@ -577,12 +577,6 @@ def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray)
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         calibration_report(*predictions(20, 3), **options)
-
-
-def test_the_report_is_a_lazy_name_of_the_metrics() -> None:
-    assert metrics.CalibrationReport is CalibrationReport
-    with pytest.raises(AttributeError, match="no attribute 'calibration_repor'"):
-        metrics.calibration_repor  # noqa: B018
 
 
 # Decisions
