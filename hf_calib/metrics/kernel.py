@@ -69,8 +69,7 @@ def kde_calibration_error(
         The canonical error needs examples near each other: with many classes it mostly shows the bandwidth.
 
     References:
-        Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator,
-        Eq. 9.
+        Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(kde_calibration_error(probs, [0, 1, 1], bandwidth=0.1), 4)

@@ -1,6 +1,6 @@
 """The metrics of several labels a row, each label a problem of two outcomes, as functions of how often a row occurs.
 
-A resample of the rows is told by its counts, as in `_resampled`; the data themselves are counts of one.
+A resample of the rows is told by its counts; the data themselves are counts of one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known.
 
     Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if a shape or a value is; the message names the row.
+        TypeError: if a dtype is wrong. ValueError: if a shape or a value is; the message names the row.
     """
     rows = as_array(argument, probs)
     if not np.issubdtype(rows.dtype, np.floating):

@@ -42,10 +42,9 @@ class SmoothReliability(NamedTuple):
 def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
-    The calibration error to use where bins are a nuisance: it changes continuously with the probabilities,
-    has no bin count to choose, and is a consistent measure of the distance to calibration. Unlike
-    `expected_calibration_error` it cannot be moved by nudging confidences over an edge; unlike
-    `kde_calibration_error` it takes O(N) time.
+    The calibration error to use where bins are a nuisance: it changes continuously with the probabilities, has no bin
+    count to choose, and is a consistent measure of the distance to calibration. Unlike `expected_calibration_error`
+    it cannot be moved by nudging confidences over an edge; unlike `kde_calibration_error` it takes O(N) time.
 
     $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
     \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
@@ -227,15 +226,13 @@ def _check_columns(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArr
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
-    The error that the theory speaks of: at least half of the lower distance to calibration and at most all of
-    it, and a bound on what a smooth recalibration can save.
-    `smooth_calibration_error` (smECE) is the kernel estimate that the papers' tables report, and has a
-    reliability curve; this one has no bandwidth.
+    The error that the theory speaks of: at least half of the lower distance to calibration and at most all of it, and
+    a bound on what a smooth recalibration can save. `smooth_calibration_error` (smECE) is the kernel estimate that
+    the papers' tables report, and has a reliability curve; this one has no bandwidth.
 
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
-    with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to
-    [-1, 1].
+    with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
 
     Args:
         probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.

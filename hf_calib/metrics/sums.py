@@ -57,9 +57,10 @@ class SumMetric(NamedTuple):
     ) -> FloatArray:
         """(K,) of checked rows; not of a metric whose bins depend on all of them."""
         weights = np.broadcast_to(1.0, len(probs)) if weights is None else weights
-        total: Any = 0.0
+        total: FloatArray | None = None
         for part in row_chunks(*probs.shape):
-            total = total + weights[part] @ self.rows(probs[part], labels[part])
+            sums = weights[part] @ self.rows(probs[part], labels[part])
+            total = sums if total is None else np.add(total, sums, out=total)
         return np.asarray(total)
 
 
@@ -407,8 +408,8 @@ def _expected_gaps(sums: BinSums, gaps: FloatArray) -> FloatArray:
 class ClasswiseRows:
     """Each row's probabilities minus its label, in the bins of each class: `weights @ rows` is (..., C M).
 
-    A row has at most M probabilities above the first edge, so all other bins are sparse; the first bin is what they
-    leave of the class's total.
+    A row has at most M probabilities above the first edge, so all other bins are sparse. In the place of each class's
+    first bin stands the sum of all of its bins, one matrix product; `class_errors` takes the others off it.
     """
 
     __array_ufunc__ = None
@@ -435,15 +436,19 @@ class ClasswiseRows:
     def _in_bins(self, weights: NDArray[Any], totals: FloatArray) -> FloatArray:
         n_classes, n_bins = self._shape
         terms = weights[self._rows] * self._entries
-        sums = np.bincount(self._slots, terms, n_classes * n_bins).reshape(self._shape).astype(np.float64)
-        sums[:, 0] = totals - sums[:, 1:].sum(axis=1)
+        # bincount of nothing has integers.
+        sums = np.bincount(self._slots, terms, n_classes * n_bins).astype(np.float64, copy=False)
+        sums = sums.reshape(self._shape)
+        sums[:, 0] = totals
         return sums.ravel()
 
 
 def class_errors(sums: FloatArray, n: Any, n_bins: int) -> FloatArray:
     """The binned error of each class (..., C), of the sums (..., C M) of `classwise_sums`."""
-    by_class = np.abs(sums).reshape(*sums.shape[:-1], -1, n_bins).sum(axis=-1)
-    return by_class / np.asarray(n)[..., None]
+    by_bin = sums.reshape(*sums.shape[:-1], -1, n_bins)
+    upper = by_bin[..., 1:]
+    gaps = np.abs(by_bin[..., 0] - upper.sum(axis=-1)) + np.abs(upper).sum(axis=-1)
+    return gaps / np.asarray(n)[..., None]
 
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
