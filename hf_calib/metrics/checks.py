@@ -87,8 +87,9 @@ def _check_type(holds: bool, argument: str, requirement: str, got: object, way_o
 
 def check_integer(argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1) -> int:
     """Return a whole number in least..most as an int."""
+    _check_type(not isinstance(value, bool), argument, "be an integer", value, way_out)
     try:
-        number = operator.index(None if isinstance(value, bool) else value)
+        number = operator.index(value)
     except TypeError:
         raise InputTypeError(expected(argument, "be an integer", repr(value), way_out)) from None
     # Python refuses to print very long integers.

@@ -25,9 +25,7 @@ from hf_calib.metrics.checks import (
 )
 from hf_calib.metrics.resamples import BLOCK_ELEMENTS, SAME, Interval, draw_counts, interval_of
 from hf_calib.metrics.scores import (
-    classwise_calibration_error,
     expected_calibration_error,
-    maximum_calibration_error,
 )
 from hf_calib.metrics.sums import (
     BINNINGS,
@@ -44,7 +42,7 @@ from hf_calib.metrics.sums import (
     uniform_bins,
     winners,
 )
-from hf_calib.metrics.table import Metric, MetricFunction, find_metric
+from hf_calib.metrics.table import METRICS, Metric, MetricFunction, find_metric
 
 Simulation = Callable[[np.random.Generator], float]
 
@@ -299,16 +297,13 @@ def consistency_test(
     def of_drawn_labels(rng: np.random.Generator) -> float:
         return float(found.function(rows, draw(rng), **options))
 
-    if found.sums is None:
-        simulate = of_drawn_labels
-    elif found.function is classwise_calibration_error:
+    simulate: Simulation = of_drawn_labels
+    if found is METRICS["classwise_calibration_error"]:
         simulate = _classwise_simulation(rows, **options)
-    elif found.function is expected_calibration_error:
+    elif found is METRICS["expected_calibration_error"]:
         simulate = top_label_simulation(winners(rows)[0], **options)
-    elif found.function is maximum_calibration_error:
+    elif found is METRICS["maximum_calibration_error"]:
         simulate = top_label_simulation(winners(rows)[0], norm="max", **options)
-    else:
-        simulate = of_drawn_labels
     return _tested(value, _check_resamples(np.array([simulate(rng) for _ in range(n_resamples)])))
 
 

@@ -310,9 +310,7 @@ def bin_sums(
     return as_bin_sums((np.broadcast_to(1.0, len(top.confidence)) if weights is None else weights) @ rows)
 
 
-def _added_up(
-    rows: Callable[[TopLabel], BinnedRows], top: TopLabel, weights: FloatArray | None
-) -> FloatArray:
+def _added_up(rows: Callable[[TopLabel], Any], top: TopLabel, weights: FloatArray | None) -> FloatArray:
     """The sums of all rows, chunk by chunk: no temporary is (N,), and long sums do not drift."""
     weights = np.broadcast_to(1.0, len(top.confidence)) if weights is None else weights
     parts = row_chunks(len(weights), elements=_CHUNK)
