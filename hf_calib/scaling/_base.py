@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import InputValueError, check, expected, few
@@ -134,14 +135,17 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
 
 class LogitScaling(Scaler):
-    """A scaler whose probabilities are the softmax of the logits that it maps to."""
+    """A scaler whose probabilities are the softmax of the logits that it maps to or, with `multi_label`, sigmoids."""
+
+    multi_label = False
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         raise NotImplementedError
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
-        return softmax_in_place(self.transform(logits))
+        scaled = self.transform(logits)
+        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:

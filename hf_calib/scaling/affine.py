@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
-from hf_calib.scaling._inputs import FloatArray
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
+from hf_calib.scaling._inputs import FloatArray, as_logits
 
 
 class AffineMap(NamedTuple):
-    r"""z -> weight z + bias, in float64.
+    r"""z -> weight z + bias, in float64, as `hf_calib.fold` writes it into a model's head.
 
     Args:
         weight: () or (C,), which multiplies the logits, or (C, C), which mixes them.
@@ -21,27 +23,10 @@ class AffineMap(NamedTuple):
         A weight of () or (C,) keeps a class masked that is -inf in a row; one of (C, C) refuses no mask by
         itself, and returns NaN there.
 
-        `hf_calib.fold` writes it into a model's head. A linear head of scikit-learn on embeddings, as SetFit
-        trains one, takes it in the same way: A (W h + b) + c = (A W) h + (A b + c). For two classes it has one
-        logit, and the scaler is fitted with multi_label=True on `[:, None]` of logits and labels.
-
     >>> double = AffineMap(np.array(2.0))
     >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))
     >>> shifted([[1.0, 0.0]])
     array([[2. , 0.5]])
-
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> from hf_calib.scaling import TemperatureScaling
-    >>> rng = np.random.default_rng(0)
-    >>> embeddings, labels = rng.normal(size=(300, 8)), rng.integers(3, size=300)
-    >>> head = LogisticRegression().fit(embeddings[:50], labels[:50])
-    >>> logits = head.decision_function(embeddings[50:])
-    >>> scaler = TemperatureScaling().fit(logits, labels[50:])
-    >>> calibration = scaler.affine_map()
-    >>> head.coef_ = AffineMap(calibration.weight)(head.coef_.T).T
-    >>> head.intercept_ = calibration(head.intercept_)
-    >>> np.allclose(head.predict_proba(embeddings[50:]), scaler.predict_proba(logits))
-    True
     """
 
     weight: FloatArray
@@ -49,14 +34,16 @@ class AffineMap(NamedTuple):
 
     def __call__(self, logits: ArrayLike) -> FloatArray:
         """Map logits of any shape that ends in C; the result is a new array."""
-        rows = np.asarray(logits, dtype=np.float64)
+        mapped = np.array(logits, dtype=np.float64)
         if self.weight.ndim == 2:
-            mapped = rows @ self.weight.T
+            mapped = mapped @ self.weight.T
         else:
-            masked = np.isneginf(rows)
             # The product of -inf with a weight that is not above 0 would mask nothing.
-            mapped = np.where(masked, 0, rows) * self.weight
-            mapped[masked] = -np.inf
+            masked = None if (self.weight > 0).all() else np.isneginf(mapped)
+            with np.errstate(invalid="ignore"):
+                mapped *= self.weight
+            if masked is not None:
+                mapped[masked] = -np.inf
         if self.bias is not None:
             mapped += self.bias
         return mapped
@@ -69,3 +56,24 @@ class AffineMap(NamedTuple):
         else:
             weight = np.asarray((other * own.T).T)
         return AffineMap(weight, following.bias if self.bias is None else following(self.bias))
+
+
+class AffineScaling(LogitScaling):
+    """A scaler that is an affine map of the logits, once it is fitted, and folds into a classification head."""
+
+    weight_: FloatArray
+    bias_: FloatArray
+
+    def affine_map(self) -> AffineMap:
+        """The affine map that `fold` writes into a classification head."""
+        check_is_fitted(self)
+        return AffineMap(self.weight_, self.bias_)
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the mapped logits in float64; logits of any shape that ends in C."""
+        found = self.affine_map()
+        known = getattr(self, "classes_", None)  # a temperature from a file does not tell how many there are
+        rows = as_logits(logits).astype(np.float64) if known is None else as_fitted_logits(logits, len(known))
+        if found.weight.ndim == 2:
+            refuse_masks(rows)
+        return found(rows)

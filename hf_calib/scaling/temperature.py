@@ -8,15 +8,14 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import as_floats, check_choice, check_n_bins
 from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
-from hf_calib.scaling._base import Scaler, as_fitted_logits, listed, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray, as_logits, blocks
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling._base import listed
+from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
@@ -25,19 +24,14 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 # probabilities so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
 PAPERS_GRID = np.arange(1, 101) / 10
-_SMALL_STEP = (
-    1e-5  # relative; Newton's method doubles the number of right digits, so after this step 10 are right
-)
+_SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digits are right
 _MAX_STEPS = 100  # bisection alone would need about 40
-_SAMPLE_STEP, _SAMPLE_ROWS = 16, 100  # of many rows, every 16th gives the first guess
-_UNDETERMINED = (
-    "The data do not determine {}: {}. Fit on more or harder examples, and check that labels number the columns of "
-    "logits, and the scale of the logits."
-)
+_SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
+_ACCURACY = 1e-7  # of calibration errors, whose confidences are interpolated between temperatures
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
 
-class TemperatureScaling(Scaler):
+class TemperatureScaling(AffineScaling):
     r"""Divide the logits by one temperature, fitted on held-out predictions.
 
     The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking
@@ -64,14 +58,13 @@ class TemperatureScaling(Scaler):
 
     Notes:
         With β = 1/T the negative log-likelihood is convex, so a safeguarded Newton iteration in float64 finds its one
-        minimum. It reads the rows block by block: no second (N, C) array is made.
+        minimum. Rows are read block by block: no second (N, C) array is made.
 
         `fit` warns where data do not determine T. Where every label is ranked first, "nll" smooths the labels by
         1 / (N + 1), as if one more example had an unknown label; where labels score no better than the average class,
         it takes the upper bound; where each row's logits are equal, T is 1.
 
-        A calibration error jumps as T moves examples between bins, so its best T depends on few examples. A grid of
-        100 temperatures takes 100 passes: seconds for 10,000 rows of 1,000 classes.
+        A calibration error jumps as T moves examples between bins, so its best T depends on few examples.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
@@ -113,9 +106,10 @@ class TemperatureScaling(Scaler):
             self, with `temperature_`.
         """
         if hasattr(self.criterion, "fit"):
-            got = f"a {type(self.criterion).__name__}"
             way_out = "a scaler wraps no model: fit it on the model's logits"
-            raise InputTypeError(expected("criterion", "be a name", got, way_out))
+            raise InputTypeError(
+                expected("criterion", "be a name", f"a {type(self.criterion).__name__}", way_out)
+            )
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = self._checked_grid()
@@ -129,27 +123,24 @@ class TemperatureScaling(Scaler):
         loss = ScaledLoss(rows)
         if grid is None or loss.is_constant:
             self.temperature_ = loss.best_temperature()
+        elif self.criterion == "nll":
+            self.temperature_ = float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
         else:
-            self.temperature_ = float(grid[np.argmin(self._scores(loss, grid))])
+            errors = self._errors(loss, loss.confidences(grid, interpolated=True))
+            best = np.flatnonzero(errors <= errors.min() + _ACCURACY)
+            self.temperature_ = float(grid[best[np.argmin(self._errors(loss, loss.confidences(grid[best])))]])
         loss.warn(self.temperature_)
         return self
 
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return logits / T in float64; logits of any shape that ends in C."""
-        check_is_fitted(self, "temperature_")
-        if hasattr(self, "_n_seen"):  # a file holds the temperature alone
-            return as_fitted_logits(logits, self._n_seen) / self.temperature_
-        return as_logits(logits).astype(np.float64) / self.temperature_
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated probabilities, softmax(logits / T), or the sigmoid with multi_label."""
-        scaled = self.transform(logits)
-        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
-
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
-        check_is_fitted(self, "temperature_")
+        check_is_fitted(self)
         return AffineMap(np.array(1 / self.temperature_))
+
+    def _errors(self, loss: ScaledLoss, confidences: FloatArray) -> FloatArray:
+        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
+        tops = [TopLabel(each, loss.correct) for each in confidences]
+        return np.array([top_label_error(top, n_bins=self.n_bins, binning=binning) for top in tops])
 
     def _checked_grid(self) -> FloatArray | None:
         if self.grid is None:
@@ -160,45 +151,33 @@ class TemperatureScaling(Scaler):
         check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         return grid
 
-    def _scores(self, loss: ScaledLoss, grid: FloatArray) -> list[float]:
-        """The criterion at each temperature."""
-        if self.criterion == "nll":
-            return [loss.at(1 / temperature)[0] for temperature in grid]
-        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        return [
-            top_label_error(TopLabel(confidences, loss.correct), n_bins=self.n_bins, binning=binning)
-            for confidences in loss.confidences(grid)
-        ]
 
-
-class PerLabelTemperatureScaling(Scaler):
+class PerLabelTemperatureScaling(AffineScaling):
     r"""Divide each label's logit by its own temperature, fitted on held-out multi-label predictions.
 
-    For sigmoid outputs whose labels are not all over- or under-confident alike. Each label needs examples
-    with and without it; where these are few, `TemperatureScaling(multi_label=True)`, with one temperature for
-    all labels, is the steadier choice. No logit changes its sign, so decisions at 1/2 stay as they are.
+    For sigmoid outputs whose labels are not all over- or under-confident alike. Where few examples have a label,
+    `TemperatureScaling(multi_label=True)`, with one temperature for all, is the steadier choice; where its offset is
+    wrong, `StructuredVectorScaling(multi_label=True)`. Decisions at 1/2 stay as they are.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
 
     Attributes:
         temperatures_: T, (C,), in [1e-5, 1e5].
-        shared_temperature_: the best single temperature, a float: that of labels without examples of both
-            kinds.
+        shared_temperature_: the best single temperature, a float: that of labels without examples of both kinds.
 
     Notes:
-        The negative log-likelihood of each label is minimised alone, as in `TemperatureScaling`, with one warning that
-        names the labels whose data do not determine a temperature. A temperature cannot correct an offset: a rare label
-        may need `StructuredVectorScaling(multi_label=True)`.
+        Each label is fitted alone, as by `TemperatureScaling`; one warning names those whose data do not determine T.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", for one temperature.
 
     >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
-    >>> labels = np.array([[1, 1], [0, 0], [1, 0], [0, 0]])
-    >>> scaler = PerLabelTemperatureScaling().fit(logits, labels)
+    >>> scaler = PerLabelTemperatureScaling().fit(logits, [[1, 1], [0, 0], [1, 0], [0, 0]])
     >>> scaler.temperatures_.round(3)  # right three times in four: p = 3/4 needs z / T = log 3
     array([3.641, 0.91 ])
     """
+
+    multi_label = True
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Choose the temperatures.
@@ -216,22 +195,12 @@ class PerLabelTemperatureScaling(Scaler):
         if undetermined:
             named = f"the temperature of {listed(np.array(undetermined), 'label', 'labels')}"
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            warnings.warn(_UNDETERMINED.format(named, problem), UserWarning, stacklevel=2)
+            _warn_undetermined(named, problem, stacklevel=3)
         return self
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return logits / temperatures in float64; logits of any shape that ends in C."""
-        check_is_fitted(self, "temperatures_")
-        return as_fitted_logits(logits, len(self.temperatures_)) / self.temperatures_
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated probability of each label, sigmoid(logits / temperatures)."""
-        scaled = self.transform(logits)
-        return expit(scaled, out=scaled)
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T, label by label, that `fold` writes into a classification head."""
-        check_is_fitted(self, "temperatures_")
+        check_is_fitted(self)
         return AffineMap(1 / self.temperatures_)
 
 
@@ -247,6 +216,14 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
         if loss is None or loss.problem(found[label]):
             undetermined.append(label)
     return found, undetermined
+
+
+def _warn_undetermined(what: str, why: str, stacklevel: int) -> None:
+    message = (
+        f"The data do not determine {what}: {why}. Fit on more or harder examples, and check that labels number the "
+        "columns of logits, and the scale of the logits."
+    )
+    warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
 
 class ScaledLoss:
@@ -287,9 +264,10 @@ class ScaledLoss:
         return f"the best one is out of {BOUNDS}" if np.isclose(temperature, BOUNDS).any() else None
 
     def warn(self, temperature: float, stacklevel: int = 3) -> None:
-        if problem := self.problem(temperature):
-            message = _UNDETERMINED.format("the temperature", f"{problem}. It is {temperature:g}")
-            warnings.warn(message, UserWarning, stacklevel=stacklevel)
+        """Say what the data do not determine; `stacklevel` 3 is the caller of the method that calls this one."""
+        problem = self.problem(temperature)
+        if problem:
+            _warn_undetermined("the temperature", f"{problem}. It is {temperature:g}", stacklevel + 1)
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
         """The logits, less the largest of their rows."""
@@ -315,15 +293,34 @@ class ScaledLoss:
         value, slope, curvature = (totals / len(self.rows)).tolist()
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 
-    def confidences(self, temperatures: FloatArray) -> FloatArray:
-        """The largest probability of each row at each temperature (G, N), for which no other is needed."""
-        mass = np.empty((len(temperatures), len(self.rows)))
+    def confidences(self, temperatures: FloatArray, *, interpolated: bool = False) -> FloatArray:
+        """The largest probability of each row at each temperature (G, N), for which no other is needed.
+
+        Over all g <= 0 the kernel exp(beta g) has a small numerical rank: to 1e-9 it is a linear combination of its
+        values at nodes, four an octave and one octave beyond each end. An octave further, the values are the squares.
+        """
+        betas = 1 / temperatures
+        octaves = int(np.ceil(np.log2(betas.max() / betas.min()))) + 2
+        if not interpolated or octaves > 10 or len(betas) < 4 * octaves:
+            return 1 / self._masses(betas, 0)[0]
+        roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
+        nodes = np.outer(2.0 ** np.arange(octaves + 1), roots).ravel()
+        gaps = np.append(0, np.geomspace(1e-3, 50, 2000) / betas.min())
+        at_nodes, at_betas = np.exp(-np.outer(gaps, nodes)), np.exp(-np.outer(gaps, betas))
+        coefficients = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
+        return 1 / (coefficients.T @ self._masses(roots, octaves).reshape(len(nodes), -1))
+
+    def _masses(self, betas: FloatArray, n_squares: int) -> FloatArray:
+        """The sums of exp(beta gap) of each row, also at 2 beta, 4 beta, ...: (n_squares + 1, B, N)."""
+        masses = np.empty((n_squares + 1, len(betas), len(self.rows)))
         for part, gaps in self._gaps():
-            scaled, ones = np.empty_like(gaps), np.ones(gaps.shape[1])
-            for of_block, temperature in zip(mass[:, part], temperatures, strict=True):
-                np.multiply(gaps, 1 / temperature, out=scaled)
-                np.dot(np.exp(scaled, out=scaled), ones, out=of_block)
-        return 1 / mass
+            terms, ones = np.empty_like(gaps), np.ones(gaps.shape[1])
+            for number, beta in enumerate(betas):
+                np.exp(np.multiply(gaps, beta, out=terms), out=terms)
+                for of_octave in masses[:, number, part]:
+                    np.dot(terms, ones, out=of_octave)
+                    np.square(terms, out=terms)
+        return masses
 
     def best_temperature(self, guess: float | None = None) -> float:
         """The T within `BOUNDS` of the least value; 1 where no T changes it."""
@@ -331,7 +328,7 @@ class ScaledLoss:
             return 1.0
         if self.drift >= 0:
             return BOUNDS[1]
-        if guess is None and len(self.rows) >= _SAMPLE_STEP * _SAMPLE_ROWS:
+        if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
             guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
         # Where a sample does not tell more, labels stand out by about 3 nats.
         beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
