@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from itertools import combinations
@@ -19,15 +18,9 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import check_choice, check_n_bins
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import (
-    FloatArray,
-    as_class_labels,
-    as_logits,
-    as_matrix,
-    blocks,
-    without_zero_weights,
-)
-from hf_calib.scaling.temperature import TemperatureScaling
+from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling.newton import Rows
+from hf_calib.scaling.temperature import ScaledLoss
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
@@ -52,24 +45,12 @@ class ClassProbabilityScaling(Scaler):
     n_classes_: int
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
-        """Fit the curves.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100.
-            sample_weight: (N,) of at least 0; None counts every example once. Bins of equal mass hold equal numbers
-                of examples all the same.
-
-        Returns:
-            self.
-        """
+        """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
         self._check_settings()
-        matrix = as_matrix(logits, least_columns=2)
-        truth = as_class_labels(labels, matrix)
-        matrix, truth, weights = without_zero_weights(matrix, truth, sample_weight)
-        probs = softmax_in_place(matrix.astype(np.float64))
-        is_label = truth[:, None] == np.arange(probs.shape[1])
-        self._fit_curves(probs, is_label, np.ones(len(probs)) if weights is None else weights)
+        rows = Rows.checked(logits, labels, sample_weight)
+        probs = softmax_in_place(rows.logits.astype(np.float64))
+        is_label = rows.labels[:, None] == np.arange(probs.shape[1])
+        self._fit_curves(probs, is_label, np.ones(len(probs)) if rows.weights is None else rows.weights)
         self.n_classes_ = probs.shape[1]
         return self
 
@@ -152,23 +133,19 @@ class HistogramBinning(ClassProbabilityScaling):
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         edges, frequencies = [], []
         for column, hit in zip(probs.T, is_label.T, strict=True):
-            own = (
-                uniform_edges(self.n_bins)
-                if self.binning == "uniform"
-                else quantile_edges(column, self.n_bins)
-            )
-            bins = _bins(column, own)
+            by_mass = self.binning == "equal_mass"
+            own = quantile_edges(column, self.n_bins) if by_mass else uniform_edges(self.n_bins)
+            bins = np.searchsorted(own[1:-1], column)
             mass = np.bincount(bins, weights, minlength=self.n_bins)
             hits = np.bincount(bins, weights * hit, minlength=self.n_bins)
-            seen = mass > 0
             edges.append(own)
-            frequencies.append(np.where(seen, hits / np.where(seen, mass, 1), (own[:-1] + own[1:]) / 2))
+            frequencies.append(np.divide(hits, mass, out=(own[:-1] + own[1:]) / 2, where=mass > 0))
         self.edges_ = np.stack(edges)
         self.frequencies_ = np.stack(frequencies)
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        columns = zip(probs.T, self.edges_, self.frequencies_, strict=True)
-        return np.stack([frequencies[_bins(column, edges)] for column, edges, frequencies in columns], axis=1)
+        columns = zip(self.frequencies_, self.edges_, probs.T, strict=True)
+        return np.stack([found[np.searchsorted(edges[1:-1], p)] for found, edges, p in columns], axis=1)
 
 
 class IsotonicScaling(ClassProbabilityScaling):
@@ -213,25 +190,21 @@ class IsotonicScaling(ClassProbabilityScaling):
         check_choice("multiclass", self.multiclass, get_args(Multiclass))
 
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
-        columns = list(zip(probs.T, is_label.T, strict=True))
         if self.multiclass == "joint":
-            columns = [(probs.ravel(), is_label.ravel())]
             weights = np.repeat(weights, probs.shape[1])
-        curves = [
-            IsotonicRegression(out_of_bounds="clip").fit(column, hit.astype(np.float64), weights)
-            for column, hit in columns
-        ]
+            probs, is_label = probs.reshape(-1, 1), is_label.reshape(-1, 1)
+        columns = zip(probs.T, is_label.T.astype(np.float64), strict=True)
+        curves = [IsotonicRegression(out_of_bounds="clip").fit(p, hit, weights) for p, hit in columns]
         self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
         self.knots_ = np.concatenate([curve.X_thresholds_ for curve in curves])
         self.frequencies_ = np.concatenate([curve.y_thresholds_ for curve in curves])
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
+        if len(self.sizes_) == 1:
+            return np.interp(probs, self.knots_, self.frequencies_)
         ends = np.cumsum(self.sizes_)[:-1]
-        curves = list(zip(np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True))
-        if len(curves) == 1:
-            return np.interp(probs, *curves[0])
-        columns = zip(probs.T, curves, strict=True)
-        return np.stack([np.interp(column, *curve) for column, curve in columns], axis=1)
+        columns = zip(probs.T, np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True)
+        return np.stack([np.interp(p, knots, found) for p, knots, found in columns], axis=1)
 
 
 class SplineScaling(Scaler):
@@ -279,36 +252,28 @@ class SplineScaling(Scaler):
         self.n_knots = n_knots
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
-        """Fit the curve.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label. N must
-                be at least `n_knots`.
-            labels: (N,) int in [0, C), without -100.
-
-        Returns:
-            self, with `scores_` and `accuracies_`.
-        """
+        """Fit the curve, on at least `n_knots` rows."""
         check_choice("spline", self.spline, get_args(Spline))
         sound = isinstance(self.n_knots, int | np.integer) and self.n_knots >= _LEAST_KNOTS
         requirement = f"n_knots to be an integer of at least {_LEAST_KNOTS}"
         check(sound, requirement, self.n_knots, "the paper takes 6")
-        matrix = as_matrix(logits, least_columns=2)
-        truth = as_class_labels(labels, matrix)
-        way_out = "use TemperatureScaling, which has one parameter"
+        rows = Rows.checked(logits, labels)
+        n = len(rows)
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"
-        check(len(matrix) >= self.n_knots, requirement, f"{len(matrix)} examples", way_out)
-        confidences = np.concatenate([softmax_in_place(block).max(axis=1) for _, block in blocks(matrix)])
-        levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
-        correct = (matrix.argmax(axis=1) == truth).astype(np.float64)
-        gaps = np.bincount(level, correct) / sizes - levels
-        accumulated = np.cumsum(np.repeat(gaps, sizes)) / len(matrix)
-        means = (
-            np.bincount(np.repeat(np.arange(len(levels)), sizes), self._smooth_slopes(accumulated)) / sizes
+        way_out = "use TemperatureScaling, which has one parameter"
+        check(n >= self.n_knots, requirement, f"{n} examples", way_out)
+        confidences = np.concatenate(
+            [softmax_in_place(block).max(axis=1) for _, block in blocks(rows.logits)]
         )
+        levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
+        correct = (rows.logits.argmax(axis=1) == rows.labels).astype(np.float64)
+        # Equal confidences share their mean accuracy, and the mean slope.
+        gaps = np.bincount(level, correct) / sizes - levels
+        slopes = self._smooth_slopes(np.cumsum(np.repeat(gaps, sizes)) / n)
+        means = np.bincount(np.repeat(np.arange(len(levels)), sizes), slopes) / sizes
         self.scores_ = levels
         self.accuracies_ = np.clip(levels + means, 0, 1)
-        self.n_classes_ = matrix.shape[1]
+        self.n_classes_ = rows.logits.shape[1]
         return self
 
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
@@ -338,16 +303,13 @@ class SplineScaling(Scaler):
         return rows.reshape(checked.shape)
 
     def _smooth_slopes(self, values: FloatArray) -> FloatArray:
-        """Return the derivative, at equal steps from 0 to 1, of the spline that is nearest to the values."""
-        flat = np.zeros(self.n_knots)
-        ends = {
-            "natural": ([(2, flat)], [(2, flat)]),
-            "parabolic": ([(3, flat)], [(3, flat)]),
-            "cubic": "not-a-knot",
-        }
+        """The derivative, at equal steps from 0 to 1, of the spline that is nearest to the values."""
+        order = {"natural": 2, "parabolic": 3}.get(self.spline)  # of the derivative that is 0 at the ends
+        flat = [(order, np.zeros(self.n_knots))]
         steps, knots = np.linspace(0, 1, len(values)), np.linspace(0, 1, self.n_knots)
         # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
-        basis = make_interp_spline(knots, np.eye(self.n_knots), k=3, bc_type=ends[self.spline])
+        ends = "not-a-knot" if order is None else (flat, flat)
+        basis = make_interp_spline(knots, np.eye(self.n_knots), k=3, bc_type=ends)
         heights = np.linalg.lstsq(basis(steps), values, rcond=None)[0]
         return basis.derivative()(steps) @ heights
 
@@ -390,52 +352,38 @@ class EnsembleTemperatureScaling(Scaler):
         self.criterion = criterion
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
-        """Choose the temperature, then the weights.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100.
-
-        Returns:
-            self, with `temperature_` and `weights_`.
-        """
+        """Choose the temperature, then the weights."""
         check_choice("criterion", self.criterion, get_args(EnsembleCriterion))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            likely = TemperatureScaling().fit(logits, labels).temperature_
-        problems = [str(each.message) for each in caught]
-        matrix = as_logits(logits)
-        classes = as_class_labels(labels, matrix)
-        self.temperature_ = likely
-        # Where no temperature changes anything, that of the likelihood is 1.
-        if self.criterion == "mse" and likely != 1:
-            self.temperature_ = _least_mse_temperature(matrix, classes)
-            if not problems and _is_beyond_bounds(self.temperature_, likely):
-                problems.append(
+        rows = Rows.checked(logits, labels)
+        loss = ScaledLoss(rows)
+        likely = self.temperature_ = loss.best_temperature()
+        loss.warn(likely)
+        if self.criterion == "mse" and not loss.is_constant:
+            self.temperature_ = _least_mse_temperature(rows)
+            # Far from the right scale the squared error is flat, so the likelihood is asked too.
+            low, high = MSE_BOUNDS
+            inside = low * 1.001 < self.temperature_ < high / 1.001 and low / 10 < likely < high * 10
+            if not inside and not loss.problem(likely):
+                warnings.warn(
                     f"The best temperature, {self.temperature_:.4g}, is at the end of the range that is searched, "
                     f"{MSE_BOUNDS}, or far from that of the likelihood. Check the scale of the logits, or use "
-                    'criterion="nll", which has wider bounds.'
+                    'criterion="nll", which has wider bounds.',
+                    UserWarning,
+                    stacklevel=2,
                 )
-        fit_weights = _least_mse_weights if self.criterion == "mse" else _least_nll_weights
-        self.weights_ = fit_weights(matrix, classes, self.temperature_)
-        self.n_classes_ = matrix.shape[1]
-        for problem in problems:
-            warnings.warn(problem, UserWarning, stacklevel=2)
+        best_weights = _least_mse_weights if self.criterion == "mse" else _least_nll_weights
+        self.weights_ = best_weights(rows, self.temperature_)
+        self.n_classes_ = rows.logits.shape[1]
         return self
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the mixture in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "weights_")
-        plain = as_fitted_logits(logits, self.n_classes_)
-        first, second, third = _parts(plain, self.temperature_)
+        first, second, third = _parts(as_fitted_logits(logits, self.n_classes_), self.temperature_)
         mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
         if self.weights_[2] > 1 - OWN_SHARE:  # the uniform part alone would rank nothing
             mixture += OWN_SHARE * (second - third)
         return mixture
-
-
-def _bins(probs: FloatArray, edges: FloatArray) -> NDArray[np.intp]:
-    return np.searchsorted(edges[1:-1], probs, side="left")
 
 
 def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -445,54 +393,45 @@ def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArr
     return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
 
 
-def _is_beyond_bounds(temperature: float, likely: float) -> bool:
-    """Far from the right scale the squared error is flat, so the likelihood is asked too."""
-    low, high = MSE_BOUNDS
-    return not (low * 1.001 < temperature < high / 1.001 and low / 10 < likely < high * 10)
-
-
-def _least_mse_temperature(logits: NDArray[Any], labels: NDArray[np.int64]) -> float:
+def _least_mse_temperature(rows: Rows) -> float:
     """Look at a coarse grid of log T, then closely around the best point of it."""
-    grid = np.linspace(math.log(MSE_BOUNDS[0]), math.log(MSE_BOUNDS[1]), _COARSE)
-    step = max(1, logits.size // _SAMPLE_VALUES)
-    best = int(np.argmin([_mse(logits[::step], labels[::step], log_t) for log_t in grid]))
+    grid = np.linspace(*np.log(MSE_BOUNDS), _COARSE)
+    sample = rows[:: max(1, rows.logits.size // _SAMPLE_VALUES)]
+    best = int(np.argmin([_mse(log_t, sample) for log_t in grid]))
     around = grid[max(best - 1, 0)], grid[min(best + 1, _COARSE - 1)]
-    found = minimize_scalar(lambda t: _mse(logits, labels, t), bounds=around, options={"xatol": 1e-9})
-    candidates = [found.x, *(end for end in (grid[0], grid[-1]) if end in around)]
-    return float(np.exp(min(candidates, key=lambda log_t: _mse(logits, labels, log_t))))
+    found = minimize_scalar(_mse, bounds=around, args=(rows,), options={"xatol": 1e-9}).x
+    return float(np.exp(min([found, *around], key=lambda log_t: _mse(log_t, rows))))
 
 
-def _mse(logits: NDArray[Any], labels: NDArray[np.int64], log_temperature: float) -> float:
+def _mse(log_temperature: float, rows: Rows) -> float:
     """The squared error summed over classes, less what T does not change: |p|^2 - 2 p_y."""
     total = 0.0
-    for rows, block in blocks(logits):
-        block /= math.exp(log_temperature)
+    for part, block in blocks(rows.logits):
+        block /= np.exp(log_temperature)
         probs = softmax_in_place(block)
-        total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), labels[rows]].sum()
-    return float(total) / len(labels)
+        total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
+    return float(total) / len(rows)
 
 
-def _blocks_of_parts(
-    logits: NDArray[Any], labels: NDArray[np.int64], temperature: float
-) -> Iterator[tuple[FloatArray, FloatArray]]:
+def _walk(rows: Rows, temperature: float) -> Iterator[tuple[FloatArray, FloatArray]]:
     """Yield the three distributions (3, n, C), and what they give the labels (3, n)."""
-    for rows, block in blocks(logits):
+    for part, block in blocks(rows.logits):
         parts = np.stack(_parts(block, temperature))
-        yield parts, parts[:, np.arange(len(block)), labels[rows]]
+        yield parts, parts[:, np.arange(len(block)), rows.labels[part]]
 
 
-def _least_mse_weights(logits: NDArray[Any], labels: NDArray[np.int64], temperature: float) -> FloatArray:
+def _least_mse_weights(rows: Rows, temperature: float) -> FloatArray:
     products, own = np.zeros((3, 3)), np.zeros(3)
-    for parts, of_label in _blocks_of_parts(logits, labels, temperature):
+    for parts, of_label in _walk(rows, temperature):
         flat = parts.reshape(3, -1)
         products += flat @ flat.T
         own += of_label.sum(axis=1)
-    return _least_on_simplex(products / len(labels), own / len(labels))
+    return _least_on_simplex(products / len(rows), own / len(rows))
 
 
-def _least_nll_weights(logits: NDArray[Any], labels: NDArray[np.int64], temperature: float) -> FloatArray:
+def _least_nll_weights(rows: Rows, temperature: float) -> FloatArray:
     """Minimise the quadratic model of the loss on the simplex, go there or part of the way, and repeat."""
-    own = np.concatenate([part for _, part in _blocks_of_parts(logits, labels, temperature)], axis=1)
+    own = np.concatenate([of_label for _, of_label in _walk(rows, temperature)], axis=1)
     weights = np.full(3, 1 / 3)
     for _ in range(_MAX_STEPS):
         before = weights @ own
@@ -501,24 +440,22 @@ def _least_nll_weights(logits: NDArray[Any], labels: NDArray[np.int64], temperat
         step = _least_on_simplex(hessian, hessian @ weights - slope) - weights
         if -slope @ step <= 1e-15:
             break
-        length = 1.0
-        while length > 1e-9:  # halve the step until the loss falls by a part of what its slope promises
+        for length in 0.5 ** np.arange(31):  # until the loss falls by a part of what its slope promises
             mixture = (weights + length * step) @ own
             gain = np.log(mixture).mean() - np.log(before).mean() if mixture.min() > 0 else -np.inf
             if gain >= -1e-4 * length * (slope @ step):
                 weights = weights + length * step
                 break
-            length /= 2
     return weights
 
 
 def _least_on_simplex(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
-    """Return the w >= 0 with sum 1 at which w' quadratic w / 2 - linear w is least.
+    """The w >= 0 with sum 1 at which w' quadratic w / 2 - linear w is least.
 
     The minimum lies within one of the faces, where it solves linear equations. Of equally good faces the
     smallest is taken: T = 1, for instance, makes two of the distributions the same.
     """
-    best, least = np.zeros(3), math.inf
+    best, least = np.zeros(3), np.inf
     for face in _FACES:
         size = len(face)
         system = np.ones((size + 1, size + 1))
