@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import chdtrc, log_softmax
+from scipy.special import chdtrc
 
 from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.metrics.checks import (
@@ -20,14 +20,16 @@ from hf_calib.metrics.checks import (
     check_probs,
     check_probs_and_labels,
     check_seed,
+    row_chunks,
 )
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits
 from hf_calib.scaling._inputs import FloatArray, as_matrix
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.temperature import TemperatureScaling
+from hf_calib.scaling.newton import Rows
+from hf_calib.scaling.temperature import ScaledLoss
 
 Method = Literal["em", "bbse", "bbse_soft"]
-METHODS = ("em", "bbse", "bbse_soft")
+METHODS = get_args(Method)
 
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
 _ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
@@ -117,25 +119,20 @@ class PriorCorrection(LogitScaling):
 
 
 def as_prior(argument: str, values: ArrayLike) -> FloatArray:
-    """Return the shares (C,) of a prior or of class counts, in float64; raise unless all are above 0."""
+    """The shares (C,) of a prior or of class counts, in float64; refused unless all are above 0."""
     given = as_array(argument, values)
     if given.dtype.kind not in "iuf":
         way_out = "pass shares as floats, or class counts as integers"
         raise InputTypeError(expected(argument, "hold numbers", f"dtype {given.dtype}", way_out))
-    shape = f"shape {given.shape}"
-    check(
-        given.ndim == 1 and len(given) >= 2,
-        f"{argument} to have shape (C,)",
-        shape,
-        "give one share per class",
-    )
+    is_vector = given.ndim == 1 and len(given) >= 2
+    check(is_vector, f"{argument} to have shape (C,)", f"shape {given.shape}", "give one share per class")
     numbers = given.astype(np.float64)
     finite = bool(np.isfinite(numbers).all())
     check(finite, f"{argument} to be finite", "NaN or infinity", "give each class a finite share")
-    if (numbers <= 0).any():
-        got = f"{numbers[numbers <= 0][0]:g} for {_classes(numbers <= 0)}"
-        way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
-        check(False, f"{argument} to be above 0 for every class", got, way_out)
+    absent = numbers <= 0
+    got = f"{numbers[absent.argmax()]:g} for {_classes(absent)}"
+    way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
+    check(not absent.any(), f"{argument} to be above 0 for every class", got, way_out)
     total = float(numbers.sum())
     sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= ROW_SUM_TOLERANCE
     way_out = "divide it by its sum, or pass class counts as integers"
@@ -274,86 +271,48 @@ def estimate_prior(
     rng = np.random.default_rng(check_seed(seed))
     target = check_probs(probs).astype(np.float64)
     n_rows, n_classes = target.shape
-    got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
     differ = n_rows >= 2 and np.ptp(target, axis=0).max() >= _ALIKE
-    check(
-        differ,
-        "probs to hold rows that differ",
-        got,
-        "pass the model's probabilities on many different texts",
-    )
-    got = "neither" if source_probs is None else "both"
-    one_of_them = (source_probs is None) != (train_prior is None)
-    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
-    whole = method == "em" or not (source_probs is None or source_labels is None)
+    got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
+    way_out = "pass the model's probabilities on many different texts"
+    check(differ, "probs to hold rows that differ", got, way_out)
+    source, train = _source(source_probs, train_prior, n_classes)
+    whole = method == "em" or not (source is None or source_labels is None)
     requirement = f"source_probs and source_labels to be given with method={method!r}"
     check(whole, requirement, "not both", "or use method='em'")
+    labels = None
+    if source is not None and source_labels is not None:
+        labels = check_probs_and_labels(source, source_labels)[1]
 
-    source = None
-    if source_probs is None:
-        train = as_prior("train_prior", train_prior)  # type: ignore[arg-type]
-        _check_classes("train_prior", len(train), n_classes)
-    else:
-        source = check_probs(source_probs, argument="source_probs").astype(np.float64)
-        _check_classes("source_probs", source.shape[1], n_classes)
-        train = source.mean(axis=0)
-        way_out = "leave out the columns of classes that the model cannot predict"
-        got = f"0 in all rows for {_classes(train == 0)}"
-        check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
-
-    pseudo_rows = n_classes / 2
-    pseudo = pseudo_rows * train[:, None]
-    ones = np.ones((n_rows, 1))
-    calibrated = True
-    if method == "em":
-        if source is not None and source_labels is not None:
-            calibrated = _is_calibrated(*check_probs_and_labels(source, source_labels))
-        said, said_source = target, source
-        start = train[:, None]
+    pseudo_rows, calibrated, said, said_source = n_classes / 2, True, target, source
+    start, ones, added = train[:, None], np.ones((n_rows, 1)), pseudo_rows * train[:, None]
+    if source is None or labels is None or method == "em":
+        calibrated = source is None or labels is None or _is_calibrated(source, labels)
         pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
-        prior = _maximum_likelihood(target, start, ones, pseudo_rows * start, start, _NATS)
-        corrected_to = _maximum_likelihood(target, start, ones, _MORE * pseudo_rows * start, start, _NATS)
+        prior, corrected_to = (
+            _maximum_likelihood(target, start, ones, times * pseudo_rows * start, start, _NATS)
+            for times in (1, _MORE)
+        )
 
         def resampled(size: int) -> FloatArray:
-            trains = (
-                start if source is None else source.T @ _shares(rng.exponential(size=(len(source), size)))
-            )
+            trains = start
+            if source is not None:
+                trains = source.T @ _shares(rng.exponential(size=(len(source), size)))
             weights = rng.exponential(size=(n_rows, size))
-            return _maximum_likelihood(
-                target, trains, weights, _gammas(pseudo, rng, size), prior, _NATS_OF_RESAMPLE
-            )
+            pseudo = _gammas(added, rng, size)
+            return _maximum_likelihood(target, trains, weights, pseudo, prior, _NATS_OF_RESAMPLE)
 
     else:
-        assert source is not None
-        assert source_labels is not None
-        _, labels = check_probs_and_labels(source, source_labels)
-        one_hot = np.eye(n_classes)[labels]
-        got = f"none of {_classes(~one_hot.any(axis=0))}"
-        every_class = bool(one_hot.any(axis=0).all())
-        check(every_class, "source_labels to hold every class", got, "use method='em', or more labelled rows")
-        said, said_source = target, source
         if method == "bbse":
             said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
-        rank = np.linalg.matrix_rank(said_source.T @ _shares(one_hot))
-        never = ~said_source.any(axis=0)
-        got = f"one of rank {rank} of {n_classes}"
-        got += f", as {_classes(never)} is never predicted" if never.any() else ""
-        way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-        check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
-
-        def solved(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
-            return _black_box(said, one_hot, said_source, weights, source_weights, added)
-
-        prior = corrected_to = solved(ones, np.ones((len(source), 1)), pseudo)
+        black_box = _black_box(said, said_source, labels, method)
+        prior = corrected_to = black_box(ones, np.ones((len(source), 1)), added)
 
         def resampled(size: int) -> FloatArray:
-            weights, source_weights = (
-                rng.exponential(size=(len(rows), size)) for rows in (target, said_source)
-            )
-            return solved(weights, source_weights, _gammas(pseudo, rng, size))
+            weights = rng.exponential(size=(n_rows, size))
+            return black_box(weights, rng.exponential(size=(len(source), size)), _gammas(added, rng, size))
 
     in_memory = n_rows + (0 if method == "em" or source is None else len(source))
-    drawn = np.concatenate([resampled(size) for size in _blocks(n_resamples, in_memory)], axis=1)
+    drawn = np.concatenate([resampled(size) for size in _sizes(n_resamples, in_memory)], axis=1)
     if said_source is None:
         ratio = 2 * float(np.log(target @ (prior[:, 0] / train)).sum())
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
@@ -372,6 +331,24 @@ def estimate_prior(
     )
 
 
+def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray | None, FloatArray]:
+    """The checked source rows or None, and the shares that the probabilities assume."""
+    one_of_them = (probs is None) != (prior is None)
+    got = "neither" if probs is None else "both"
+    requirement = "source_probs or train_prior to be given"
+    check(one_of_them, requirement, got, "source_probs are the better choice")
+    source = None if probs is None else check_probs(probs, argument="source_probs").astype(np.float64)
+    train = as_prior("train_prior", prior) if source is None else source.mean(axis=0)
+    requirement = (
+        f"{'train_prior' if source is None else 'source_probs'} to have the {n_classes} classes of probs"
+    )
+    check(len(train) == n_classes, requirement, len(train), "take both from one model")
+    got = f"0 in all rows for {_classes(train == 0)}"
+    way_out = "leave out the columns of classes that the model cannot predict"
+    check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
+    return source, train
+
+
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
     """How many rows of the train prior (C, 1), with EM on the other rows, make held-out rows the most likely."""
     rows = len(train) * _PSEUDO_ROWS
@@ -386,17 +363,14 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
 
 def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     """Whether no temperature would make the source's rows clearly more likely; warn if not."""
-    logits = np.log(np.maximum(probs, np.finfo(np.float64).tiny))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where all rows are right
-        scaler = TemperatureScaling().fit(logits, labels)
-    rows = np.arange(len(labels))
-    gains = log_softmax(scaler.transform(logits), axis=1)[rows, labels] - logits[rows, labels]
+    rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
+    temperature = ScaledLoss(rows).best_temperature()
+    gains = -rows.logits[np.arange(len(rows)), labels] - rows.losses(rows.logits / temperature)
     gain = float(gains.mean())
     if gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))):
         return True
     warnings.warn(
-        f"The probabilities are not calibrated on the source's rows: a temperature of {scaler.temperature_:.3g} "
+        f"The probabilities are not calibrated on the source's rows: a temperature of {temperature:.3g} "
         f"lowers their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. "
         "Calibrate first, or use method='bbse_soft'.",
         UserWarning,
@@ -418,9 +392,8 @@ def _maximum_likelihood(
     Of train and start (C, B) or (C, 1), weights (N, B) of the rows, and pseudo (C, B) weights of rows of known class.
     """
     total = weights.sum(axis=0) + pseudo.sum(axis=0)
-    shape = pseudo.shape
-    train = np.broadcast_to(train, shape)
-    found = np.broadcast_to(start, shape).copy()
+    train = np.broadcast_to(train, pseudo.shape)
+    found = np.broadcast_to(start, pseudo.shape).copy()
 
     def step(shares: FloatArray, chosen: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         """One step of EM, and the objective before it."""
@@ -431,7 +404,7 @@ def _maximum_likelihood(
         objective += (pseudo[:, chosen] * np.log(shares)).sum(axis=0)
         return expected_rows / total[chosen], objective
 
-    running = np.arange(shape[1])
+    running = np.arange(pseudo.shape[1])
     for _ in range(_MOST_CYCLES):
         shares = found[:, running]
         once, objective = step(shares, running)
@@ -455,20 +428,29 @@ def _maximum_likelihood(
 
 
 def _black_box(
-    said: FloatArray,
-    one_hot: FloatArray,
-    said_source: FloatArray,
-    weights: FloatArray,
-    source_weights: FloatArray,
-    pseudo: FloatArray,
-) -> FloatArray:
-    """The shares (C, B) of B resamples by BBSE: what is below 0 is 0, and `pseudo` rows (C, B) are added."""
-    frequencies = said.T @ _shares(weights)
-    solved = np.empty_like(pseudo)
-    for b, row_weights in enumerate(source_weights.T):
-        confusion = said_source.T @ _shares(one_hot * row_weights[:, None])
-        solved[:, b] = np.linalg.solve(confusion, frequencies[:, b])
-    return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + pseudo)
+    said: FloatArray, said_source: FloatArray, labels: NDArray[np.int64], method: str
+) -> Callable[[FloatArray, FloatArray, FloatArray], FloatArray]:
+    """BBSE: from weights (N, B) and (M, B) of the rows, and rows (C, B) that are added, to the shares (C, B)."""
+    one_hot = np.eye(said.shape[1])[labels]
+    got = f"none of {_classes(~one_hot.any(axis=0))}"
+    every_class = bool(one_hot.any(axis=0).all())
+    check(every_class, "source_labels to hold every class", got, "use method='em', or more labelled rows")
+    rank = np.linalg.matrix_rank(said_source.T @ _shares(one_hot))
+    never = ~said_source.any(axis=0)
+    got = f"one of rank {rank} of {len(never)}"
+    got += f", as {_classes(never)} is never predicted" if never.any() else ""
+    way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
+    check(rank == len(never), "the confusion matrix to be invertible", got, way_out)
+
+    def shares(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
+        frequencies = said.T @ _shares(weights)
+        solved = np.empty_like(added)
+        for b, row_weights in enumerate(source_weights.T):
+            confusion = said_source.T @ _shares(one_hot * row_weights[:, None])
+            solved[:, b] = np.linalg.solve(confusion, frequencies[:, b])
+        return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
+
+    return shares
 
 
 def _permutation_test(
@@ -484,21 +466,18 @@ def _permutation_test(
     scores = (rows[:, varied] - rows[:, varied].mean(axis=0)) / spread[varied]
     found = (scores[: len(target)].sum(axis=0) ** 4).sum()
     as_far = 0
-    for block in _blocks(n_resamples, len(rows)):
-        order = rng.random((block, len(rows))).argpartition(len(target) - 1, axis=1)
-        chosen = np.zeros((block, len(rows)))
+    for size in _sizes(n_resamples, len(rows)):
+        order = rng.random((size, len(rows))).argpartition(len(target) - 1, axis=1)
+        chosen = np.zeros((size, len(rows)))
         np.put_along_axis(chosen, order[:, : len(target)], 1.0, axis=1)
         distances = ((chosen @ scores) ** 4).sum(axis=1)
         as_far += int(np.count_nonzero(distances >= found * (1 - 1e-9)))
     return (1 + as_far) / (1 + n_resamples)
 
 
-def _blocks(n_resamples: int, n_rows: int) -> Iterator[int]:
+def _sizes(n_resamples: int, n_rows: int) -> list[int]:
     """Numbers of resamples that add up, whose weights fit in memory."""
-    size = max(1, _BLOCK // n_rows)
-    while n_resamples > 0:
-        yield min(size, n_resamples)
-        n_resamples -= size
+    return [part.stop - part.start for part in row_chunks(n_resamples, n_rows, elements=_BLOCK)]
 
 
 def _shares(columns: FloatArray) -> FloatArray:
@@ -507,14 +486,8 @@ def _shares(columns: FloatArray) -> FloatArray:
 
 def _gammas(pseudo: FloatArray, rng: np.random.Generator, n_resamples: int) -> FloatArray:
     """(C, B) the weights of that many rows; above 0."""
-    drawn = rng.gamma(np.broadcast_to(pseudo, (len(pseudo), n_resamples)))
-    return np.maximum(drawn, 1e-12)
+    return np.maximum(rng.gamma(np.broadcast_to(pseudo, (len(pseudo), n_resamples))), 1e-12)
 
 
 def _classes(chosen: Any) -> str:
     return few([f"class {number}" for number in np.flatnonzero(chosen)])
-
-
-def _check_classes(argument: str, n_found: int, n_classes: int) -> None:
-    requirement = f"{argument} to have the {n_classes} classes of probs"
-    check(n_found == n_classes, requirement, n_found, "take both from one model")
