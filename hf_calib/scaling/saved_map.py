@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -52,7 +53,7 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
 
     The file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted
     numbers and words), "date" (day, UTC) and "versions" of the packages; of a scaler that folds "weight" and "bias"
-    (the map z -> weight z + bias, as numbers; bias may be null), of another one "arrays", the names of those in
+    (the map z -> weight z + bias, as numbers; bias may be null), of another one "arrays", the SHA-256 of its
     calibration/scaler.safetensors. `Scaler.save_pretrained` does the same without `about`.
 
     Args:
@@ -71,21 +72,25 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     (True, {'n_examples': 4})
     """
     file = _file(path)
+    beside = file.parent / ARRAYS_NAME
     arrays: Arrays = {}
-    record = _as_record(scaler, arrays)
+    record = {**_as_record(scaler, arrays), **(about or {}), "versions": {}}
+    record["date"] = datetime.now(timezone.utc).date().isoformat()
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            record["versions"][package] = version(package)
     if arrays:
         way_out = "the arrays of a scaler that does not fold have one place beside it"
         check(file.name == MAP_NAME, f"path to be a folder or {MAP_NAME}", file, way_out)
-        own_subfolder(file.parent, Path(ARRAYS_NAME).parts[0])
-        record["arrays"] = sorted(arrays)
-    written = {"date": datetime.now(timezone.utc).date().isoformat(), "versions": _versions()}
-    text = json.dumps({**record, **(about or {}), **written}, default=_plain, allow_nan=False)
-    beside = file.parent / ARRAYS_NAME
+        own_subfolder(file.parent, beside.parent.name)
+        content = safetensors.numpy.save(arrays)
+        record["arrays"] = sha256(content).hexdigest()
+    text = json.dumps(record, default=_plain, allow_nan=False) + "\n"
     if arrays:
         with whole_file(beside) as unfinished:
-            unfinished.write_bytes(safetensors.numpy.save(arrays))
+            unfinished.write_bytes(content)
     with whole_file(file) as unfinished:
-        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
     if not arrays and file.name == MAP_NAME and beside.is_file() and not beside.parent.is_symlink():
         beside.unlink()  # the arrays of the scaler before
 
@@ -100,7 +105,7 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         The fitted scaler, and the entries about it. ValueError where there is no such file, or no whole map in it.
     """
     file = _file(path)
-    return read_map(file, lambda: file.parent / ARRAYS_NAME)
+    return _read(file, lambda: file.parent / ARRAYS_NAME)
 
 
 def load_pretrained(
@@ -126,43 +131,44 @@ def download(repo_id: str, *, revision: str | None = None, token: str | bool | N
 
     file = Path(hf_hub_download(repo_id, MAP_NAME, revision=revision, token=token))
     commit = file.parent.name  # both files are of one commit, whatever is pushed meanwhile
-    return read_map(file, lambda: Path(hf_hub_download(repo_id, ARRAYS_NAME, revision=commit, token=token)))
+    return _read(file, lambda: Path(hf_hub_download(repo_id, ARRAYS_NAME, revision=commit, token=token)))
 
 
-def read_map(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
+def _read(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
     """Read what `save_map` wrote; `fetch_arrays` returns where the arrays are, if there have to be some."""
-
-    def wrong(got: str) -> InputValueError:
-        way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
-        return InputValueError(expected(str(file), "hold a fitted map", got, way_out))
-
+    requirement = f"{file} to hold a fitted map"
+    way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
+    what = "a file"
+    arrays: Arrays = {}
     try:
         record = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise wrong(f"a file that cannot be read ({error})") from error
-    if not isinstance(record, dict):
-        raise wrong("something else than a JSON object")
+        check(isinstance(record, dict), requirement, "something else than a JSON object", way_out)
+        if "arrays" in record:
+            what = ARRAYS_NAME
+            content = fetch_arrays().read_bytes()
+            # One of the files may be older than the other, where a process was killed between the two.
+            own = sha256(content).hexdigest() == record["arrays"]
+            check(own, requirement, f"{ARRAYS_NAME} that is damaged, or of another scaler", way_out)
+            arrays = safetensors.numpy.load(content)
+    except InputValueError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        check(False, requirement, f"{what} that cannot be read ({error})", way_out)
     method = record.get("method")
-    if not isinstance(method, str) or method not in SCALERS:
-        raise wrong(f"method {method!r} ({did_you_mean(method, SCALERS)})")
-    arrays: Arrays = {}
-    if "arrays" in record:
-        try:
-            arrays = safetensors.numpy.load(fetch_arrays().read_bytes())
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise wrong(f"{ARRAYS_NAME} that cannot be read ({error})") from error
-        if sorted(arrays) != record["arrays"]:
-            raise wrong(f"{ARRAYS_NAME} of another scaler beside it")
+    known = isinstance(method, str) and method in SCALERS
+    check(known, requirement, f"method {method!r} ({did_you_mean(method, SCALERS)})", way_out)
     try:
         scaler = _from_record(record, arrays)
-        is_whole = True
-        if method in FOLDABLE_SCALERS:
-            weight, bias = scaler.affine_map()
-            is_whole = _same(weight, record["weight"]) and _same(bias, record["bias"])
+        is_whole = method not in FOLDABLE_SCALERS or all(
+            np.array_equal(ours, np.array(record[key], dtype=None if ours is None else np.float64))
+            for key, ours in scaler.affine_map()._asdict().items()
+        )
     except Exception as error:  # whatever a foreign file makes of a constructor or of a map
-        raise wrong(f"{method!r} with entries missing or of another kind ({error!r})") from error
-    if not is_whole:
-        raise wrong(f"parameters of {method!r} that are not those of its weight and bias")
+        got = f"{method!r} with entries missing or of another kind ({error!r})"
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}") from error
+    check(
+        is_whole, requirement, f"parameters of {method!r} that are not those of its weight and bias", way_out
+    )
     return SavedMap(scaler, {key: value for key, value in record.items() if key not in _OWN})
 
 
@@ -171,31 +177,24 @@ def _as_record(scaler: Any, arrays: Arrays) -> dict[str, Any]:
     method = method_of(scaler)
     check_is_fitted(scaler)
     check_finite(scaler)
-    folds = method in FOLDABLE_SCALERS
+    affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
     parameters: dict[str, Any] = {}
     for name, value in vars(scaler).items():
-        if not name.endswith("_") or name.startswith("_"):
-            continue
         key = name.removesuffix("_")
-        if folds:
-            # Those of the map are in the file once, beside the parameters.
-            parameters[key] = None if key in ("weight", "bias") else value
-        elif isinstance(value, np.ndarray):
+        if key == name or name.startswith("_"):
+            continue
+        if not affine and isinstance(value, np.ndarray):
             arrays[key] = np.ascontiguousarray(value)
-        else:
-            parameters[key] = value
+        else:  # those of the map are in the file once, beside the parameters
+            parameters[key] = None if key in affine else value
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"], arrays)
     if "loss" in settings:
         settings["loss"] = loss_record(settings["loss"], arrays)
-    return {
-        "method": method,
-        "settings": settings,
-        # Some numbers that describe a fit may not be finite, such as the errors of a single row.
-        "parameters": json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None),
-        **(scaler.affine_map()._asdict() if folds else {}),
-    }
+    # Some numbers that describe a fit may not be finite, such as the errors of a single row.
+    parameters = json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None)
+    return {"method": method, "settings": settings, "parameters": parameters, **affine}
 
 
 def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
@@ -207,7 +206,9 @@ def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
     scaler = SCALERS[record["method"]].load()(**settings)
     for key, value in record["parameters"].items():
         of_map = value is None and key in ("weight", "bias")
-        setattr(scaler, f"{key}_", np.array(record[key], dtype=np.float64) if of_map else _restored(value))
+        array = np.array(record[key], dtype=np.float64) if of_map else np.array(value)
+        is_array = isinstance(value, list) and array.dtype.kind in "fiu"
+        setattr(scaler, f"{key}_", array if of_map or is_array else value)
     for key, array in arrays.items():
         setattr(scaler, f"{key}_", array)
     check_is_fitted(scaler)
@@ -312,33 +313,8 @@ def title_of(scaler: Any) -> str:
     return map_title(method_of(scaler), getattr(scaler, "choice_", None))
 
 
-def _versions() -> dict[str, str]:
-    """Versions of the installed packages that have a part in a map."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _file(path: str | os.PathLike[str]) -> Path:
     return Path(path) / MAP_NAME if Path(path).is_dir() else Path(path)
-
-
-def _same(ours: NDArray[Any] | None, theirs: Any) -> bool:
-    if ours is None or theirs is None:
-        return ours is None and theirs is None
-    return np.array_equal(ours, np.array(theirs, dtype=np.float64))
-
-
-def _restored(value: Any) -> Any:
-    """Lists of numbers as the arrays that they were; everything else unchanged."""
-    if not isinstance(value, list):
-        return value
-    array = np.array(value)
-    return array if array.dtype.kind in "fiu" else value
 
 
 def _plain(value: Any) -> Any:
