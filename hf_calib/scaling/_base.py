@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib._errors import check, few
 from hf_calib.scaling._inputs import FloatArray, as_logits
 from hf_calib.scaling.methods import is_multi_label
 
@@ -26,12 +26,14 @@ _LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
 class Scaler(ClassifierMixin, BaseEstimator):
     """A post-hoc scaler: `fit(logits, labels)`, `predict_proba(logits)`, and a folder or repository to keep it in.
 
-    As every classifier of scikit-learn it has `predict` (the class of the highest probability; with several labels a
-    row 0 and 1), `score` (the accuracy) and `classes_`. What `fit` finds is in attributes whose names end with "_";
-    these are what is saved.
+    The base class of all in `SCALERS`. As every classifier of scikit-learn it has `predict`, `score` (the accuracy) and
+    `classes_`. What `fit` finds is in attributes whose names end with "_"; these are what is saved.
+    `Scaler.from_pretrained` loads any scaler, `SplineScaling.from_pretrained` that one only.
 
-    It is the base class of all in `SCALERS`. `Scaler.from_pretrained` loads any of them,
-    `SplineScaling.from_pretrained` that one only.
+    The arguments of `fit`, in all of them, are logits (N, C) of any real dtype, read in float64, where -inf masks a
+    class that is not the label; labels (N,) int in [0, C) without -100, or, with several labels a row, (N, C) of 0 and
+    1, and -100 where a label is not known; and sample_weight (N,) of at least 0 where a scaler takes weights: None
+    counts every row once. It returns the scaler. The other methods take logits of any shape that ends in C.
 
     >>> import numpy as np, tempfile
     >>> from hf_calib.scaling import SplineScaling
@@ -63,13 +65,9 @@ class Scaler(ClassifierMixin, BaseEstimator):
         raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the fitted scaler into a folder, which may be that of its model, where `hf_calib.pipeline` finds it.
+        """Write the fitted scaler into a folder, new or that of its model, where `hf_calib.pipeline` finds it.
 
-        calibration.json holds the method, its settings and, for one that folds, its numbers; the arrays of one that
-        does not are in calibration/scaler.safetensors. Files of these names are replaced, others stay.
-
-        Args:
-            folder: made where there is none.
+        Files named calibration.json and calibration/scaler.safetensors are replaced, others stay.
         """
         from hf_calib.scaling.saved_map import MAP_NAME, save_map  # here, because it imports the scalers
 
@@ -79,17 +77,12 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
     ) -> Self:
-        """Load a fitted scaler, bit for bit, from a folder or from a repository on the Hub.
-
-        Only the scaler's files are downloaded, and nothing in them is run.
+        """Load a fitted scaler, bit for bit, from a folder or a repository on the Hub; nothing in its files is run.
 
         Args:
             name: a folder, or a repository such as "me/my-model"; a folder of that name goes first.
             revision: branch, tag or commit of a repository.
             token: for the Hub; None uses the stored one.
-
-        Returns:
-            The scaler. ValueError where there is no whole one, or one of another class than this.
         """
         from hf_calib.scaling.saved_map import load_pretrained  # here, because it imports the scalers
 
@@ -151,9 +144,9 @@ class LogitScaling(Scaler):
 def softmax_in_place(logits: FloatArray) -> FloatArray:
     """Turn logits into probabilities along the last axis; no second array is made."""
     largest = logits.max(axis=-1, keepdims=True)
-    if np.isneginf(largest).any():
-        got = f"-inf for every class in {np.count_nonzero(np.isneginf(largest))} rows"
-        raise InputValueError(expected("logits", "allow at least one class", got, "mask fewer classes"))
+    n_bare = np.count_nonzero(np.isneginf(largest))
+    got = f"-inf for every class in {n_bare} rows"
+    check(not n_bare, "logits to allow at least one class", got, "mask fewer classes")
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -163,12 +156,9 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     checked = as_logits(logits)
-    check(
-        checked.shape[-1] == n_classes,
-        f"logits to have the {n_classes} classes of fit",
-        f"shape {checked.shape}",
-        "pass the logits of the model it was fitted on",
-    )
+    requirement = f"logits to have the {n_classes} classes of fit"
+    way_out = "pass the logits of the model it was fitted on"
+    check(checked.shape[-1] == n_classes, requirement, f"shape {checked.shape}", way_out)
     return checked.astype(np.float64)
 
 

@@ -29,16 +29,10 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
     """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
     logits = as_array("logits", logits)
     if logits.dtype.kind not in "fiu":
-        raise InputTypeError(
-            expected("logits", "hold real numbers", f"dtype {logits.dtype}", "pass an array of floats")
-        )
-    shape = f"shape {logits.shape}"
-    check(
-        logits.ndim > 0 and logits.size > 0,
-        "logits to hold at least one example",
-        shape,
-        "pass an (N, C) array",
-    )
+        way_out = "pass an array of floats"
+        raise InputTypeError(expected("logits", "hold real numbers", f"dtype {logits.dtype}", way_out))
+    requirement, way_out = "logits to hold at least one example", "pass an (N, C) array"
+    check(logits.ndim > 0 and logits.size > 0, requirement, f"shape {logits.shape}", way_out)
     rows = logits.reshape(-1, logits.shape[-1])
     if not all(block.max() < np.inf for _, block in blocks(rows)):  # NaN compares false
         bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
@@ -85,17 +79,16 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
         if labels.dtype.kind in "USO":
             way_out = "number them by the columns of logits: [names.index(label) for label in labels]"
         raise InputTypeError(expected("labels", "be integers", f"dtype {labels.dtype}", way_out))
+    requirement = f"labels to lie in 0..{c - 1}"
     n_ignored = np.count_nonzero(labels == IGNORED_LABEL)
     way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
-    check(not n_ignored, f"labels to lie in 0..{c - 1}", f"{n_ignored} labels of -100", way_out)
+    check(not n_ignored, requirement, f"{n_ignored} labels of -100", way_out)
     low, high = labels.min(), labels.max()
     way_out = "number the classes by the columns of logits"
-    check(low >= 0 and high < c, f"labels to lie in 0..{c - 1}", f"labels from {low} to {high}", way_out)
+    check(low >= 0 and high < c, requirement, f"labels from {low} to {high}", way_out)
     n_masked = np.count_nonzero(np.isneginf(logits[np.arange(n), labels]))
-    got = f"-inf for the label of {n_masked} examples"
-    check(
-        not n_masked, "logits to be finite for every label", got, "mask only classes that cannot be the label"
-    )
+    got, way_out = f"-inf for the label of {n_masked} examples", "mask only classes that cannot be the label"
+    check(not n_masked, "logits to be finite for every label", got, way_out)
     return labels.astype(np.int64, copy=False)
 
 

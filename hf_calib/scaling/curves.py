@@ -46,7 +46,6 @@ class ClassProbabilityScaling(Scaler):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
-        self._check_settings()
         rows = Rows.checked(logits, labels, sample_weight)
         probs = softmax_in_place(rows.logits.astype(np.float64))
         is_label = rows.labels[:, None] == np.arange(probs.shape[1])
@@ -75,9 +74,6 @@ class ClassProbabilityScaling(Scaler):
         scores[masked] = 0  # the lowest bin may have a frequency above 0
         return scores, probs
 
-    def _check_settings(self) -> None:
-        raise NotImplementedError
-
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         raise NotImplementedError
 
@@ -105,9 +101,8 @@ class HistogramBinning(ClassProbabilityScaling):
         n_classes_: C.
 
     Notes:
-        A bin in which nothing was seen keeps its midpoint. A class without examples gets (almost) no probability.
-        Equal probabilities share a bin. `class_scores` gives m; 1e-9 of the model's own probability is added before
-        rows are scaled to sum to 1. The predicted class can change.
+        A bin in which nothing was seen keeps its midpoint. `class_scores` gives m; 1e-9 of the model's own probability
+        is added before rows are scaled to sum to 1. The predicted class can change.
 
     References:
         Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates from decision trees and naive
@@ -126,11 +121,9 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
-    def _check_settings(self) -> None:
+    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         check_n_bins(self.n_bins)
         check_choice("binning", self.binning, get_args(Binning))
-
-    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         edges, frequencies = [], []
         for column, hit in zip(probs.T, is_label.T, strict=True):
             by_mass = self.binning == "equal_mass"
@@ -168,10 +161,9 @@ class IsotonicScaling(ClassProbabilityScaling):
         n_classes_: C.
 
     Notes:
-        The curve is interpolated linearly between the probabilities that were seen, and is constant beyond
-        them. `class_scores` gives m(p), which the authors of "joint" compare; 1e-9 of the model's own probability is
-        added before rows are scaled to sum to 1. Two classes of a row whose probabilities differ by less than 1e-7 may
-        end up equal. With few examples the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
+        m is constant beyond the probabilities that were seen. `class_scores` gives m(p), which the authors of "joint"
+        compare; 1e-9 of the model's own probability is added before rows are scaled to sum to 1. With few examples the
+        curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
 
     References:
         Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
@@ -186,10 +178,8 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
-    def _check_settings(self) -> None:
-        check_choice("multiclass", self.multiclass, get_args(Multiclass))
-
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+        check_choice("multiclass", self.multiclass, get_args(Multiclass))
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
             probs, is_label = probs.reshape(-1, 1), is_label.reshape(-1, 1)
@@ -210,16 +200,13 @@ class IsotonicScaling(ClassProbabilityScaling):
 class SplineScaling(Scaler):
     r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
 
-    For a model whose confidence is wrong in a way that one temperature cannot correct, and for a few hundred
-    examples or more. The other classes share what the predicted one leaves, in proportion to their probabilities. The
-    predicted class, hence the accuracy, does not change.
-
-    With the confidences of the predicted classes sorted, s_1 <= ... <= s_N, and c_i whether the i-th is right,
+    For a confidence that is wrong in a way that one temperature cannot correct, and a few hundred examples or more. The
+    other classes share what the predicted one leaves, in proportion. The predicted class, hence the accuracy, stays.
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    where the derivative is that of the cubic spline through `n_knots` knots that is nearest to h by least
-    squares. Between the s_i, r is interpolated linearly, beyond them it is constant, and it is cut to [0, 1].
+    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the cubic spline of
+    `n_knots` knots nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1].
 
     Args:
         spline: what the spline does at its ends: "natural", second derivative 0, as in the paper; "parabolic",
@@ -334,9 +321,8 @@ class EnsembleTemperatureScaling(Scaler):
         n_classes_: C.
 
     Notes:
-        T is that of temperature scaling alone; w is found after it, by convex problems that are solved exactly. In a
-        row with classes masked by -inf, the uniform distribution is that over the others. `fit` warns where data do
-        not determine T, as `TemperatureScaling` does, or where it is out of bounds.
+        T is found alone, and w after it, by convex problems that are solved exactly. In a row with masked classes, the
+        uniform distribution is that over the others. `fit` warns where data do not determine T.
 
     References:
         Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty

@@ -61,28 +61,22 @@ FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.
 
 def method_of(scaler: Any) -> str:
     """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
-    method = _method(scaler)
-    if method is None:
-        names = ", ".join(entry.name for entry in SCALERS.values())
-        way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
-        raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
-    return method
+    return _method(scaler, SCALERS, "pass a scaler of hf_calib.scaling, or of a class derived from one")
 
 
 def foldable_method(scaler: Any) -> str:
-    """The method of a scaler that folds, or of the one that it is derived from; TypeError for any other object."""
-    method = _method(scaler)
-    if method not in FOLDABLE_SCALERS:
-        names = ", ".join(entry.name for entry in FOLDABLE_SCALERS.values())
-        way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
-        raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
-    return method
+    """The same for one that folds; TypeError for any other scaler, too."""
+    way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
+    return _method(scaler, FOLDABLE_SCALERS, way_out)
 
 
-def _method(scaler: Any) -> str | None:
-    rows = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in SCALERS.items()}
-    found = (rows.get((kind.__module__, kind.__name__)) for kind in type(scaler).__mro__)
-    return next((method for method in found if method is not None), None)
+def _method(scaler: Any, entries: dict[str, ScalerEntry], way_out: str) -> str:
+    of_class = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in entries.items()}
+    for kind in type(scaler).__mro__:
+        if (kind.__module__, kind.__name__) in of_class:
+            return of_class[kind.__module__, kind.__name__]
+    names = ", ".join(entry.name for entry in entries.values())
+    raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 
 
 def is_multi_label(scaler: Any) -> bool:

@@ -49,9 +49,8 @@ _GAIN = 0.01
 class PriorCorrection(LogitScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
-    Use it for a model that was trained with resampling or class weights, or that is used where its classes are
-    rarer or more common (label shift). `estimate_prior` finds the frequencies in unlabelled data. Other scalers keep
-    the frequencies of the labelled rows that they are fitted to.
+    For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
+    (label shift). `estimate_prior` finds the frequencies in unlabelled data.
 
     $$\hat p_k \propto p_k \frac{\pi^{target}_k}{\pi^{train}_k}, \qquad
       z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
@@ -182,20 +181,19 @@ class PriorEstimate:
         Where they do not differ significantly from the source's, or come from probabilities that are not calibrated,
         it corrects nothing, and a warning says so.
         """
+        if self.corrects:
+            return PriorCorrection(self.train_prior, self.corrected_to, scaler)
         message = (
-            "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
-            "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'."
+            f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the source's "
+            f"(p = {self.p_value:.2f}), so they are not corrected; use more target rows, or give the target prior."
         )
-        if self.calibrated:
+        if not self.calibrated:
             message = (
-                f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
-                f"source's (p = {self.p_value:.2f}), so they are not corrected; use more target "
-                "rows, or give the target prior."
+                "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
+                "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'."
             )
-        if not self.corrects:
-            warnings.warn(message, UserWarning, stacklevel=2)
-        target = self.corrected_to if self.corrects else self.train_prior
-        return PriorCorrection(self.train_prior, target, scaler)
+        warnings.warn(message, UserWarning, stacklevel=2)
+        return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
@@ -238,23 +236,18 @@ def estimate_prior(
 
     Notes:
         With source rows, their mean probability is the train prior, so that a bias that is left in the calibration is
-        not taken for a shift, and the test is a permutation test of source and target rows, of level 5% whatever the
-        model as long as both are new to it. It finds a change of the texts, too. With a train prior only, it is the
-        likelihood ratio test of EM, with C - 1 degrees of freedom.
+        not taken for a shift, and the test is a permutation test of source and target rows, which finds a change of the
+        texts, too. With a train prior only, it is the likelihood ratio test of EM, with C - 1 degrees of freedom.
 
         Shares are shrunk towards the train prior as if by more rows of it, so that none is 0: by C / 2, or with "em"
-        by as many of C / 2, C, 2 C ... 128 C as give held-out rows the highest likelihood (five folds), since with
-        many classes and few rows EM alone takes noise for a shift. The correction takes four times as many: which of
-        two confused classes is the more frequent hardly changes that likelihood, but all the more that of the labels.
-
-        The intervals are percentiles of the Bayesian bootstrap of source and target rows and of C / 2 added rows. They
-        do not hold the uncertainty of the calibration map: in draws of 77 classes they held 86 to 96% of the shares.
+        by as many of C / 2, C, 2 C ... 128 C as give held-out rows the highest likelihood (five folds). The correction
+        takes four times as many. The intervals are percentiles of the Bayesian bootstrap of source and target rows and
+        of C / 2 added rows, without the uncertainty of the calibration map.
 
     References:
-        Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a priori
-        probabilities", section 2.3; Lipton, Wang and Smola 2018, "Detecting and correcting for label shift with
-        black box predictors", Eq. 3; Alexandari et al. 2020, for the mean probability; Rabanser, Guennemann and
-        Lipton 2019, "Failing loudly", for tests of outputs; Varadhan and Roland 2008, for the extrapolation of EM.
+        EM: Saerens et al. 2002, section 2.3, extrapolated as by Varadhan and Roland 2008; BBSE: Lipton et al. 2018,
+        "Detecting and correcting for label shift with black box predictors", Eq. 3; the mean probability: Alexandari
+        et al. 2020; tests of outputs: Rabanser et al. 2019, "Failing loudly".
 
     >>> rng = np.random.default_rng(0)
     >>> def draw(n, share):  # two classes, one normal feature
