@@ -14,9 +14,8 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import check_seed
 from hf_calib.scaling._base import n_masked
 from hf_calib.scaling._inputs import FloatArray
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.linear import (
-    AffineScaling,
     MatrixScaling,
     Solution,
     StructuredMatrixScaling,
@@ -26,27 +25,23 @@ from hf_calib.scaling.linear import (
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
 from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
 
-# A matrix is not tried where N C^2 is larger: each of its fits would take seconds.
-_MATRIX_COST = 5e8
-# This many rows choose at most: enough to tell a thousandth of a nat.
-_CHOSEN_ON = 20_000
+_MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
+CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
+ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
 # A dozen candidates make the best one look better than it is, and with few rows the freer ones look best where they
-# fail, so a gain over the temperature has to exceed this many of its standard errors. By benchmarks/choice_rules.py, in
-# which no setting then ends more than .002 nats above the temperature.
+# fail. By benchmarks/choice_rules.py no setting then ends more than .002 nats above the temperature, but where the
+# logits may stay as they are with fewer rows: standard errors miss the rare row that is wrong with high confidence.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
-_MANY = 1000  # rows, from which on freer maps need no more than the others
+_MANY, _ENOUGH = (
+    1000,
+    300,
+)  # rows, from which on freer maps need no more than the others, and the logits may stay
 _FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
-# With fewer rows the logits may not stay as they are: standard errors miss the rare row that is wrong with high
-# confidence, and a network's loss ended up to .13 nats above the temperature's (benchmarks/choice_rules.py).
-_ENOUGH = 300
-# Where next to all rows are right, being surer of everything looks good on each part, and a free map is the surest:
-# on 50 right rows of scikit-learn's digits one ended .47 nats above the temperature.
+# Where next to all rows are right, a free map is the surest of everything: on 50 right rows of scikit-learn's digits
+# one ended .47 nats above the temperature.
 _FEWEST_WRONG = 5
-_ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
-
-Solve = Callable[[Rows, Solution | None, float], Solution]
 
 
 @dataclass
@@ -55,9 +50,9 @@ class _Candidate:
 
     method: str
     penalty: float | None
-    solve: Solve
     n_parameters: int
-    left_out: str | None = None
+    left_out: str | None
+    solve: Callable[[Rows, Solution | None, float], Solution]
     losses: FloatArray | None = None  # (N,)
     on_top: float = 1.0  # the temperature of the mapped rows
 
@@ -70,14 +65,31 @@ class _Candidate:
         """Maps of one kind differ in their penalties; each is fitted from the one before."""
         return self.method.removeprefix("structured_")
 
+    def result(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
+        """A row of `results_`."""
+        nll = error = difference = its_error = None
+        if self.losses is not None:
+            nll, error = mean_and_error(self.losses)
+            difference, its_error = mean_and_error(self.losses - of_temperature)
+        return {
+            "method": self.method,
+            "penalty": self.penalty,
+            "n_parameters": self.n_parameters,
+            "nll": nll,
+            "standard_error": error,
+            "difference": difference,
+            "difference_standard_error": its_error,
+            "chosen": self.name == choice,
+            "left_out": self.left_out,
+        }
+
 
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
 
     For when you do not know whether your data carry more than a temperature. It compares the logits as they
     are, `TemperatureScaling`, `StructuredVectorScaling`, `VectorScaling`, `StructuredMatrixScaling` and
-    `MatrixScaling`, the structured ones with several penalties, and takes the one that gains
-    most over the temperature, less the noise of its gain. It can change the predicted class.
+    `MatrixScaling`, the structured ones with several penalties. It can change the predicted class.
 
     Args:
         n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row. One row alone
@@ -101,18 +113,14 @@ class AutoScaling(AffineScaling):
         rows of the other parts, and the loss of the rows judged with it. Chosen is the least d + 2 SE(d), where
         d is the mean difference to the temperature's loss, row by row; with fewer than 1,000 rows the least
         d + 3 SE(d) for maps that are freer than those with a penalty of 1, and for the logits as they are, which may
-        win on at least 300 rows. Once a smaller penalty is worse by two standard errors, freer maps of the kind are not
-        tried. The chosen map is fitted again on all rows, with the temperature of all mapped rows on top: one
-        affine map in the end. Only this fit warns. Of more than 20,000 rows, a random 20,000 choose, and all are
-        fitted.
+        win on at least 300 rows. Of more than 20,000 rows, a random 20,000 choose. The chosen map is fitted again on
+        all rows, with the temperature of all mapped rows on top: one affine map in the end. Only this fit warns.
 
-        Nothing freer than a temperature is tried where fewer than 5 rows (or decisions) are wrong.
+        Not tried are: anything freer than a temperature where fewer than 5 rows (or decisions) are wrong; freer maps
+        of a kind once a smaller penalty is worse by two standard errors; a matrix where a class is masked, where
+        there are two classes (`StructuredVectorScaling` is then as good) or where N C^2 is above 5e8.
 
-        A matrix is not tried where a class is masked, where there are two classes (`StructuredVectorScaling`
-        is then as good) or where N C^2 is above 5e8, as its fits would take too long.
-
-        Rows count as independent. The tokens of one text, which end in different parts, are not quite: a freer
-        map is then chosen a little too easily.
+        Rows count as independent. The tokens of one text are not quite: a freer map is then chosen a little too easily.
 
     References:
         The maps: see their classes. The rule is ours; benchmarks/choice_rules.py compares it with others.
@@ -157,20 +165,18 @@ class AutoScaling(AffineScaling):
         if rows.known is not None:  # a part of rows that tell nothing could not be judged
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
-        candidates = list(_candidates(rows))
+        candidates = _candidates(rows)
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
-        sample = rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
+        sample = rng.choice(n, CHOSEN_ON, replace=False) if n > CHOSEN_ON else slice(None)
         _try_all(candidates, rows[sample], folds[sample])
         losses = {each.name: each.losses for each in candidates if each.losses is not None}
         self.choice_ = choose(losses)
-        self.results_ = [
-            _result(each, losses["temperature"], each.name == self.choice_) for each in candidates
-        ]
+        self.results_ = [each.result(losses["temperature"], self.choice_) for each in candidates]
         chosen = next(each for each in candidates if each.name == self.choice_)
-        if n > _CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
+        if n > CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
             chosen.on_top = _cross_validated(chosen, rows, folds, {})[1]
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
@@ -183,46 +189,43 @@ class AutoScaling(AffineScaling):
 
 def check_folds(n_folds: Any) -> None:
     holds = isinstance(n_folds, Integral) and int(n_folds) >= 2
-    check(
-        holds,
-        "n_folds to be an integer of at least 2",
-        repr(n_folds),
-        "5 is enough; more folds cost more fits",
-    )
+    way_out = "5 is enough; more folds cost more fits"
+    check(holds, "n_folds to be an integer of at least 2", repr(n_folds), way_out)
 
 
-def _candidates(rows: Rows) -> Iterator[_Candidate]:
+def _candidates(rows: Rows) -> list[_Candidate]:
     """From the simplest to the freest."""
     n, c = rows.logits.shape
-    why_not = None
-    n_wrong = rows.n_wrong
+    n_wrong, cost = rows.n_wrong, n * c**2
+    why_not = no_matrix = None
     if n == 1:  # a freer map would be judged by the row that it was fitted on
         why_not = "one row does not tell more than a temperature"
     elif n_wrong < _FEWEST_WRONG:
         why_not = f"{n_wrong} wrong rows do not tell more than a temperature"
-    yield _Candidate("identity", None, lambda *_: Solution(1.0), 0)
-    yield _Candidate("temperature", None, _temperature, 1)
+    elif n_masked(rows.logits):
+        no_matrix = "it would mix masked classes with the others"
+    elif c == 2:
+        no_matrix = "for two classes it is no more than a vector map"
+    elif cost > _MATRIX_COST:
+        no_matrix = f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+    found = [
+        _Candidate("identity", None, 0, None, lambda *_: Solution(1.0)),
+        _Candidate("temperature", None, 1, None, _temperature),
+    ]
     if rows.sigmoid:
-        yield _Candidate("per_label_temperature", None, _temperatures, c, why_not)
-    for penalty in _PENALTIES:
-        solve = StructuredVectorScaling(penalty).solve
-        yield _Candidate(
-            "structured_vector", penalty, solve, 2 if c == 2 and not rows.sigmoid else 2 * c, why_not
-        )
+        found.append(_Candidate("per_label_temperature", None, c, why_not, _temperatures))
+    own = 2 if c == 2 and not rows.sigmoid else 2 * c
+    vectors = [(penalty, StructuredVectorScaling(penalty).solve) for penalty in _PENALTIES]
+    found += [_Candidate("structured_vector", penalty, own, why_not, solve) for penalty, solve in vectors]
     if rows.sigmoid:
-        return
-    yield _Candidate("vector", None, VectorScaling().solve, 2 * c, why_not)
-    if why_not is None and n_masked(rows.logits):
-        why_not = "it would mix masked classes with the others"
-    elif why_not is None and c == 2:
-        why_not = "for two classes it is no more than a vector map"
-    elif why_not is None and n * c**2 > _MATRIX_COST:
-        why_not = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-    for penalty in _PENALTIES:
-        yield _Candidate(
-            "structured_matrix", penalty, StructuredMatrixScaling(penalty).solve, c * (c + 1), why_not
-        )
-    yield _Candidate("matrix", None, MatrixScaling().solve, c * (c + 1), why_not)
+        return found
+    found.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
+    between, no_matrix = c * (c + 1), why_not or no_matrix
+    matrices = [(penalty, StructuredMatrixScaling(penalty).solve) for penalty in _PENALTIES]
+    found += [
+        _Candidate("structured_matrix", penalty, between, no_matrix, solve) for penalty, solve in matrices
+    ]
+    return [*found, _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)]
 
 
 def _temperature(rows: Rows, near: Solution | None, _: float) -> Solution:
@@ -261,7 +264,7 @@ def _cross_validated(
     mapped = np.empty(rows.logits.shape)
     for fold, (train, held_out) in enumerate(parts(folds)):
         near = found.get((candidate.kind, fold), found.get(("temperature", fold)))
-        solution = candidate.solve(rows[train], near, _ROUGHLY)
+        solution = candidate.solve(rows[train], near, ROUGHLY)
         found[candidate.kind, fold] = solution
         mapped[held_out] = solution.map(rows.logits[held_out])
     if candidate.kind in ("identity", "temperature"):
@@ -278,21 +281,6 @@ def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray
     for fold in range(folds.max() + 1):
         held_out = folds == fold
         yield (held_out if held_out.all() else ~held_out), held_out
-
-
-def _result(candidate: _Candidate, of_temperature: FloatArray, chosen: bool) -> dict[str, Any]:
-    """A row of `results_`."""
-    scores: list[Any] = [None] * 4
-    if candidate.losses is not None:
-        scores = [*mean_and_error(candidate.losses), *mean_and_error(candidate.losses - of_temperature)]
-    names = ("nll", "standard_error", "difference", "difference_standard_error")
-    about = {"method": candidate.method, "penalty": candidate.penalty, "n_parameters": candidate.n_parameters}
-    return {
-        **about,
-        **dict(zip(names, scores, strict=True)),
-        "chosen": chosen,
-        "left_out": candidate.left_out,
-    }
 
 
 def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:

@@ -10,11 +10,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import check_choice, check_seed
-from hf_calib.metrics.scores import expected_calibration_error
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.auto import check_folds, choose, mean_and_error, parts
+from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, check_folds, choose, mean_and_error, parts
 from hf_calib.scaling.linear import StructuredVectorScaling, VectorScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import ScaledLoss
@@ -22,8 +21,6 @@ from hf_calib.scaling.temperature import ScaledLoss
 BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
 _VECTOR = "structured_vector(penalty=1)"
 _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the freest
-_CHOSEN_ON = 20_000  # rows of the cross-validation
-_ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits of the cross-validation may be
 
 
 class GroupedScaling(LogitScaling):
@@ -134,49 +131,9 @@ class GroupedScaling(LogitScaling):
         """Return the calibrated probabilities, of the shape of the logits, in float64; arguments as of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
 
-    def by_group(self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike) -> list[dict[str, Any]]:
-        """Measure each group's rows, which should not be those of `fit`.
-
-        Args:
-            logits: (N, C); labels (N,) and groups (N,), as of `fit`.
-            labels: of the rows.
-            groups: of the rows.
-
-        Returns:
-            A row per group in the order of their names: "group", "n", "accuracy", and "nll" (nats) and "ece" of the
-            logits as they are, with the common map (`_common`), and with the group's (`_grouped`).
-
-        >>> rng = np.random.default_rng(0)
-        >>> logits, groups = rng.normal(scale=2, size=(600, 3)), np.repeat(["art", "law"], 300)
-        >>> offsets = np.where(groups[:, None] == "law", [0, 0, 1.5], 0)
-        >>> labels = (logits / 2 + offsets + rng.gumbel(size=(600, 3))).argmax(axis=1)
-        >>> scaler = GroupedScaling().fit(logits[::2], labels[::2], groups=groups[::2])
-        >>> art, law = scaler.by_group(logits[1::2], labels[1::2], groups=groups[1::2])
-        >>> law["group"], law["n"], round(law["nll_common"], 2), round(law["nll_grouped"], 2)
-        ('law', 150, 0.79, 0.75)
-        """
-        rows = Rows.checked(logits, labels)
-        names = _as_groups(groups, len(rows))
-        found = []
-        for name in np.unique(names).tolist():
-            own = rows[names == name]
-            plain = own.logits.astype(np.float64)
-            mapped = {
-                "": plain,
-                "_common": self.transform(plain),
-                "_grouped": self.transform(plain, groups=[name] * len(own)),
-            }
-            row: dict[str, Any] = {"group": name, "n": len(own), "accuracy": 1 - own.n_wrong / len(own)}
-            for suffix, scores in mapped.items():
-                row[f"nll{suffix}"] = float(own.losses(scores).mean())
-                row[f"ece{suffix}"] = expected_calibration_error(softmax_in_place(scores.copy()), own.labels)
-            found.append(row)
-        return found
-
     @property
     def classes_(self) -> NDArray[np.int64]:
         """The numbers of the classes, 0..C-1, once it is fitted."""
-        check_is_fitted(self, "weights_")
         return np.arange(self.weights_.shape[1])
 
     def _chosen(self, rows: Rows, numbers: NDArray[np.int64]) -> tuple[str, float]:
@@ -184,8 +141,8 @@ class GroupedScaling(LogitScaling):
         bases = BASES[:2] if self.base == "auto" else (self.base,)
         n_groups = int(numbers.max()) + 1
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
-        if len(rows) > _CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
-            sample = rng.choice(len(rows), _CHOSEN_ON, replace=False)
+        if len(rows) > CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
+            sample = rng.choice(len(rows), CHOSEN_ON, replace=False)
             rows, numbers = rows[sample], numbers[sample]
         n = len(rows)
         if n < 2:
@@ -204,7 +161,7 @@ class GroupedScaling(LogitScaling):
         losses = np.empty((len(_PENALTIES), n))
         for (train, test), common in zip(splits, commons[base], strict=True):
             for losses_of, penalty in zip(losses, _PENALTIES, strict=True):
-                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, _ROUGHLY)
+                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, ROUGHLY)
                 losses_of[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, *maps))
         best = losses[int(np.argmin(losses.mean(axis=1)))]
         within = [difference <= error for difference, error in map(mean_and_error, losses - best)]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, log_softmax
+from scipy.special import log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
+from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import BOUNDS, ScaledLoss
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 RIDGE = 1e-6  # of parameters without a penalty, which data may not determine
-
-
 IDENTITY = AffineMap(np.array(1.0))
 
 
@@ -34,76 +32,12 @@ class Solution(NamedTuple):
     theta: FloatArray | None = None
 
 
-class LinearScaling(LogitScaling):
-    """A scaler that is an affine map of the logits, or of features of them, once it is fitted."""
+class LinearFit(LogitScaling):
+    """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
 
     weight_: FloatArray
     bias_: FloatArray
-    multi_label = False
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
-
-    def _check(self) -> None:
-        """Refuse settings."""
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return the mapped logits in float64; logits of any shape that ends in C."""
-        check_is_fitted(self, "weight_")
-        rows = as_fitted_logits(logits, len(self.bias_))
-        if self.weight_.ndim == 2:
-            refuse_masks(rows)
-        return AffineMap(self.weight_, self.bias_)(self._features(rows))
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated probabilities: the softmax of `transform`, or the sigmoid with multi_label."""
-        scaled = self.transform(logits)
-        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
-
-    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
-        """The map of checked rows, perhaps from what another fit to them has found."""
-        near = Solution(ScaledLoss(rows).best_temperature()) if near is None else near
-        unit = self._unit(rows, near.temperature)
-        theta = fit_affine(rows, unit, self._ridges(rows), near.theta, left_to_gain)
-        weight = theta[0] if len(theta) == 2 else theta[2:].T + np.diag(theta[0])
-        return Solution(near.temperature, AffineMap(weight / unit, theta[1] - theta[1].mean()), theta)
-
-    def _fit(self, rows: Rows) -> Self:
-        if self._mixes:
-            refuse_masks(rows.logits)
-        loss = ScaledLoss(rows)
-        temperature = loss.best_temperature()
-        if self._unit(rows, temperature) == temperature:  # else the map does not start from it
-            loss.warn(temperature, stacklevel=4)
-        found = self.solve(rows, Solution(temperature)).map
-        self.weight_ = found.weight
-        self.bias_ = np.zeros(rows.logits.shape[1]) if found.bias is None else found.bias
-        return self
-
-    def _features(self, logits: FloatArray) -> FloatArray:
-        return logits
-
-    def _unit(self, rows: Rows, temperature: float) -> float:
-        """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
-        if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
-            return temperature
-        total = sum(np.square(z - z.mean(axis=1, keepdims=True)).sum() for _, z, *_ in rows.features(1.0))
-        spread = float(np.sqrt(total / rows.logits.size))
-        return spread if spread > 1e-150 else 1.0  # the squares of less are 0
-
-    def _ridges(self, rows: Rows) -> Ridges:
-        return Ridges(RIDGE, RIDGE)
-
-
-class AffineScaling(LinearScaling):
-    """A scaler that is an affine map of the logits themselves, which folds into a head."""
-
-    def affine_map(self) -> AffineMap:
-        """The affine map that `fold` writes into a classification head."""
-        check_is_fitted(self, "weight_")
-        return AffineMap(self.weight_, self.bias_)
-
-
-class WeightedScaling(LinearScaling):
-    """A scaler whose rows may have weights."""
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases.
@@ -118,11 +52,49 @@ class WeightedScaling(LinearScaling):
         Returns:
             self, with `weight_` and `bias_`.
         """
+        return self._fit(logits, labels, sample_weight)
+
+    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
+        """The map of checked rows, perhaps from what another fit to them has found."""
+        near = Solution(ScaledLoss(rows).best_temperature()) if near is None else near
+        unit = self._unit(rows, near.temperature)
+        theta = fit_affine(rows, unit, self._ridges(rows), near.theta, left_to_gain)
+        weight = theta[2:].T + np.diag(theta[0]) if self._mixes else theta[0]
+        return Solution(near.temperature, AffineMap(weight / unit, theta[1] - theta[1].mean()), theta)
+
+    def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         self._check()
-        return self._fit(Rows.checked(logits, labels, sample_weight))
+        rows = Rows.checked(logits, labels, sample_weight, multi_label=self.multi_label)
+        if self._mixes:
+            refuse_masks(rows.logits)
+        loss = ScaledLoss(rows)
+        temperature = loss.best_temperature()
+        if self._unit(rows, temperature) == temperature:  # else the map does not start from it
+            loss.warn(temperature, stacklevel=4)
+        found = self.solve(rows, Solution(temperature)).map
+        self.weight_ = found.weight
+        self.bias_ = np.zeros(rows.logits.shape[1]) if found.bias is None else found.bias
+        return self
+
+    def _check(self) -> None:
+        """Refuse settings."""
+
+    def _unit(self, rows: Rows, temperature: float) -> float:
+        """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
+        if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
+            return temperature
+        total = 0.0
+        for _, block in blocks(rows.logits):
+            block[np.isneginf(block)] = 0
+            total += np.square(block - block.mean(axis=1, keepdims=True)).sum()
+        spread = float(np.sqrt(total / rows.logits.size))
+        return spread if spread > 1e-150 else 1.0  # the squares of less are 0
+
+    def _ridges(self, rows: Rows) -> Ridges:
+        return Ridges(RIDGE, RIDGE)
 
 
-class VectorScaling(AffineScaling, WeightedScaling):
+class VectorScaling(AffineScaling, LinearFit):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
     For a model whose classes are not all over- or under-confident in the same way, or whose training set had
@@ -151,13 +123,12 @@ class VectorScaling(AffineScaling, WeightedScaling):
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
     >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
-    >>> scaler = VectorScaling().fit(logits, labels)
-    >>> scaler.predict_proba(logits).mean(axis=0).round(4)  # the frequencies of the labels
+    >>> VectorScaling().fit(logits, labels).predict_proba(logits).mean(axis=0).round(4)  # as often as the labels
     array([0.3333, 0.6667])
     """
 
 
-class PenalisedMatrixScaling(WeightedScaling):
+class PenalisedMatrixFit(LinearFit):
     """A full matrix over features of the logits, with ODIR penalties."""
 
     _mixes = True
@@ -167,10 +138,6 @@ class PenalisedMatrixScaling(WeightedScaling):
     ) -> None:
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
-
-    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
-        rows = rows.with_logits(self._features(rows.logits.astype(np.float64)))
-        return super().solve(rows, near, left_to_gain)
 
     def _check(self) -> None:
         for name in ("off_diagonal_penalty", "bias_penalty"):
@@ -187,7 +154,7 @@ class PenalisedMatrixScaling(WeightedScaling):
         return Ridges(RIDGE, max(bias, RIDGE), max(between, RIDGE))
 
 
-class MatrixScaling(AffineScaling, PenalisedMatrixScaling):
+class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     r"""Map the logits by a full matrix and an offset, fitted on held-out predictions.
 
     For a model that confuses certain pairs of classes in a way that more data would show. It has C (C + 1)
@@ -219,27 +186,23 @@ class MatrixScaling(AffineScaling, PenalisedMatrixScaling):
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
     >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # the third logit counts for the second class too
-    >>> labels = (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1)
-    >>> scaler = MatrixScaling().fit(logits, labels)
+    >>> scaler = MatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  0.8])
     """
 
 
-class DirichletScaling(PenalisedMatrixScaling):
+class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset, fitted on held-out predictions.
 
-    Like `MatrixScaling`, and for the same need, but it sees the probabilities only: an offset that all logits
-    of a row share has no influence. Take it where a model's logits are not at hand (pass log-probabilities),
-    or where their offset means nothing. It can change the predicted class, and as the logarithm of the sum
-    comes in, it cannot be folded into a linear head.
+    `MatrixScaling` where a model's logits are not at hand (pass log-probabilities), or where an offset that all logits
+    of a row share means nothing. It can change the predicted class, and cannot be folded into a linear head.
 
-    $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b), \qquad \min_{W, b} \mathrm{NLL}
-      + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
+    $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
     Args:
-        off_diagonal_penalty: λ >= 0; None as in `MatrixScaling`.
-        bias_penalty: \mu >= 0; None as in `MatrixScaling`.
+        off_diagonal_penalty: λ >= 0; it and the other penalty as in `MatrixScaling`.
+        bias_penalty: \mu >= 0.
 
     Attributes:
         weight_: W, (C, C).
@@ -253,26 +216,31 @@ class DirichletScaling(PenalisedMatrixScaling):
         Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated multi-class probabilities
         with Dirichlet calibration", sections 2 and 3.
 
-    >>> rng = np.random.default_rng(0)
-    >>> logits = rng.normal(size=(5000, 3))
-    >>> labels = (logits + rng.gumbel(size=(5000, 3))).argmax(axis=1)
-    >>> scaler = DirichletScaling().fit(3 * logits, labels)
-    >>> np.allclose(scaler.predict_proba(3 * logits), scaler.predict_proba(3 * logits + 100))
+    >>> logits, labels = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3, [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1]
+    >>> scaler = DirichletScaling().fit(logits, labels)
+    >>> np.allclose(scaler.predict_proba(logits), scaler.predict_proba(np.add(logits, 100)))
     True
     """
 
-    def _features(self, logits: FloatArray) -> FloatArray:
-        found: FloatArray = log_softmax(logits, axis=-1)
-        return found
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
+        check_is_fitted(self)
+        rows = as_fitted_logits(logits, len(self.bias_))
+        refuse_masks(rows)
+        return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
+
+    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
+        log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
+        return super().solve(rows.with_logits(log_probs), near, left_to_gain)
 
 
-class StructuredScaling(AffineScaling):
+class StructuredScaling(AffineScaling, LinearFit):
     """A temperature and, with a ridge each, the parameters of an affine map."""
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
         """Find the temperature, then the weights and the biases.
 
         Args:
@@ -284,13 +252,7 @@ class StructuredScaling(AffineScaling):
         Returns:
             self, with `weight_` and `bias_`.
         """
-        self._check()
-        return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
-
-    def _check(self) -> None:
-        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
-        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
-        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
+        return self._fit(logits, labels)
 
     def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
         n_classes = rows.logits.shape[1]
@@ -311,9 +273,13 @@ class StructuredScaling(AffineScaling):
                 offsets[place] = theta[1, 1] - theta[1, 0]
         if rows.sigmoid:
             return Solution(near.temperature, AffineMap(slopes, offsets))
-        weight = np.full(2, slopes[0])
-        weight = np.diag(weight) if self._mixes else weight
+        weight = np.diag([slopes[0]] * 2) if self._mixes else np.full(2, slopes[0])
         return Solution(near.temperature, AffineMap(weight, np.array([-0.5, 0.5]) * offsets))
+
+    def _check(self) -> None:
+        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
+        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
+        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
 
     def _unit(self, rows: Rows, temperature: float) -> float:
         return temperature
@@ -330,9 +296,8 @@ class StructuredScaling(AffineScaling):
 class StructuredVectorScaling(StructuredScaling):
     r"""Give each class its own scale and offset, drawn to the best temperature (SVS).
 
-    Like `VectorScaling`, for a model whose classes are not all over- or under-confident alike, but with a
-    ridge that makes it safe with few examples of a class, or none. `StructuredMatrixScaling` also mixes the
-    classes. It can change the predicted class.
+    `VectorScaling` with a ridge that makes it safe with few examples of a class, or none. `StructuredMatrixScaling`
+    also mixes the classes. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
@@ -360,8 +325,7 @@ class StructuredVectorScaling(StructuredScaling):
         ridge penalties.
 
     >>> logits = np.array([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]] * 20)
-    >>> labels = np.array([0, 1, 2, 0, 1, 0] * 10)  # class 2 is right every other time only
-    >>> scaler = StructuredVectorScaling().fit(logits, labels)
+    >>> scaler = StructuredVectorScaling().fit(logits, [0, 1, 2, 0, 1, 0] * 10)  # class 2: right every other time
     >>> scaler.predict_proba(logits[:3]).diagonal().round(2)
     array([0.96, 0.92, 0.55])
     """
@@ -374,10 +338,9 @@ class StructuredVectorScaling(StructuredScaling):
 class StructuredMatrixScaling(StructuredScaling):
     r"""Map the logits by a full matrix and an offset, drawn to the best temperature (SMS).
 
-    The strongest map that folds into a head where classes are confused in a way that more data would show,
-    and safer than `MatrixScaling`: every parameter has a ridge, that of the C (C - 1) weights between classes
-    being C - 1 times as strong. `AutoScaling` chooses its penalty by cross-validation. It can change the
-    predicted class.
+    The strongest map that folds into a head where classes are confused in a way that more data would show, and safer
+    than `MatrixScaling`: every parameter has a ridge, that of the weights between classes being C - 1 times as strong.
+    `AutoScaling` chooses its penalty by cross-validation. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
@@ -394,14 +357,12 @@ class StructuredMatrixScaling(StructuredScaling):
         logits, are as in `StructuredVectorScaling`. A logit of -inf would mask all classes, so it is refused.
 
     References:
-        Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with
-        ridge penalties.
+        Berta, Holzmüller, Jordan, Bach 2026, as `StructuredVectorScaling`.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
     >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # the third logit counts for the second class too
-    >>> labels = (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1)
-    >>> scaler = StructuredMatrixScaling().fit(logits, labels)
+    >>> scaler = StructuredMatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  1. ])
     """

@@ -33,9 +33,6 @@ _MAX_PRODUCTS = 250  # with the Hessian, for one step
 _LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
 
 Linear = Callable[[FloatArray], FloatArray]
-Block = tuple[
-    NDArray[Any], NDArray[Any], Any
-]  # features (n, C), probabilities (n, C), weights (n, 1) or None
 
 
 @dataclass(frozen=True)
@@ -59,24 +56,17 @@ class Rows:
         """The rows that count, of what a user passes."""
         check_flag("multi_label", multi_label)
         matrix = as_matrix(logits, least_columns=1 if multi_label else 2)
-        if multi_label:
-            positive, known = as_binary_labels(labels, matrix)
-            masked = np.isneginf(matrix)
-            n_masked = np.count_nonzero(masked & positive)
-            if masked.any():
-                known = ~masked if known is None else known & ~masked
-            rows = cls(matrix, positive, None, known)
-        else:
-            rows = cls(*without_zero_weights(matrix, as_class_labels(labels, matrix), sample_weight))
-            n_masked = np.count_nonzero(np.isneginf(rows.logits[np.arange(len(rows)), rows.labels]))
+        if not multi_label:
+            return cls(*without_zero_weights(matrix, as_class_labels(labels, matrix), sample_weight))
+        positive, known = as_binary_labels(labels, matrix)
+        masked = np.isneginf(matrix)
+        n_masked = np.count_nonzero(masked & positive)
         got = f"-inf for the label of {n_masked} examples"
-        check(
-            n_masked == 0,
-            "logits to be finite for every label",
-            got,
-            "mask only classes that cannot be the label",
-        )
-        return rows
+        way_out = "mask only classes that cannot be the label"
+        check(n_masked == 0, "logits to be finite for every label", got, way_out)
+        if masked.any():
+            known = ~masked if known is None else known & ~masked
+        return cls(matrix, positive, None, known)
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -98,9 +88,8 @@ class Rows:
     @property
     def n_wrong(self) -> int:
         """How many rows, or decisions of sigmoids, the logits have wrong."""
-        wrong = (
-            (self.logits > 0) != self.labels if self.sigmoid else self.logits.argmax(axis=1) != self.labels
-        )
+        found = self.logits > 0 if self.sigmoid else self.logits.argmax(axis=1)
+        wrong = found != self.labels
         return int(np.count_nonzero(wrong if self.known is None else wrong & self.known))
 
     def with_logits(self, logits: FloatArray) -> Rows:
@@ -120,27 +109,6 @@ class Rows:
         found: FloatArray = -log_softmax(logits, axis=1)[np.arange(len(self)), self.labels]
         return found
 
-    def features(self, unit: float) -> Iterator[tuple[slice, FloatArray, Any, Any]]:
-        """Walk over logits / unit, with 0 where there is a mask, the mask or None, and the weights (n, 1) or None."""
-        for part, block in blocks(self.logits):
-            block *= 1 / unit
-            masked = np.isneginf(block) if block.min() == -np.inf else None
-            if masked is not None:
-                block[masked] = 0
-            yield part, block, masked, None if self.weights is None else self.weights[part, None]
-
-    def to_probabilities(self, scores: FloatArray, part: slice, masked: Any) -> float:
-        """Turn the scores of a block into probabilities, and return their summed loss."""
-        if masked is not None:
-            scores[masked] = -np.inf
-        scores -= scores.max(axis=1, keepdims=True)
-        losses = -scores[np.arange(len(scores)), self.labels[part]]
-        np.exp(scores, out=scores)
-        mass = scores @ np.ones(scores.shape[1])
-        scores *= (1 / mass)[:, None]
-        losses += np.log(mass)
-        return float(losses.sum() if self.weights is None else losses @ self.weights[part])
-
 
 class Ridges(NamedTuple):
     """Factors, for the mean loss, of the squares of weight - 1, of the bias and, of a matrix, of all of its weights."""
@@ -148,6 +116,122 @@ class Ridges(NamedTuple):
     own: float
     bias: float
     between: float | None = None
+
+
+class _Block(NamedTuple):
+    """Some rows: logits / unit, with 0 where there is a mask, and probabilities (n, C); weights (n, 1) or None."""
+
+    features: NDArray[Any]
+    probs: NDArray[Any]
+    weights: NDArray[Any] | None
+
+    def weighted(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Multiply in place."""
+        if self.weights is not None:
+            values *= self.weights
+        return values
+
+
+class _Point(NamedTuple):
+    """A function at some parameters: value, gradient, product with the Hessian, and division by something like it."""
+
+    value: float
+    gradient: FloatArray
+    product: Linear
+    preconditioner: Callable[[], Linear]
+
+
+class _PenalisedLoss:
+    """The mean loss of logits / unit with its ridges, as a function of the rows d, bias and, of a matrix, V'."""
+
+    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
+        self.rows, self.unit = rows, unit
+        c = rows.logits.shape[1]
+        self.mixes = ridges.between is not None
+        factors = [*ridges[:2], *[ridges.between] * (c if self.mixes else 0)]
+        self.factors = np.array(factors, dtype=np.float64)[:, None]
+        self.identity = np.zeros((len(factors), c))
+        self.identity[0] = 1
+        # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
+        single = self.mixes and self.factors[1:].min() > 1e-6
+        self.precision: Any = np.float32 if single else np.float64
+
+    def __call__(self, theta: FloatArray) -> _Point:
+        value, total, curvature = 0.0, np.zeros_like(theta), _OwnCurvature(theta.shape[1])
+        kept: list[_Block] = []  # of a matrix, for the products
+        for block, labels, losses in self._blocks(theta):
+            value += float(block.weighted(losses).sum())
+            if self.mixes:
+                kept.append(_Block(*(None if a is None else a.astype(self.precision) for a in block)))
+            else:
+                curvature.add(block)
+            block.probs[np.arange(len(labels)), labels] -= 1
+            self._add_gradient(total, block.features, block.weighted(block.probs))
+
+        def product(direction: FloatArray) -> FloatArray:
+            total = np.zeros_like(direction)
+            narrow = direction.astype(self.precision)
+            for block in kept or (block for block, *_ in self._blocks(theta)):
+                change = self._scores(block.features, narrow)
+                change -= np.einsum("nc,nc->n", change, block.probs)[:, None]
+                change *= block.probs
+                self._add_gradient(total, block.features, block.weighted(change))
+            return self._mean(total, direction)
+
+        def preconditioner() -> Linear:
+            for block in kept:
+                curvature.add(block)
+            least = 1e-6 if self.precision is np.float32 else 1e-13
+            own = curvature.inverse(len(self.rows), self.factors[:2], least)
+            if not self.mixes:
+                return own
+            between = _inverse_of_product(kept, len(self.rows), float(self.factors[2, 0]))
+            return lambda vector: np.vstack([own(vector[:2]), between(vector[2:])])
+
+        off = theta - self.identity
+        penalty = float((self.factors * np.square(off)).sum())
+        return _Point(value / len(self.rows) + penalty, self._mean(total, off), product, preconditioner)
+
+    def _blocks(self, theta: FloatArray) -> Iterator[tuple[_Block, NDArray[Any], FloatArray]]:
+        """Walk over the rows with their labels and losses (n, 1)."""
+        for part, features in blocks(self.rows.logits):
+            features *= 1 / self.unit
+            masked = np.isneginf(features) if features.min() == -np.inf else None
+            if masked is not None:
+                features[masked] = 0
+            probs = self._scores(features, theta)
+            if masked is not None:
+                probs[masked] = -np.inf
+            labels = self.rows.labels[part]
+            probs -= probs.max(axis=1, keepdims=True)
+            losses = -probs[np.arange(len(probs)), labels]
+            np.exp(probs, out=probs)
+            mass = probs @ np.ones(probs.shape[1])
+            probs *= (1 / mass)[:, None]
+            losses += np.log(mass)
+            weights = None if self.rows.weights is None else self.rows.weights[part, None]
+            yield _Block(features, probs, weights), labels, losses[:, None]
+
+    def _scores(self, features: NDArray[Any], theta: NDArray[Any]) -> NDArray[Any]:
+        scores = features @ (theta[2:] + np.diag(theta[0])) if self.mixes else features * theta[0]
+        scores += theta[1]
+        return scores
+
+    def _add_gradient(self, total: FloatArray, features: NDArray[Any], slopes: NDArray[Any]) -> None:
+        """Add what slopes (n, C) in the scores make of the parameters; of a vector the slopes are overwritten."""
+        ones = np.ones(len(slopes), slopes.dtype)
+        total[1] += ones @ slopes
+        if self.mixes:
+            total[2:] += features.T @ slopes
+        else:
+            slopes *= features
+            total[0] += ones @ slopes
+
+    def _mean(self, total: FloatArray, off: FloatArray) -> FloatArray:
+        """The gradient of a sum over the rows, with that of the ridges."""
+        if self.mixes:
+            total[0] = total[2:].diagonal()
+        return total / len(self.rows) + 2 * self.factors * off
 
 
 def fit_affine(
@@ -162,81 +246,8 @@ def fit_affine(
     A matrix is sought as diag(d) + V with a ridge on all of V: then its curvature is nearly a Kronecker product. At the
     minimum the two share the diagonal so that they pay, together, one ridge of 1 / (1 / d's + 1 / V's).
     """
-    n, c = rows.logits.shape
-    mixes = ridges.between is not None
-    factors = np.array([*ridges[:2], *[ridges.between] * (c if mixes else 0)], dtype=np.float64)[:, None]
-    identity = np.zeros((len(factors), c))
-    identity[0] = 1
-    # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
-    precision: Any = np.float32 if mixes and factors[1:].min() > 1e-6 else np.float64
-    least = 1e-6 if precision is np.float32 else 1e-13
-
-    def weight_of(theta: FloatArray) -> FloatArray:
-        return theta[2:] + np.diag(theta[0]) if mixes else theta[0]
-
-    def scores_of(features: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any]) -> NDArray[Any]:
-        scores = features @ weight if mixes else features * weight
-        scores += bias
-        return scores
-
-    def add_gradient(total: FloatArray, features: NDArray[Any], slopes: NDArray[Any]) -> None:
-        total[1] += np.ones(len(slopes), slopes.dtype) @ slopes
-        if mixes:
-            total[2:] += features.T @ slopes
-        else:
-            slopes *= features
-            total[0] += np.ones(len(slopes)) @ slopes
-
-    def mean_with_ridge(total: FloatArray, parameters: FloatArray) -> FloatArray:
-        if mixes:
-            total[0] = total[2:].diagonal()
-        return total / n + 2 * factors * parameters
-
-    def states(theta: FloatArray) -> Iterator[tuple[slice, FloatArray, FloatArray, Any, float]]:
-        for part, features, masked, weights in rows.features(unit):
-            probs = scores_of(features, weight_of(theta), theta[1])
-            yield part, features, probs, weights, rows.to_probabilities(probs, part, masked)
-
-    def evaluate(theta: FloatArray) -> _Point:
-        total, gradient, curvature = 0.0, np.zeros_like(theta), _OwnCurvature(c)
-        kept: list[Block] = []  # of a matrix, what products need
-        for part, features, probs, weights, loss in states(theta):
-            total += loss
-            if mixes:
-                narrow = None if weights is None else weights.astype(precision)
-                kept.append((features.astype(precision), probs.astype(precision), narrow))
-            else:
-                curvature.add(features, probs, weights)
-            probs[np.arange(len(probs)), rows.labels[part]] -= 1
-            if weights is not None:
-                probs *= weights
-            add_gradient(gradient, features, probs)
-        value = total / n + float((factors * np.square(theta - identity)).sum())
-
-        def product(direction: FloatArray) -> FloatArray:
-            found = np.zeros_like(direction)
-            of_weight, of_bias = weight_of(direction).astype(precision), direction[1].astype(precision)
-            for features, probs, weights in kept or (state[1:4] for state in states(theta)):
-                change = scores_of(features, of_weight, of_bias)
-                change -= np.einsum("nc,nc->n", change, probs)[:, None]
-                change *= probs
-                if weights is not None:
-                    change *= weights
-                add_gradient(found, features, change)
-            return mean_with_ridge(found, direction)
-
-        def preconditioner() -> Linear:
-            for block in kept:
-                curvature.add(*block)
-            own = curvature.inverse(n, factors[:2], least)
-            if not mixes:
-                return own
-            between = _inverse_of_product(kept, n, float(factors[2, 0]))
-            return lambda vector: np.vstack([own(vector[:2]), between(vector[2:])])
-
-        return _Point(value, mean_with_ridge(gradient, theta - identity), product, preconditioner)
-
-    return _minimise(evaluate, identity if start is None else start, left_to_gain)
+    loss = _PenalisedLoss(rows, unit, ridges)
+    return _minimise(loss, loss.identity if start is None else start, left_to_gain)
 
 
 class _OwnCurvature:
@@ -246,7 +257,8 @@ class _OwnCurvature:
         self.moments = np.zeros((3, n_classes))  # of p, or of p (1 - p): 1, x, x^2
         self.products = np.zeros((2, n_classes, 2, n_classes)) if n_classes <= _DENSE else None
 
-    def add(self, features: FloatArray, probs: FloatArray, weights: Any) -> None:
+    def add(self, block: _Block) -> None:
+        features, probs, weights = block
         ones = np.ones(len(features))
         own = probs if weights is None else probs * weights
         if self.products is None:
@@ -294,27 +306,17 @@ def _inverse_root(hessian: FloatArray, least: float) -> FloatArray:
             floor *= 100
 
 
-def _inverse_of_product(kept: list[Block], size: int, ridge: float) -> Linear:
+def _inverse_of_product(kept: list[_Block], size: int, ridge: float) -> Linear:
     """A function that divides the gradient in V' by one C x C curvature for all classes, times a number for each."""
-    c = kept[0][1].shape[1]
+    c = kept[0].probs.shape[1]
     moment, mass = np.zeros((c, c)), np.zeros(c)
-    for features, probs, weights in kept:
-        spread = probs - probs * probs if weights is None else (probs - probs * probs) * weights
+    for block in kept:
+        spread = block.weighted(block.probs - block.probs * block.probs)
         mass += spread.sum(axis=0)
-        moment += (features * spread.sum(axis=1, keepdims=True)).T @ features
-    tiny = np.finfo(float).tiny
-    eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), tiny))
+        moment += (block.features * spread.sum(axis=1, keepdims=True)).T @ block.features
+    eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
     scale = np.outer(np.maximum(eigenvalues, 0), mass / size) + 2 * ridge
     return lambda vector: basis @ ((basis.T @ vector) / scale)
-
-
-class _Point(NamedTuple):
-    """A function at some parameters: value, gradient, product with the Hessian, and division by something like it."""
-
-    value: float
-    gradient: FloatArray
-    product: Linear
-    preconditioner: Callable[[], Linear]
 
 
 def _minimise(evaluate: Callable[[FloatArray], _Point], start: FloatArray, left_to_gain: float) -> FloatArray:
@@ -322,29 +324,29 @@ def _minimise(evaluate: Callable[[FloatArray], _Point], start: FloatArray, left_
     parameters, point = start, evaluate(start)
     for _ in range(_MAX_STEPS):
         step, gain = _newton_step(point, left_to_gain)
+        if gain <= left_to_gain:
+            return parameters + step
         size = 1.0
         while (trial := evaluate(parameters + size * step)).value > point.value - 1e-4 * size * gain:
             # The minimum of the parabola through both values and the slope, which is -2 gain.
             excess = trial.value - point.value + 2 * gain * size
             parabola = gain * size / excess if np.isfinite(excess) else 0.0
             size *= min(max(parabola, 0.1), 0.5)
-            if gain <= left_to_gain or size < _LEAST_STEP:
+            if size < _LEAST_STEP:
                 return parameters
         parameters, point = parameters + size * step, trial
-        if gain <= left_to_gain:
-            break
     return parameters
 
 
 def _newton_step(point: _Point, left_to_gain: float) -> tuple[FloatArray, float]:
     """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
-    step = np.zeros_like(point.gradient)
-    residual = -point.gradient
+    step, residual = np.zeros_like(point.gradient), -point.gradient
     precondition = point.preconditioner()
     direction = precondition(residual)
     size = float(np.vdot(residual, direction))
-    # An inexact end of the step costs about its square.
-    enough = max(size * min(0.1, size), 10 * left_to_gain**2)
+    enough = max(
+        size * min(0.1, size), 10 * left_to_gain**2
+    )  # an inexact end of the step costs about its square
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break
@@ -352,9 +354,8 @@ def _newton_step(point: _Point, left_to_gain: float) -> tuple[FloatArray, float]
         curvature = float(np.vdot(direction, product))
         if curvature <= 0:  # flat, up to rounding
             break
-        length = size / curvature
-        step += length * direction
-        residual -= length * product
+        step += size / curvature * direction
+        residual -= size / curvature * product
         preconditioned = precondition(residual)
         last, size = size, float(np.vdot(residual, preconditioned))
         direction = preconditioned + size / last * direction

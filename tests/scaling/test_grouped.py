@@ -11,7 +11,6 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
     GroupedScaling,
     PriorCorrection,
@@ -19,7 +18,6 @@ from hf_calib.scaling import (
     StructuredVectorScaling,
     TemperatureScaling,
     VectorScaling,
-    grouped,
 )
 
 SIZES = {"art": 2000, "biology": 400, "law": 2000, "rare": 20}
@@ -183,24 +181,6 @@ def test_comes_back_bit_for_bit(base: str, tmp_path: Path) -> None:
     assert ours.tobytes() == theirs.tobytes()
 
 
-def test_measured_by_group() -> None:
-    logits, labels, groups = draw(0)
-    scaler = GroupedScaling().fit(logits, labels, groups=groups)
-    fresh, truth, theirs = draw(1)
-    rows = {row["group"]: row for row in scaler.by_group(fresh, truth, groups=theirs)}
-    assert list(rows) == sorted(SIZES)
-    law = theirs == "law"
-    for key, probs in {
-        "nll": softmax(fresh[law], axis=1),
-        "nll_common": scaler.predict_proba(fresh[law]),
-        "nll_grouped": scaler.predict_proba(fresh[law], groups=theirs[law]),
-    }.items():
-        assert rows["law"][key] == pytest.approx(negative_log_likelihood(probs, truth[law]), abs=1e-12)
-    assert rows["law"]["accuracy"] == pytest.approx((fresh[law].argmax(axis=1) == truth[law]).mean())
-    assert rows["law"]["n"] == 2000
-    assert rows["law"]["ece_grouped"] < rows["law"]["ece_common"]
-
-
 FIT: dict[str, tuple[dict[str, Any], str]] = {
     "a group too few": ({"groups": ["a"] * 3}, r"groups to have shape \(4,\), got shape \(3,\)"),
     "floats": ({"groups": [0.5] * 4}, "groups to hold words or integers, got dtype float64"),
@@ -250,12 +230,12 @@ def test_contextual_and_batch_calibration_are_prior_corrections(kind: str) -> No
     np.testing.assert_allclose(ours, wanted, atol=1e-12)
 
 
-def test_a_sample_chooses_and_all_rows_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels, groups = draw(0)
-    whole = GroupedScaling().fit(logits, labels, groups=groups)
-    monkeypatch.setattr(grouped, "_CHOSEN_ON", 1500)
-    scaler = GroupedScaling().fit(logits, labels, groups=groups)
-    assert scaler.sizes_.tolist() == whole.sizes_.tolist()
-    np.testing.assert_array_equal(scaler.weights_[0], whole.weights_[0])
-    law = 1 + scaler.groups_.index("law")
-    np.testing.assert_allclose(scaler.biases_[law], whole.biases_[law], atol=0.1)
+def test_a_sample_chooses_and_all_rows_are_fitted() -> None:
+    logits, labels, groups = draw(0, dict.fromkeys(SIZES, 5100))
+    scaler = GroupedScaling("temperature").fit(logits, labels, groups=groups)
+    assert scaler.sizes_.tolist() == [5100] * 4
+    np.testing.assert_array_equal(
+        scaler.weights_[0], 1 / TemperatureScaling().fit(logits, labels).temperature_
+    )
+    law = scaler.biases_[1 + scaler.groups_.index("law")]
+    np.testing.assert_allclose(law - law.mean(), np.subtract(OFFSETS["law"], 0.5), atol=0.15)
