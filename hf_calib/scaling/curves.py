@@ -381,7 +381,7 @@ def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArr
 
 def _least_mse_temperature(rows: Rows) -> float:
     """Look at a coarse grid of log T, then closely around the best point of it."""
-    grid = np.linspace(*np.log(MSE_BOUNDS), _COARSE)
+    grid = np.linspace(np.log(MSE_BOUNDS[0]), np.log(MSE_BOUNDS[1]), _COARSE)
     sample = rows[:: max(1, rows.logits.size // _SAMPLE_VALUES)]
     best = int(np.argmin([_mse(log_t, sample) for log_t in grid]))
     around = grid[max(best - 1, 0)], grid[min(best + 1, _COARSE - 1)]

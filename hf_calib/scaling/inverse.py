@@ -185,7 +185,7 @@ def _gradients(loss: Any, logits: FloatArray, labels: NDArray[np.int64]) -> Floa
     with torch.enable_grad():
         z = torch.from_numpy(logits).requires_grad_()
         (gradient,) = torch.autograd.grad(loss(z, torch.from_numpy(labels), reduction="sum"), z)
-    return gradient.numpy()  # type: ignore[no-any-return]
+    return gradient.numpy()
 
 
 def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:

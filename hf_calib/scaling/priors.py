@@ -297,6 +297,7 @@ def estimate_prior(
     else:
         if method == "bbse":
             said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
+        assert said_source is not None
         black_box = _black_box(said, said_source, labels, method)
         prior = corrected_to = black_box(ones, np.ones((len(source), 1)), added)
 
@@ -424,16 +425,17 @@ def _black_box(
     said: FloatArray, said_source: FloatArray, labels: NDArray[np.int64], method: str
 ) -> Callable[[FloatArray, FloatArray, FloatArray], FloatArray]:
     """BBSE: from weights (N, B) and (M, B) of the rows, and rows (C, B) that are added, to the shares (C, B)."""
-    one_hot = np.eye(said.shape[1])[labels]
+    n_classes = said.shape[1]
+    one_hot = np.eye(n_classes)[labels]
     got = f"none of {_classes(~one_hot.any(axis=0))}"
     every_class = bool(one_hot.any(axis=0).all())
     check(every_class, "source_labels to hold every class", got, "use method='em', or more labelled rows")
     rank = np.linalg.matrix_rank(said_source.T @ _shares(one_hot))
     never = ~said_source.any(axis=0)
-    got = f"one of rank {rank} of {len(never)}"
+    got = f"one of rank {rank} of {n_classes}"
     got += f", as {_classes(never)} is never predicted" if never.any() else ""
     way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-    check(rank == len(never), "the confusion matrix to be invertible", got, way_out)
+    check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
 
     def shares(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
         frequencies = said.T @ _shares(weights)

@@ -1,13 +1,8 @@
 """The contract of every scaler: the tests take each row of `SCALERS`, and the variants below.
 
-scikit-learn's own checks run as far as they apply. Left out, and why:
-- inputs are two-dimensional, class labels are any values, `y` by that name, continuous or 2-D targets, data
-  frames' column names, `n_features_in_`, sparse or object arrays, sample weights: scalers take logits whose
-  columns are the classes 0..C-1, by position or as `logits=`, `labels=`, of any shape that ends in C;
-- their wording of errors about NaN, empty data or one feature: ours says more (tests/test_temperature.py);
-- checks whose targets do not number the columns of their features (`check_estimators_fit_returns_self`,
-  `check_readonly_memmap_input` and others): the tests below say the same with such data;
-- for multi-label and label-free scalers also those that fit on one label per row.
+scikit-learn's own checks run as far as they apply: scalers take logits whose columns are the classes 0..C-1, of any
+shape that ends in C, by position or as `logits=` and `labels=`, so that checks of other data, other labels, column
+names, sparse arrays and of the wording of errors are left out; those that fit take scalers of one label per row.
 """
 
 from __future__ import annotations
@@ -205,20 +200,13 @@ class TestFit:
         with_gradient = torch.from_numpy(logits).requires_grad_()
         ours = MAKE[name]().fit(with_gradient, torch.from_numpy(labels)).predict_proba(with_gradient)
         np.testing.assert_array_equal(ours, expected)
-        narrow = torch.from_numpy(logits).bfloat16()
-        ours = MAKE[name]().fit(narrow, labels).predict_proba(narrow)
-        widened = narrow.double().numpy()
-        np.testing.assert_allclose(
-            ours, MAKE[name]().fit(widened, labels).predict_proba(widened), rtol=1e-9, atol=1e-12
-        )
 
     def test_narrow_logits_are_as_good(self, name: str) -> None:
         logits, labels = sampled(name)
-        wide = fitted(name).predict_proba(logits)
-        narrow = logits.astype(np.float16)
-        np.testing.assert_array_equal(narrow.astype(np.float64), logits)
-        ours = MAKE[name]().fit(narrow, labels).predict_proba(narrow)
-        np.testing.assert_allclose(ours, wide, rtol=1e-9, atol=1e-12)
+        bfloat = torch.from_numpy(logits).bfloat16()
+        for narrow, wide in ((logits.astype(np.float16), logits), (bfloat, bfloat.double().numpy())):
+            ours, theirs = (MAKE[name]().fit(z, labels).predict_proba(z) for z in (narrow, wide))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
     def test_the_order_of_the_rows_does_not_matter(self, name: str) -> None:
         logits, labels = sampled(name)
