@@ -459,9 +459,6 @@ def ada_dual_focal(
         on CIFAR-10 have 6 and 2 (ResNet-50, the defaults here), 7 and 2 (ResNet-110), 6 and 1 (DenseNet-121), 5 and
         0.1 (Wide ResNet).
 
-    References:
-        Tao et al. 2023, "Dual focal loss for calibration", section 5.2, and the authors' code.
-
     Example:
         >>> loss = ada_dual_focal(n_bins=2)
         >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
@@ -509,9 +506,6 @@ def calfocal(
         Before the first update, and in a bin without held-out predictions, γ is 1. See `adafocal` for the bins.
         There is no authors' code for this loss.
 
-    References:
-        Ghosh et al. 2022, "AdaFocal: calibration-aware adaptive focal loss", section 5.1, Eq. 2 and 3.
-
     Example:
         >>> loss = calfocal(n_bins=2)
         >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
@@ -550,9 +544,6 @@ def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> T
         formula. The held-out
         bins are (low, high], those of training [low, high); p_y = 1 lies in none. Of a batch with fewer
         examples than bins all have the last equal-mass bin.
-
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5, and its code.
 
     Example:
         >>> loss = ece_ce(n_bins=2)

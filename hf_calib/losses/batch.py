@@ -53,11 +53,8 @@ def mmce(
             as much (0 where all are right, or all wrong); "plain" is the equation above.
         authors_code: whether to compute it as the authors' code does (see Notes).
 
-    Returns:
-        The loss; its first term is in nats. Reductions "mean" and "sum" only.
-
     Notes:
-        Couples the batch. The authors' code divides the weighted form by the number of pairs once more, so that
+        The authors' code divides the weighted form by the number of pairs once more, so that
         a batch repeated twice has half the value, and takes no root of the plain one. A pair whose confidences are
         equal up to rounding has no gradient: the kernel has a kink there.
 
@@ -158,11 +155,8 @@ def soft_ece(
         bin_temperature: T > 0 of the memberships (t_b in DECE). The smaller, the harder the bins.
         rank_sharpness: t_a > 0 of DECE's soft rank; "sb_ece" does not use it.
 
-    Returns:
-        The loss; its first term is in nats. Reductions "mean" and "sum" only.
-
     Notes:
-        Couples the batch. DECE is computed as in the authors' code, its constant of normalisation included, but
+        DECE is computed as in the authors' code, its constant of normalisation included, but
         without the (N, C, C) matrix. That code trains on DECE alone; here it is added to cross entropy.
 
     References:
@@ -238,7 +232,7 @@ def kde_ece(
         its batch has no penalty.
 
     Notes:
-        Couples the batch. The penalty is `hf_calib.metrics.kde_calibration_error` of the batch, of the same kind
+        The penalty is `hf_calib.metrics.kde_calibration_error` of the batch, of the same kind
         and bandwidth. Points of the kernel are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
         Memory: some (N, N) and, if canonical, some (N, C) numbers; never (N, N, C).
 
@@ -334,9 +328,6 @@ def mdca(
         mdca_weight: λ >= 0.
         gamma: of the focal loss, >= 0; at 0 the loss is cross entropy.
 
-    Returns:
-        The loss; its first term is in nats. Reductions "mean" and "sum" only.
-
     Notes:
         Couples the batch: in one that is small beside the number of classes, frequencies are mostly 0, and the penalty
         says little. Memory: some (N, C) numbers beside the logits.
@@ -372,16 +363,12 @@ def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -
     Args:
         avuc_weight: λ >= 0; at 0 the loss is cross entropy.
 
-    Returns:
-        The loss; its first term is in nats. Reductions "mean" and "sum" only.
-
     Notes:
-        Couples the batch. The authors take the threshold from an epoch before; the batch's own, and the weight of 1,
+        The authors take the threshold from an epoch before; the batch's own, and the weight of 1,
         are ours. A batch without a row that is as it should be costs λ log(1 + 1e10 n), n the others' count.
 
     References:
-        Krishnan and Tickoo 2020, "Improving model calibration with accuracy versus uncertainty optimization", Eq. 3
-        to 5.
+        Krishnan and Tickoo 2020, "Improving model calibration with accuracy versus uncertainty optimization", Eq. 3-5.
 
     Example:
         >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))

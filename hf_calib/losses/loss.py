@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, cast
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,13 +42,7 @@ Module = TypeVar("Module", bound="CalibrationLoss")
 
 REDUCTIONS = ("mean", "sum", "none")
 PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
-_CLASS_WEIGHTS = "    class_weights: (C,) positive factors of the classes; see `make_loss`.\n"
-_PROBLEM_TYPES = {
-    True: "    problem_type: None goes by the labels' dtype; see `make_loss`.\n",
-    False: '    problem_type: None or "single_label_classification"; there is no multi-label form.\n',
-}
-
-
+_OF_BATCH = 'It couples the batch: reductions "mean" and "sum" only; its first term is in nats.'
 _SHARED = {"class_weights": "ClassWeights", "problem_type": "ProblemType"}
 
 
@@ -60,15 +55,9 @@ class Shared(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class LossEntry:
-    """A row of `LOSSES`.
+    """A row of `LOSSES`: the constructor, formula and source in one line, and each hyperparameter's default and range.
 
-    Attributes:
-        constructor: the function that makes the loss, such as `focal`.
-        summary: the formula in one line; p is the probability of the label y.
-        source: paper and equation.
-        multi_label: whether the loss has a form for multi-label problems.
-        hyperparameters: name -> default and range, as the formula's signature declares them.
-        formula: `formula(rows, **hyperparameters)`, a value per row, or of a batch that and its penalty.
+    `formula(rows, **hyperparameters)` returns a value per row; or, of a batch, that and its penalty.
     """
 
     name: str
@@ -122,8 +111,8 @@ def loss(
     that of the constructor, to which the arguments that all losses share are added.
 
     Args:
-        summary: the formula in one line.
-        source: paper and equation.
+        summary: the formula in one line; p is the probability of the label y.
+        source: paper and equation, which are the docstring's references unless it has its own.
         multi_label: whether the formula has a meaning for a sigmoid per label, too.
         check: called with all hyperparameters, for what their ranges do not say.
         module: the class that is made, where the formula reads a table of it as `rows.table`.
@@ -139,38 +128,45 @@ def loss(
                 raise InputTypeError(unknown)
             return cast(Module, entry.make(given))
 
-        shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in _SHARED.items()
-        ]
-        own = list(inspect.signature(formula).parameters.values())[1:-1]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shared = [inspect.Parameter(k, keyword, default=None, annotation=v) for k, v in _SHARED.items()]
+        signature = inspect.signature(formula)
+        own = list(signature.parameters.values())[1:-1]
         made = module or CalibrationLoss
         constructor.__signature__ = inspect.Signature([*own, *shared], return_annotation=made)  # type: ignore[attr-defined]
-        constructor.__doc__ = _with_shared_arguments(inspect.getdoc(formula) or "", multi_label)
-        entry = LossEntry(
-            formula.__name__,
-            constructor,
-            summary,
-            source,
-            multi_label,
-            hyperparameters_of(formula),
-            formula,
-            made,
-            check,
+        constructor.__doc__ = _documentation(
+            inspect.getdoc(formula) or "", str(signature.return_annotation), source, multi_label
         )
-        LOSSES[entry.name] = entry
+        name, known = formula.__name__, hyperparameters_of(formula)
+        entry = LossEntry(name, constructor, summary, source, multi_label, known, formula, made, check)
+        LOSSES[name] = entry
         return constructor
 
     return declare
 
 
-def _with_shared_arguments(text: str, multi_label: bool) -> str:
-    """A constructor's docstring with the arguments that all have, after its own."""
-    before, returns, after = text.partition("\nReturns:\n")
-    if "\nArgs:\n" not in before:
-        before += "\nArgs:\n"
-    arguments = f"{_CLASS_WEIGHTS}{_PROBLEM_TYPES[multi_label]}"
-    return f"{before.rstrip()}\n{arguments}{returns}{after}"
+def _documentation(text: str, returns: str, source: str, multi_label: bool) -> str:
+    """A constructor's docstring, with what all have in common: two arguments, what is returned, the source."""
+    first, *rest = re.split(r"\n(Args|Returns|Warns|Notes|References|Example):\n", text)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    sections["Args"] = sections.get("Args", "").rstrip() + (
+        "\n    class_weights: (C,) positive factors of the classes; see `make_loss`."
+        "\n    problem_type: "
+        + (
+            "None goes by the labels' dtype; see `make_loss`."
+            if multi_label
+            else 'None or "single_label_classification"; there is no multi-label form.'
+        )
+    )
+    couples = "tuple" in returns
+    sections.setdefault(
+        "Returns", f"    A `CalibrationLoss`. {_OF_BATCH if couples else 'Its value is in nats.'}"
+    )
+    if source:
+        sections.setdefault("References", f"    {source}.")
+    order = ("Args", "Returns", "Warns", "Notes", "References", "Example")
+    found = (f"{name}:\n" + sections[name].strip("\n") for name in order if name in sections)
+    return "\n\n".join([first.strip(), *found]) + "\n"
 
 
 def make_loss(
@@ -178,8 +174,7 @@ def make_loss(
 ) -> CalibrationLoss:
     """Make a loss by its name in `LOSSES`: for names that come from a file or a command line.
 
-    Where the name is known when the code is written, call the constructor, `hf_calib.losses.focal(gamma=2.0)`,
-    which an editor completes.
+    Where the name is known when the code is written, call the constructor, which an editor completes.
 
     Args:
         name: see `LOSSES`; "adafocal" adapts by itself, "focal" and "dual_focal" are the usual fixed ones.
@@ -205,9 +200,7 @@ def make_loss(
     unknown = LOSSES[name].unknown(hyperparameters)
     if unknown is not None:
         raise InputValueError(unknown)
-    return LOSSES[name].make(
-        {**hyperparameters, "class_weights": class_weights, "problem_type": problem_type}
-    )
+    return LOSSES[name].make(hyperparameters | {"class_weights": class_weights, "problem_type": problem_type})
 
 
 class CalibrationLoss(nn.Module):
@@ -357,17 +350,12 @@ class CalibrationLoss(nn.Module):
         """
         _check_reduction(reduction)
         counts = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask.bool()
-        kept = {
-            "log_probs": log_probs,
-            "entropy": entropy,
-            "log_sum_sq_probs": log_sum_sq_probs,
-            "mask": counts,
-        }
-        for name, values in kept.items():
-            if values is not None:
-                got = f"{tuple(values.shape)} for {tuple(log_probs.shape)}"
-                fits = values.shape == log_probs.shape
-                check(fits, f"{name} to have the shape of log_probs", got, "pass one a row")
+        given = {"log_probs": log_probs, "entropy": entropy, "log_sum_sq_probs": log_sum_sq_probs}
+        kept = {name: each for name, each in given.items() if each is not None}
+        for name, each in {**kept, "mask": counts}.items():
+            got = f"{tuple(each.shape)} for {tuple(log_probs.shape)}"
+            fits = each.shape == log_probs.shape
+            check(fits, f"{name} to have the shape of log_probs", got, "pass one a row")
         self._check_kept(kept)
         with _without_autocast(log_probs):
             labels = torch.where(counts.flatten(), 0, IGNORE_INDEX)
@@ -375,7 +363,6 @@ class CalibrationLoss(nn.Module):
             wide = {
                 name: (each if each.dtype == torch.float64 else each.float()).flatten().where(labels == 0, 0)
                 for name, each in kept.items()
-                if each is not None and name != "mask"
             }
             numbers: dict[Statistic, Tensor] = {CROSS_ENTROPY: -wide["log_probs"]}
             if Entropy() in self._reads:
@@ -389,7 +376,7 @@ class CalibrationLoss(nn.Module):
                 return found.view(log_probs.shape)
             return _reduced(found, labels, None, reduction, num_items_in_batch)
 
-    def _check_kept(self, kept: Mapping[str, Tensor | None]) -> None:
+    def _check_kept(self, kept: Mapping[str, Tensor]) -> None:
         """Refuse by name a loss that these numbers do not make."""
         way_out = (
             "call it on logits (of a large head: linear_calibration_loss), or take focal, which needs no more"
@@ -409,14 +396,11 @@ class CalibrationLoss(nn.Module):
             requirement = "loss to be a formula of log_probs, entropy and log_sum_sq_probs"
             check(statistic in names, requirement, got, way_out)
             name = names[statistic]
-            source = kept[name]
-            if source is None:
-                raise InputValueError(expected(name, f"be given for loss {self.name!r}", "None", way_out))
-            if kept["log_probs"].requires_grad and not source.requires_grad:  # type: ignore[union-attr]
+            check(name in kept, f"{name} to be given for loss {self.name!r}", "None", way_out)
+            if kept["log_probs"].requires_grad and not kept[name].requires_grad:
                 recorded = self._recorded()
-                (slope,) = torch.autograd.grad(
-                    recorded.result.sum(), recorded.read[statistic], allow_unused=True
-                )
+                read = recorded.read[statistic]
+                (slope,) = torch.autograd.grad(recorded.result.sum(), read, allow_unused=True)
                 got = "one without (TRL's log_sum_sq_probs is such a one)"
                 requirement = f"{name} to have a gradient for loss {self.name!r}"
                 check(slope is None, requirement, got, f"{way_out}, or bsce_gra")
@@ -444,43 +428,35 @@ class CalibrationLoss(nn.Module):
         """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
         _check_reduction(reduction)
         if reduction == "none" and self.couples_batch:
-            way_out = f"{self.name} has no loss per example"
-            raise InputValueError(expected("reduction", "be 'mean' or 'sum'", "'none'", way_out))
+            _refuse("reduction to be 'mean' or 'sum'", "'none'", f"{self.name} has no loss per example")
         if not logits.is_floating_point():
-            way_out = "pass the model's raw scores"
-            raise InputValueError(expected("logits", "be floating point", logits.dtype, way_out))
+            _refuse("logits to be floating point", logits.dtype, "pass the model's raw scores")
         if logits.dim() < 2:
-            requirement = "have shape (N, C) or (N, L, C)"
-            raise InputValueError(expected("logits", requirement, tuple(logits.shape), "add the batch axis"))
+            _refuse("logits to have shape (N, C) or (N, L, C)", tuple(logits.shape), "add the batch axis")
         multi_label = labels.is_floating_point() if self.multi_label is None else self.multi_label
         wanted = logits.shape if multi_label else logits.shape[:-1]
         if labels.shape != wanted:
-            requirement = f"have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
+            requirement = f"labels to have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
             way_out = "integer class indices per row, or for multi-label problems one float per class"
-            raise InputValueError(
-                expected("labels", requirement, f"{tuple(labels.shape)} {labels.dtype}", way_out)
-            )
+            _refuse(requirement, f"{tuple(labels.shape)} {labels.dtype}", way_out)
         if multi_label != labels.is_floating_point():
             kind = "float (multi-label)" if multi_label else "integer (single label)"
-            way_out = "convert them, or set problem_type"
-            raise InputValueError(expected("labels", f"be {kind}", labels.dtype, way_out))
+            _refuse(f"labels to be {kind}", labels.dtype, "convert them, or set problem_type")
         if multi_label:
             self.check_multi_label()
             if self._label_kind_is_open and self.multi_label is None and not is_traced():
                 _refuse_distributions(labels)
                 self._label_kind_is_open = False
         if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
-            requirement = f"have one entry for each of the {logits.shape[-1]} classes"
-            way_out = "give them in the order of the model's labels"
-            raise InputValueError(expected("class_weights", requirement, len(self.class_weights), way_out))
+            requirement = f"class_weights to have one entry for each of the {logits.shape[-1]} classes"
+            _refuse(requirement, len(self.class_weights), "give them in the order of the model's labels")
         return multi_label
 
     def check_multi_label(self) -> None:
         """Raise ValueError if this loss has no multi-label form."""
-        if not self._entry.multi_label:
-            able = ", ".join(sorted(name for name, entry in LOSSES.items() if entry.multi_label))
-            got = f"{self.name!r}, which is single-label"
-            raise InputValueError(expected("loss", "have a multi-label form", got, f"use one of {able}"))
+        able = ", ".join(sorted(name for name, entry in LOSSES.items() if entry.multi_label))
+        got = f"{self.name!r}, which is single-label"
+        check(self._entry.multi_label, "loss to have a multi-label form", got, f"use one of {able}")
 
     def _per_row(self, numbers: Mapping[Statistic, Tensor], labels: Tensor) -> Tensor:
         values: Tensor = self._entry.formula(Rows(numbers, labels, self), **self._values)
@@ -494,11 +470,9 @@ class CalibrationLoss(nn.Module):
         values = (self._per_row(numbers, labels) * share).view(2, -1).sum(0)
         weights = None if self.class_weights is None else self._row_weights(labels).to(values).flatten()
         values = values if weights is None else values * weights
-        return (
-            values.view(labels.shape)
-            if reduction == "none"
-            else _reduced(values, labels, weights, reduction, items)
-        )
+        if reduction == "none":
+            return values.view(labels.shape)
+        return _reduced(values, labels, weights, reduction, items)
 
     def _of_batch(
         self,
@@ -546,8 +520,12 @@ def _reduced(
 
 def _check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
-        requirement = f"be one of {REDUCTIONS}"
-        raise InputValueError(expected("reduction", requirement, repr(reduction), "see the docstring"))
+        _refuse(f"reduction to be one of {REDUCTIONS}", repr(reduction), "see the docstring")
+
+
+def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
+    """As `check`; what is refused on every batch is worded only where it is: `torch.compile` would guard the shapes."""
+    raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
 def _refuse_distributions(labels: Tensor) -> None:
@@ -555,13 +533,9 @@ def _refuse_distributions(labels: Tensor) -> None:
     rows = labels.detach().flatten(0, -2).float()
     sums_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
     if rows.shape[1] > 1 and bool(sums_to_1.all() & ((rows > 0) & (rows < 1)).any()):
-        way_out = (
-            "F.cross_entropy takes probabilities of one softmax; for a sigmoid per class set "
-            "problem_type='multi_label_classification'"
-        )
-        raise InputValueError(
-            expected("labels", "be class indices, or one float per class", "rows that sum to 1", way_out)
-        )
+        way_out = "F.cross_entropy takes probabilities of one softmax; for a sigmoid per class set "
+        way_out += "problem_type='multi_label_classification'"
+        _refuse("labels to be class indices, or one float per class", "rows that sum to 1", way_out)
 
 
 def check_loss(loss: object) -> None:
@@ -618,11 +592,9 @@ def _checked_class_weights(weights: ClassWeights) -> Tensor | None:
         tensor = torch.as_tensor(weights, dtype=torch.float32).detach()
     except (TypeError, ValueError, RuntimeError):
         tensor = torch.zeros(())
-    if tensor.dim() != 1 or not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
-        got = weights.tolist() if isinstance(weights, Tensor) else repr(weights)
-        raise InputValueError(
-            expected("class_weights", "be (C,) finite positive numbers", got, "one per class, in order")
-        )
+    fits = tensor.dim() == 1 and bool((torch.isfinite(tensor) & (tensor > 0)).all())
+    got = weights.tolist() if isinstance(weights, Tensor) else repr(weights)
+    check(fits, "class_weights to be (C,) finite positive numbers", got, "one per class, in order")
     return tensor
 
 
@@ -639,5 +611,5 @@ def check_labels(labels: Tensor, n_classes: int, error: Exception | None = None)
         row = int(wrong.nonzero()[0])
         got = f"{int(labels[row])} in row {row}"
         way_out = "set the model's num_labels, or relabel"
-        requirement = f"be in [0, {n_classes}) or {IGNORE_INDEX}"
-        raise InputValueError(expected("labels", requirement, got, way_out)) from error
+        message = expected("labels", f"be in [0, {n_classes}) or {IGNORE_INDEX}", got, way_out)
+        raise InputValueError(message) from error

@@ -74,9 +74,6 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 
     $$L = -\log p_y$$
 
-    Returns:
-        The loss, in nats.
-
     Example:
         >>> cross_entropy()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.4100)
@@ -95,9 +92,6 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
 
     Args:
         smoothing: ε, in [0, 1]; at 0 the loss is cross entropy.
-
-    Returns:
-        The loss, in nats.
 
     Notes:
         As in PyTorch, the label has a share in ε / C; some codes spread ε over the other classes only. Masked
@@ -157,9 +151,6 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
 
-    Returns:
-        The loss, in nats times the weight.
-
     Notes:
         Not proper: with two classes, γ = 3 and a posterior of 0.7 its minimum is at 0.558, which `InverseLink`
         undoes. For γ < 1 the authors' code has a gradient of NaN at p_y = 1; here it is 0, the limit.
@@ -186,12 +177,6 @@ def focal_gra(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) ->
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
-
-    Returns:
-        The loss, in nats times the weight; its gradient is not that of its value.
-
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
 
     Example:
         >>> focal_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -225,9 +210,6 @@ def flsd(
         label. The authors' code has a third interval, from 0.5 on, with the gamma of its command line:
         `thresholds=(0.2, 0.5), gammas=(5, 3, 1)` is its default.
 
-    References:
-        Mukhoti et al. 2020, "Calibrating deep neural networks using focal loss", section 5 (FLSD-53).
-
     Example:
         >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6071)
@@ -249,12 +231,6 @@ def flsd_gra(
         thresholds: numbers in [0, 1], strictly rising; see `flsd`.
         gammas: γ >= 0 of each interval, one more than thresholds.
 
-    Returns:
-        The loss, in nats times the weight; its gradient is not that of its value.
-
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
-
     Example:
         >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6071)
@@ -273,9 +249,6 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
-
-    Returns:
-        The loss, in nats times the weight.
 
     Warns:
         UserWarning: for γ above 3.59, from where on the gradient changes sign near p_y = 0.28.
@@ -351,15 +324,9 @@ def dual_focal_gra(
         gamma: γ >= 0; at 0 the loss is cross entropy.
         rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
 
-    Returns:
-        The loss, in nats times the weight; its gradient is not that of its value.
-
     Notes:
         The authors' code detaches q_j only, so that the weight still has a gradient. Here the whole weight is
         detached, as in the paper.
-
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 5.3.
 
     Example:
         >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -388,9 +355,6 @@ def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared:
         The norm is that of the vector, as in the authors' code. The paper's Eq. 11 writes a sum of scalar
         norms, sum_j |p_j - [j = y]|^γ, on which β has no effect: `norm=gamma` gives it.
 
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 11.
-
     Example:
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.1751)
@@ -412,9 +376,6 @@ def bsce_gra(
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
         norm: β >= 1. With 1, the default of the authors' code, it is 2^γ times `focal_gra`.
-
-    Returns:
-        The loss, in nats times u; its gradient is not that of its value.
 
     Notes:
         The norm is that of the vector; see `bsce`. The weight is up to 2^(γ / β), which acts as a factor of the
@@ -519,16 +480,10 @@ def logit_norm(
         norm_weight: a >= 0; at 0 the loss is cross entropy.
         p: order of the norm, >= 1.
 
-    Returns:
-        The loss; its first term is in nats.
-
     Notes:
         The norm is per example, and its mean over the batch is ours: the comparison study gives neither that
         nor a value for a. A masked logit (-inf) counts as 0. `InverseLink` cannot undo this loss, which
         depends on more than the probabilities.
-
-    References:
-        The comparison study, section 2.3, without a number (its Eq. 3 is the focal loss).
 
     Example:
         >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -552,9 +507,6 @@ def mbls(
         margin_weight: a >= 0; at 0 the loss is cross entropy.
         margin: m >= 0, the distance of logits that costs nothing; the authors take 6 to 10. With 0 it acts like label
             smoothing.
-
-    Returns:
-        The loss; its first term is in nats.
 
     Notes:
         A masked class (-inf) has no distance, and is not counted in C. Memory: some (N, C) numbers beside the logits.
