@@ -9,7 +9,7 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,16 +44,12 @@ class AdaptiveLoss(CalibrationLoss):
         for name, values in self._first_table(n_bins).items():
             self.register_buffer(name, values.double())
 
+    @abstractmethod
     def _first_table(self, n_bins: int) -> dict[str, Tensor]:
         """The buffers, on the CPU, before the first update."""
-        raise NotImplementedError
 
     def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the loss; see `CalibrationLoss.forward`.
-
-        Warns:
-            UserWarning: once, where the Trainer's `compute_loss_func` is never updated.
-        """
+        """See `CalibrationLoss.forward`; warns, once, where the Trainer's `compute_loss_func` is never updated."""
         loss = super().forward(logits, labels, **kwargs)
         # The stock Trainer passes the model's output; CalibrationTrainer, which updates, passes logits.
         if not isinstance(logits, Tensor) and loss.requires_grad and not torch.compiler.is_compiling():
@@ -68,20 +64,31 @@ class AdaptiveLoss(CalibrationLoss):
                 )
         return loss
 
-    @abstractmethod
+    @torch.no_grad()
     def update(
         self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
     ) -> None:
         """Fit the table to held-out predictions, which must not be those that are reported.
 
+        An update that is refused leaves the table as it was.
+
         Args:
             confidences: (N,) top-label probabilities in [0, 1].
             correct: (N,) whether the predicted class was right, bool or 0/1.
             class_gaps: (C,) calibration error of each class. `ece_ce` needs it, the others leave it.
-            progress: share of the training that is done, in [0, 1]. `ece_ce` needs it, the others leave it.
-
-        An update that is refused leaves the table as it was.
+            progress: share of the training that is done, in [0, 1]: 0 means cross entropy, 1 the weights of the gaps
+                alone. `ece_ce` needs it, the others leave it.
         """
+        for name, values in self._fitted(confidences, correct, class_gaps, progress).items():
+            setattr(self, name, values.to("cpu", torch.float64))
+        self._copies.clear()
+        self._passes_without_update = -sys.maxsize
+
+    @abstractmethod
+    def _fitted(
+        self, confidences: Any, correct: Any, class_gaps: Any, progress: float | None
+    ) -> dict[str, Tensor]:
+        """The buffers after held-out predictions."""
 
     @abstractmethod
     def log_values(self) -> dict[str, float]:
@@ -105,19 +112,11 @@ class AdaptiveLoss(CalibrationLoss):
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._copies.clear()
 
-    def _set(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            setattr(self, name, value.to("cpu", torch.float64))
-        self._copies.clear()
-        self._passes_without_update = -sys.maxsize
-
 
 class GammaTableLoss(AdaptiveLoss):
     """AdaFocal, CalFocal: gamma comes from a table over bins of the true-class probability. AdaDualFocal: of the lead.
 
-    Buffers, float64: `edges` (M + 1,) of the bins, `gammas` (M,), and of the last update `gaps` (M,), mean
-    confidence minus accuracy, and `accuracies` (M,), NaN before there is one; `counts` (M,), the held-out
-    examples in each bin, is not saved.
+    Buffers, float64: `gammas` (M,) and those of `_equal_mass_bins`, of which `counts` (M,) is not saved.
     """
 
     counts: Tensor
@@ -134,43 +133,35 @@ class GammaTableLoss(AdaptiveLoss):
             "accuracies": torch.full((n_bins,), torch.nan),
         }
 
-    @torch.no_grad()
-    def update(
-        self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
-    ) -> None:
-        """Fit bins and gammas to held-out predictions; see `AdaptiveLoss.update`."""
+    def _fitted(
+        self, confidences: Any, correct: Any, class_gaps: Any, progress: float | None
+    ) -> dict[str, Tensor]:
         bins = _equal_mass_bins(*_checked_predictions(confidences, correct), len(self.gammas))
-        self._set(gammas=self._updated(bins), **bins._asdict())
+        return {"gammas": self._updated(bins["gaps"]), **bins}
 
-    def _updated(self, bins: _Bins) -> Tensor:
+    @abstractmethod
+    def _updated(self, gaps: Tensor) -> Tensor:
         """(M,) gammas after held-out predictions."""
-        raise NotImplementedError
 
     def gamma(self, p: Tensor) -> Tensor:
-        """Gamma for examples whose label has probability p (N,), or of the dual focal loss leads by p; negative for
-        the inverse focal loss."""
+        """Gamma of examples whose label has probability p (N,), or leads by p; below 0 of the inverse focal loss."""
         return self._like("gammas", p)[self._bins_of(p)]
 
     def _bins_of(self, p: Tensor) -> Tensor:
         return torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
 
     def log_values(self) -> dict[str, float]:
-        return {
-            **_numbered("gamma", self.gammas),
-            **_numbered("calibration_gap", self.gaps),
-            **_numbered("edge", self.edges),
-            **_numbered("count", self.counts),
-        }
+        return _numbered(gamma=self.gammas, calibration_gap=self.gaps, edge=self.edges, count=self.counts)
 
 
 class AdaFocalLoss(GammaTableLoss):
     """gamma <- gamma * exp(+-lambda * gap), through +-switch to the other sign, within [gamma_min, gamma_max]."""
 
-    def _updated(self, bins: _Bins) -> Tensor:
+    def _updated(self, gaps: Tensor) -> Tensor:
         switch = self._values.get("switch", 0.0)
         focal = self.gammas > 0
         rate = self._values["update_rate"] * torch.where(focal, 1.0, -1.0)
-        grown = self.gammas * torch.exp(rate * bins.gaps)
+        grown = self.gammas * torch.exp(rate * gaps)
         # A gamma near 0 stands for cross entropy; it goes over to the other loss. At exactly 0 the paper's
         # Algorithm 1 takes the focal branch and switches; its code, which does not, would stay focal.
         crossed = torch.full_like(grown, switch).copysign(-self.gammas).where(self.gammas != 0, -switch)
@@ -182,8 +173,8 @@ class AdaFocalLoss(GammaTableLoss):
 class CalFocalLoss(GammaTableLoss):
     """gamma = exp(lambda * gap) of the bin (Eq. 3), with no memory; or of each example (Eq. 2)."""
 
-    def _updated(self, bins: _Bins) -> Tensor:
-        return torch.exp(self._values["update_rate"] * bins.gaps).clamp(max=LARGEST_GAMMA)
+    def _updated(self, gaps: Tensor) -> Tensor:
+        return torch.exp(self._values["update_rate"] * gaps).clamp(max=LARGEST_GAMMA)
 
     def gamma(self, p: Tensor) -> Tensor:
         if not self._values["per_sample"]:
@@ -195,9 +186,8 @@ class CalFocalLoss(GammaTableLoss):
 class GapTableLoss(AdaptiveLoss):
     """Cross entropy whose weight moves, as training goes on, from 1 to the held-out gaps of the example.
 
-    Buffers, float64: `bin_gaps` (M,) and `mass_gaps` (M,) of the equal-width and equal-mass bins,
-    `class_gaps` (C,), `progress` (); `counts` (M,), the held-out examples in each equal-width bin, is not
-    saved. The mass gap goes by the rank of p_y within the batch, as in the authors' code.
+    Buffers, float64: `bin_gaps` (M,) and `mass_gaps` (M,) of the equal-width and equal-mass bins, `class_gaps` (C,),
+    `progress` (); `counts` (M,), of each equal-width bin, is not saved.
     """
 
     counts: Tensor
@@ -207,27 +197,16 @@ class GapTableLoss(AdaptiveLoss):
     progress: Tensor
 
     def _first_table(self, n_bins: int) -> dict[str, Tensor]:
-        gaps = torch.zeros(n_bins)
-        return {
-            "bin_gaps": gaps,
-            "mass_gaps": gaps.clone(),
-            "class_gaps": torch.zeros(0),
-            "progress": torch.zeros(()),
-        }
+        gaps = {"bin_gaps": torch.zeros(n_bins), "mass_gaps": torch.zeros(n_bins)}
+        return {**gaps, "class_gaps": torch.zeros(0), "progress": torch.zeros(())}
 
-    @torch.no_grad()
-    def update(
-        self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: float | None = None
-    ) -> None:
-        """Take the gaps from held-out predictions; see `AdaptiveLoss.update`.
-
-        A progress of 0 means plain cross entropy, of 1 the weights of the gaps alone.
-        """
+    def _fitted(
+        self, confidences: Any, correct: Any, class_gaps: Any, progress: float | None
+    ) -> dict[str, Tensor]:
         if class_gaps is None or progress is None:
             got = f"class_gaps={class_gaps}, progress={progress}"
-            raise InputValueError(
-                expected("class_gaps and progress", f"be given to {self.name}", got, "pass both")
-            )
+            message = expected("class_gaps and progress", f"be given to {self.name}", got, "pass both")
+            raise InputValueError(message)
         check(0 <= progress <= 1, "progress to be in [0, 1]", progress, "pass epochs done / epochs in all")
         class_gaps = _on_cpu(class_gaps)
         fits = class_gaps.dim() == 1 and len(class_gaps) > 0 and bool(class_gaps.isfinite().all())
@@ -238,20 +217,16 @@ class GapTableLoss(AdaptiveLoss):
         totals = torch.zeros(2, n_bins, dtype=torch.float64)
         totals[0].index_add_(0, index, confidences - correct)
         totals[1].index_add_(0, index, torch.ones_like(confidences))
-        self._set(
-            bin_gaps=totals[0] / totals[1].clamp_min(1),
-            mass_gaps=_equal_mass_bins(confidences, correct, n_bins).gaps,
-            class_gaps=class_gaps,
-            counts=totals[1],
-            progress=torch.tensor(float(progress), dtype=torch.float64),
-        )
+        return {
+            "bin_gaps": totals[0] / totals[1].clamp_min(1),
+            "mass_gaps": _equal_mass_bins(confidences, correct, n_bins)["gaps"],
+            "class_gaps": class_gaps,
+            "counts": totals[1],
+            "progress": torch.tensor(float(progress), dtype=torch.float64),
+        }
 
     def log_values(self) -> dict[str, float]:
-        return {
-            **_numbered("calibration_gap", self.bin_gaps),
-            **_numbered("edge", self._bin_edges()),
-            **_numbered("count", self.counts),
-        }
+        return _numbered(calibration_gap=self.bin_gaps, edge=self._bin_edges(), count=self.counts)
 
     def _bin_edges(self) -> Tensor:
         return torch.linspace(0, 1, len(self.bin_gaps) + 1).double()
@@ -286,18 +261,12 @@ class GapTableLoss(AdaptiveLoss):
         return 1 - progress + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
 
 
-class _Bins(NamedTuple):
-    """Held-out predictions in M equal-mass bins of their confidence; (M,) float64, the edges (M + 1,)."""
+def _equal_mass_bins(confidences: Tensor, correct: Tensor, n_bins: int) -> dict[str, Tensor]:
+    """Edges (M + 1,), counts, gaps (mean confidence minus accuracy, or 0) and accuracies (or NaN) of (N,) confidences.
 
-    edges: Tensor
-    counts: Tensor
-    gaps: Tensor  # mean confidence minus accuracy, 0 in an empty bin
-    accuracies: Tensor  # NaN in an empty bin
-
-
-def _equal_mass_bins(confidences: Tensor, correct: Tensor, n_bins: int) -> _Bins:
-    """Bin (N,) confidences. As in the papers' code the edges interpolate the sorted confidences and the bins are
-    (low, high], which leaves out the smallest confidence and its ties."""
+    As in the papers' code the edges interpolate the sorted confidences and the bins are (low, high], which leaves out
+    the smallest confidence and its ties.
+    """
     ordered = confidences.sort().values
     n = len(ordered)
     position = torch.arange(n_bins + 1, dtype=torch.float64) * (n / n_bins)
@@ -310,12 +279,12 @@ def _equal_mass_bins(confidences: Tensor, correct: Tensor, n_bins: int) -> _Bins
     sums = torch.zeros(3, n_bins, dtype=torch.float64).index_add_(1, index[inside], added)
     counts, confidence_sums, correct_sums = sums
     gaps = (confidence_sums - correct_sums) / counts.clamp_min(1)
-    return _Bins(edges, counts, gaps, correct_sums / counts)
+    return {"edges": edges, "counts": counts, "gaps": gaps, "accuracies": correct_sums / counts}
 
 
-def _numbered(name: str, values: Tensor) -> dict[str, float]:
-    """Log keys `name_00`, `name_01`, ... for the values."""
-    return {f"{name}_{i:02d}": value for i, value in enumerate(values.tolist())}
+def _numbered(**vectors: Tensor) -> dict[str, float]:
+    """Log keys `name_00`, `name_01`, ... for the values of each vector."""
+    return {f"{name}_{i:02d}": v for name, values in vectors.items() for i, v in enumerate(values.tolist())}
 
 
 def _on_cpu(values: Any) -> Tensor:
@@ -381,7 +350,7 @@ def adafocal(
 
     $$\gamma_b \leftarrow \gamma_b \exp(\pm\lambda (C_b - A_b))$$
 
-    with $C_b$ the mean confidence and $A_b$ the accuracy of bin b, and the sign that of $\gamma_b$.
+    with $C_b$ the mean held-out confidence and $A_b$ the accuracy of bin b, and the sign that of $\gamma_b$.
 
     Args:
         n_bins: number M of bins, >= 1.
@@ -389,21 +358,13 @@ def adafocal(
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
         gamma_max: upper limit of γ, >= switch; `math.inf` for none, as in appendix N.3 (in files "inf", in YAML
             .inf). The paper's 20 varies less between seeds.
-        gamma_min: lower limit of γ, <= -switch.
+        gamma_min: lower limit of γ, <= -switch; below -3.59 it warns, as `inverse_focal`.
         switch: S_th >= 0: a bin with |γ| below it goes over to the other loss, at ∓S_th.
-
-    Returns:
-        The loss, in nats times the weight. `update(confidences, correct)` fits `edges` (M + 1,) and `gammas`
-        (M,), which are in its `state_dict`.
-
-    Warns:
-        UserWarning: for a gamma_min below -3.59; see `inverse_focal`.
 
     Notes:
         Bins come from the confidences of the predicted class, and are looked up by p_y in training. As in the
         authors' code they are (low, high] for the held-out predictions, which leaves out the smallest, and
-        [low, high) in training. At γ = 0 the paper's branch is taken, not the code's. The code forgets its
-        gammas on resume; here they are saved.
+        [low, high) in training. The code forgets its gammas on resume; here they are in the `state_dict`.
 
     References:
         Ghosh et al. 2022, "AdaFocal: calibration-aware adaptive focal loss", Algorithm 1; limits of gamma:
@@ -440,7 +401,7 @@ def ada_dual_focal(
 
     $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda (C_b - A_b))$$
 
-    with b the bin of p_y - q_j, $C_b$ the mean held-out confidence in that bin and $A_b$ the accuracy.
+    with b the bin of p_y - q_j, and $C_b$ and $A_b$ as in `adafocal`.
 
     Args:
         n_bins: number M of bins, >= 1.
@@ -448,16 +409,11 @@ def ada_dual_focal(
         gamma_init: γ of all bins before the first update, in [0, gamma_max].
         gamma_max: upper limit of γ, >= 0; `math.inf` for none.
 
-    Returns:
-        The loss, in nats times the weight. `update(confidences, correct)` fits `edges` (M + 1,) and `gammas` (M,),
-        which are in its `state_dict`.
-
     Notes:
-        As in the authors' code, the bins are fitted to the held-out confidences of the predicted class, and
-        training looks up the lead in them, so that every lead below the second edge is in the first bin. The rival
-        has a gradient; gamma is a constant to it. The authors choose the first γ and λ for each network: their runs
-        on CIFAR-10 have 6 and 2 (ResNet-50, the defaults here), 7 and 2 (ResNet-110), 6 and 1 (DenseNet-121), 5 and
-        0.1 (Wide ResNet).
+        As in the authors' code, bins of held-out confidences are looked up by the lead, so that every lead below the
+        second edge is in the first. The rival has a gradient. The authors choose the first γ and λ for each network:
+        on CIFAR-10 6 and 2 (ResNet-50, the defaults here), 7 and 2 (ResNet-110), 6 and 1 (DenseNet-121), 5 and 0.1
+        (Wide ResNet).
 
     Example:
         >>> loss = ada_dual_focal(n_bins=2)
@@ -490,21 +446,15 @@ def calfocal(
 
     $$L = -(1 - p_y)^{\gamma} \log p_y, \qquad \gamma = \exp(\lambda (C_b - A_b))$$
 
-    (Eq. 3), with $C_b$ the mean confidence and $A_b$ the accuracy of the held-out bin; or, by the example, $\gamma =
-    \exp(\lambda (p_y - A_b))$ (Eq. 2).
+    (Eq. 3), with $C_b$ and $A_b$ as in `adafocal`; or, by the example, $\gamma = \exp(\lambda (p_y - A_b))$ (Eq. 2).
 
     Args:
         n_bins: number M of bins, >= 1.
         update_rate: λ >= 0. With 0 it is `focal` with γ = 1.
         per_sample: False for a gamma per bin (Eq. 3), True for one per example (Eq. 2).
 
-    Returns:
-        The loss, in nats times the weight. `update(confidences, correct)` fits `edges` (M + 1,), `gammas` (M,)
-        and `accuracies` (M,), which are in its `state_dict`.
-
     Notes:
-        Before the first update, and in a bin without held-out predictions, γ is 1. See `adafocal` for the bins.
-        There is no authors' code for this loss.
+        Without held-out predictions, of all or of a bin, γ is 1. There is no authors' code for this loss.
 
     Example:
         >>> loss = calfocal(n_bins=2)
@@ -534,16 +484,10 @@ def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> T
     Args:
         n_bins: number M of bins, >= 1.
 
-    Returns:
-        The loss, in nats times w. `update(confidences, correct, class_gaps=..., progress=...)` takes the gaps;
-        before the first update it is cross entropy.
-
     Notes:
-        Couples the batch through the rank, which is that of the authors' code: w is a constant to the gradient,
-        but depends on which examples stand together. The paper counts the loss among its own methods, but gives no
-        formula. The held-out
-        bins are (low, high], those of training [low, high); p_y = 1 lies in none. Of a batch with fewer
-        examples than bins all have the last equal-mass bin.
+        Before the first update it is cross entropy. w is a constant to the gradient, but its rank, that of the
+        authors' code, depends on which examples stand together; of a batch with fewer examples than bins all have the
+        last bin. The paper gives no formula. Bins are those of `adafocal`; p_y = 1 lies in none.
 
     Example:
         >>> loss = ece_ce(n_bins=2)
