@@ -67,18 +67,14 @@ class _Candidate:
 
     def result(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """A row of `results_`."""
-        nll = error = difference = its_error = None
-        if self.losses is not None:
-            nll, error = mean_and_error(self.losses)
-            difference, its_error = mean_and_error(self.losses - of_temperature)
+        own = (None, None) if self.losses is None else mean_and_error(self.losses)
+        difference = (None, None) if self.losses is None else mean_and_error(self.losses - of_temperature)
         return {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            "nll": nll,
-            "standard_error": error,
-            "difference": difference,
-            "difference_standard_error": its_error,
+            **dict(zip(("nll", "standard_error"), own, strict=True)),
+            **dict(zip(("difference", "difference_standard_error"), difference, strict=True)),
             "chosen": self.name == choice,
             "left_out": self.left_out,
         }
@@ -108,13 +104,13 @@ class AutoScaling(AffineScaling):
         bias_: (C,).
 
     Notes:
-        Each candidate is fitted on all parts but one, and maps the rows of that one. A map that is right for
-        the rows it was fitted on is over-confident for others, so a temperature is then fitted on the mapped
-        rows of the other parts, and the loss of the rows judged with it. Chosen is the least d + 2 SE(d), where
-        d is the mean difference to the temperature's loss, row by row; with fewer than 1,000 rows the least
-        d + 3 SE(d) for maps that are freer than those with a penalty of 1, and for the logits as they are, which may
-        win on at least 300 rows. Of more than 20,000 rows, a random 20,000 choose. The chosen map is fitted again on
-        all rows, with the temperature of all mapped rows on top: one affine map in the end. Only this fit warns.
+        Each candidate is fitted on all parts but one, and maps the rows of that one. As a map is over-confident for
+        rows that it was not fitted on, a temperature is then fitted on the mapped rows of the other parts, and the loss
+        of the rows judged with it. Chosen is the least d + 2 SE(d), where d is the mean difference to the temperature's
+        loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for maps that are freer than those with a
+        penalty of 1, and for the logits as they are, which may win on at least 300 rows. Of more than 20,000 rows, a
+        random 20,000 choose. The chosen map is fitted again on all rows, with the temperature of all mapped rows on
+        top: one affine map in the end. Only this fit warns.
 
         Not tried are: anything freer than a temperature where fewer than 5 rows (or decisions) are wrong; freer maps
         of a kind once a smaller penalty is worse by two standard errors; a matrix where a class is masked, where
@@ -150,16 +146,7 @@ class AutoScaling(AffineScaling):
         return f"{settings}: {self.choice_}{temperature}"
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
-        """Choose the map, and fit it.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
-                label is not known.
-
-        Returns:
-            self, with `weight_`, `bias_`, `choice_` and `results_`.
-        """
+        """Choose the map, and fit it."""
         check_folds(self.n_folds)
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
         if rows.known is not None:  # a part of rows that tell nothing could not be judged
@@ -284,11 +271,9 @@ def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray
 
 
 def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
-    """Name the map to take, by the cross-validated loss of each row under each map.
+    """Name the map to take: that of the least d + k SE(d), d being the mean difference to the temperature, row by row.
 
-    That of the least d + k SE(d), where d is the mean difference to the temperature, row by row: a freer map has to
-    gain more than its noise. k is 2 for penalties of 1, and for all maps from 1,000 rows on, else 3; or
-    `standard_errors` for all. The logits as they are may win from `_ENOUGH` rows on.
+    k is 2 for penalties of 1, and for all maps from `_MANY` rows on, else 3; or `standard_errors` for all.
     """
     n_rows = len(losses["temperature"])
 

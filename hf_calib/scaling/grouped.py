@@ -26,15 +26,12 @@ _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the free
 class GroupedScaling(LogitScaling):
     r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
 
-    For a judge or an exam model that is asked several types of questions, for tenants, languages or sites: the base
-    rates of their answers differ, and so does the confidence that is right. One map for all is wrong for each; a map of
-    its own is wrong for a group of few rows. A ridge, chosen by cross-validation, lies between the two: a group of 20
-    rows stays near the common map.
+    For a judge that is asked several types of questions, for tenants, languages or sites, whose base rates differ. One
+    map for all is wrong for each; a map of its own is wrong for a group of few rows. A ridge, chosen by
+    cross-validation, lies between the two.
 
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
-
-    with m the common map.
 
     Args:
         base: the common map m: "temperature", "structured_vector" or "vector". "auto" lets cross-validation take one of
@@ -51,15 +48,13 @@ class GroupedScaling(LogitScaling):
 
     Notes:
         "auto" takes the structured vector where its loss, less the temperature's, is below 0 by two standard errors.
-
         λ is the largest of infinity, 100, 10, 1 and .1 whose loss, cross-validated on at most 20,000 rows, is within
-        one standard error of the best, those of the differences row by row. Rows of a group that was not seen in
-        `fit`, or without groups, get the common map. It is not folded, as a model does not know the groups:
-        `save_pretrained` puts it beside the model, and `hf_calib.pipeline(...)(texts, group="law")` applies it.
+        one standard error of the best, those of the differences row by row. Rows of a group that was not in `fit`, or
+        without groups, get the common map. It does not fold, as a model does not know the groups: `save_pretrained`
+        puts it beside the model, and `hf_calib.pipeline(...)(texts, group="law")` applies it.
 
     References:
-        The ridge is that of Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class
-        calibration", around the common map.
+        The ridge is that of `StructuredVectorScaling`, around the common map.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))
@@ -69,8 +64,6 @@ class GroupedScaling(LogitScaling):
     >>> scaler = GroupedScaling().fit(logits, labels, groups=groups)
     >>> scaler.groups_, round(float(scaler.biases_[2, 2]), 1)
     (['art', 'law'], 1.0)
-    >>> scaler.predict_proba(logits[:2], groups=["law", "biology"]).shape
-    (2, 3)
     """
 
     groups_: list[str]
@@ -85,23 +78,12 @@ class GroupedScaling(LogitScaling):
         self.random_state = random_state
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike) -> GroupedScaling:
-        """Fit the common map, choose the ridge, and fit each group's.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100.
-            groups: (N,) names of the groups: words or integers.
-
-        Returns:
-            self.
-
-        """
+        """Fit the common map, choose the ridge, and fit each group's; groups (N,) are words or integers."""
         check_choice("base", self.base, ("auto", *BASES))
         check_folds(self.n_folds)
         rows = Rows.checked(logits, labels)
-        groups_, numbers, sizes = np.unique(
-            _as_groups(groups, len(rows)), return_inverse=True, return_counts=True
-        )
+        names = _as_groups(groups, len(rows))
+        groups_, numbers, sizes = np.unique(names, return_inverse=True, return_counts=True)
         self.groups_, self.sizes_ = groups_.tolist(), sizes.astype(np.int64)
         base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
@@ -111,24 +93,17 @@ class GroupedScaling(LogitScaling):
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
-        """Return the mapped logits in float64; logits of any shape that ends in C.
-
-        Args:
-            logits: (N, ..., C).
-            groups: (N,) names; None, and a name that was not in `fit`, stand for the common map.
-        """
+        """Return the mapped logits (N, ..., C) in float64; unknown groups (N,), or none, get the common map."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.weights_.shape[1])
         if groups is None:
             return AffineMap(self.weights_[0], self.biases_[0])(rows)
         known = {name: number for number, name in enumerate(self.groups_, 1)}
-        numbers = np.array(
-            [known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], dtype=np.int64
-        )
+        numbers = np.array([known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], np.int64)
         return _mapped(rows, numbers, self.weights_, self.biases_)
 
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
-        """Return the calibrated probabilities, of the shape of the logits, in float64; arguments as of `transform`."""
+        """Return the calibrated probabilities in float64; arguments as of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
 
     @property
@@ -149,20 +124,22 @@ class GroupedScaling(LogitScaling):
             return bases[0], np.inf
         splits = list(parts(rng.permutation(np.arange(n) % min(self.n_folds, n))))
         commons = {base: [_common(base, rows[train]) for train, _ in splits] for base in bases}
+
+        def held_out(base: str, penalty: float) -> FloatArray:
+            """The loss of each row under the maps of the other parts (N,)."""
+            losses = np.empty(n)
+            for (train, test), common in zip(splits, commons[base], strict=True):
+                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, ROUGHLY)
+                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, *maps))
+            return losses
+
         base = bases[0]
         if len(bases) > 1:
-            of_base = np.empty((2, n))
-            for losses_of, fitted in zip(of_base, commons.values(), strict=True):
-                for (_, test), common in zip(splits, fitted, strict=True):
-                    losses_of[test] = rows[test].losses(common(rows.logits[test]))
+            of_base = [held_out(base, np.inf) for base in bases]
             base = bases[choose({"temperature": of_base[0], _VECTOR: of_base[1]}) == _VECTOR]
         if n_groups == 1:
             return base, np.inf
-        losses = np.empty((len(_PENALTIES), n))
-        for (train, test), common in zip(splits, commons[base], strict=True):
-            for losses_of, penalty in zip(losses, _PENALTIES, strict=True):
-                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, ROUGHLY)
-                losses_of[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, *maps))
+        losses = np.stack([held_out(base, penalty) for penalty in _PENALTIES])
         best = losses[int(np.argmin(losses.mean(axis=1)))]
         within = [difference <= error for difference, error in map(mean_and_error, losses - best)]
         return base, _PENALTIES[within.index(True)]

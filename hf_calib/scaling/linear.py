@@ -42,15 +42,7 @@ class LinearFit(LogitScaling):
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases.
 
-        Args:
-            logits: (N, C), any real dtype, read in float64; a vector map takes -inf, which masks a class that is not
-                the label.
-            labels: (N,) int in [0, C), without -100.
-            sample_weight: (N,) of at least 0; None counts every example once. Default penalties follow Kish's number of
-                rows, (sum of w)^2 / (sum of w^2), which is smaller than that of repeated rows.
-
-        Returns:
-            self, with `weight_` and `bias_`.
+        Default penalties follow Kish's number of weighted rows, (sum of w)^2 / (sum of w^2).
         """
         return self._fit(logits, labels, sample_weight)
 
@@ -97,9 +89,8 @@ class LinearFit(LogitScaling):
 class VectorScaling(AffineScaling, LinearFit):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
-    For a model whose classes are not all over- or under-confident in the same way, or whose training set had
-    other class frequencies. It has 2 C parameters, so it needs some examples of each class;
-    `TemperatureScaling` needs few, `MatrixScaling` also mixes the classes. It can change the predicted class.
+    For a model whose classes are not all over- or under-confident in the same way, or whose training set had other
+    class frequencies. It needs some examples of each class. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
@@ -108,15 +99,13 @@ class VectorScaling(AffineScaling, LinearFit):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        The negative log-likelihood is convex. Newton's method in float64 finds its minimum, from the temperature T of
-        `TemperatureScaling` (with its warning), until the next step would gain less than 1e-7 nats per example. It
-        reads the rows block by block, and no second (N, C) array is made.
+        Newton's method in float64 finds the minimum of the convex negative log-likelihood from the temperature T of
+        `TemperatureScaling` (with its warning), until the next step would gain less than 1e-7 nats per example. A ridge
+        of 1e-6 (|T w - 1|^2 + |b|^2) bounds what the data do not determine, where a class is absent or separated from
+        the others; `StructuredVectorScaling` is the safer choice there. No second (N, C) array is made.
 
-        A ridge of 1e-6 (|T w - 1|^2 + |b|^2) bounds what the data do not determine, where a class is absent or
-        separated from the others. `StructuredVectorScaling` is the safer choice there.
-
-        A class masked by -inf in a row stays masked there. w follows the logits as they are, so unlike a
-        temperature it is not blind to an offset that all logits of a row share.
+        A class masked by -inf in a row stays masked there. Unlike a temperature, w is not blind to an offset that all
+        logits of a row share.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -157,10 +146,8 @@ class PenalisedMatrixFit(LinearFit):
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     r"""Map the logits by a full matrix and an offset, fitted on held-out predictions.
 
-    For a model that confuses certain pairs of classes in a way that more data would show. It has C (C + 1)
-    parameters: without penalties it over-fits unless N is many times that, so the weights between classes and
-    the biases are drawn to 0 (ODIR). `VectorScaling` has the diagonal only; `DirichletScaling` does the same
-    with log-probabilities. It can change the predicted class.
+    For a model that confuses certain pairs of classes. It has C (C + 1) parameters, so the weights between classes and
+    the biases are drawn to 0 (ODIR). It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
@@ -176,8 +163,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 
     Notes:
         T is the fitted temperature. Kull et al. penalise w instead of T w, which depends on the scale of the logits.
-        The fit is as in `VectorScaling`, with its ridge where there is no penalty, but that the probabilities (N, C)
-        are kept. A logit of -inf would mask all classes, so it is refused.
+        The fit is as in `VectorScaling`, its ridge where there is no penalty; the probabilities (N, C) are kept. A
+        logit of -inf would mask all classes, so it is refused.
 
     References:
         Guo et al. 2017, section 4.2; Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated
@@ -201,16 +188,16 @@ class DirichletScaling(PenalisedMatrixFit):
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
     Args:
-        off_diagonal_penalty: λ >= 0; it and the other penalty as in `MatrixScaling`.
-        bias_penalty: \mu >= 0.
+        off_diagonal_penalty: λ >= 0, and
+        bias_penalty: \mu >= 0, as in `MatrixScaling`.
 
     Attributes:
         weight_: W, (C, C).
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map. The
-        fit and T are as in `MatrixScaling`. A probability of 0 (a logit of -inf) has no logarithm, so it is refused.
+        If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map. A
+        probability of 0 (a logit of -inf) has no logarithm, so it is refused.
 
     References:
         Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated multi-class probabilities
@@ -241,17 +228,7 @@ class StructuredScaling(AffineScaling, LinearFit):
         self.penalty = penalty
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
-        """Find the temperature, then the weights and the biases.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; a vector map takes -inf, which masks a class that is not
-                the label.
-            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
-                label is not known.
-
-        Returns:
-            self, with `weight_` and `bias_`.
-        """
+        """Find the temperature, then the weights and the biases."""
         return self._fit(logits, labels)
 
     def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
@@ -312,17 +289,15 @@ class StructuredVectorScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0 unless the outputs are sigmoids.
 
     Notes:
-        T is the temperature that `TemperatureScaling` finds, with its warning; it stays while v and b are fitted. The
-        penalised likelihood then has one minimum whatever the data, found to 1e-7 nats per example. The authors' code
-        takes log-probabilities instead of logits, for which the map is not linear.
+        T is the temperature that `TemperatureScaling` finds, with its warning. The penalised likelihood then has one
+        minimum whatever the data, found to 1e-7 nats per example. The authors' code takes log-probabilities.
 
         For two classes the map is that of the difference of the logits, sigmoid((1 + v) (z_1 - z_0) / T + b) (Platt
         scaling), with the ridge λ (4 v^2 + b^2) / N, which is the one above for such a map; a label of `multi_label`
         is such a problem, of its known examples. A class masked by -inf in a row stays masked there.
 
     References:
-        Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with
-        ridge penalties.
+        Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with ridges.
 
     >>> logits = np.array([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]] * 20)
     >>> scaler = StructuredVectorScaling().fit(logits, [0, 1, 2, 0, 1, 0] * 10)  # class 2: right every other time
@@ -338,9 +313,8 @@ class StructuredVectorScaling(StructuredScaling):
 class StructuredMatrixScaling(StructuredScaling):
     r"""Map the logits by a full matrix and an offset, drawn to the best temperature (SMS).
 
-    The strongest map that folds into a head where classes are confused in a way that more data would show, and safer
-    than `MatrixScaling`: every parameter has a ridge, that of the weights between classes being C - 1 times as strong.
-    `AutoScaling` chooses its penalty by cross-validation. It can change the predicted class.
+    The strongest map that folds into a head, and safer than `MatrixScaling`: every parameter has a ridge, that of the
+    weights between classes being C - 1 times as strong. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
@@ -353,8 +327,7 @@ class StructuredMatrixScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        T, the minimum and the case of two classes, where a matrix says no more than the difference of the
-        logits, are as in `StructuredVectorScaling`. A logit of -inf would mask all classes, so it is refused.
+        T, the minimum and two classes are as in `StructuredVectorScaling`. A logit of -inf is refused.
 
     References:
         Berta, Holzmüller, Jordan, Bach 2026, as `StructuredVectorScaling`.

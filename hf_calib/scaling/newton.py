@@ -260,12 +260,11 @@ class _OwnCurvature:
     def add(self, block: _Block) -> None:
         features, probs, weights = block
         ones = np.ones(len(features))
-        own = probs if weights is None else probs * weights
         if self.products is None:
-            weighted = own - own * probs
+            weighted = block.weighted(probs - probs * probs)
         else:
-            weighted = own.copy()
-            self.products[1, :, 1] += probs.T @ own
+            weighted = block.weighted(probs.copy())
+            self.products[1, :, 1] += probs.T @ weighted
         self.moments[0] += ones @ weighted
         weighted *= features
         self.moments[1] += ones @ weighted
@@ -281,18 +280,18 @@ class _OwnCurvature:
         second += 2 * ridges[0]
         count += 2 * ridges[1]
         c = len(count)
-        if self.products is not None:
-            each = np.arange(c)
-            hessian = -self.products / size
-            hessian[0, each, 0, each] += second
-            hessian[0, each, 1, each] += first
-            hessian[1, each, 1, each] += count
-            hessian[1, :, 0] = hessian[0, :, 1].T
-            root = _inverse_root(hessian.reshape(2 * c, 2 * c), least)
-            return lambda vector: (root.T @ (root @ vector.ravel())).reshape(2, c)
-        determinant = np.maximum(second * count - first**2, least * second * count)
-        inverse = np.array([[count, -first], [-first, second]]) / determinant
-        return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
+        if self.products is None:
+            determinant = np.maximum(second * count - first**2, least * second * count)
+            inverse = np.array([[count, -first], [-first, second]]) / determinant
+            return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
+        each = np.arange(c)
+        hessian = -self.products / size
+        hessian[0, each, 0, each] += second
+        hessian[0, each, 1, each] += first
+        hessian[1, each, 1, each] += count
+        hessian[1, :, 0] = hessian[0, :, 1].T
+        root = _inverse_root(hessian.reshape(2 * c, 2 * c), least)
+        return lambda vector: (root.T @ (root @ vector.ravel())).reshape(2, c)
 
 
 def _inverse_root(hessian: FloatArray, least: float) -> FloatArray:

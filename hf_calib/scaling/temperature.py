@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,9 @@ from hf_calib.scaling._base import listed
 from hf_calib.scaling._inputs import FloatArray, blocks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
@@ -34,13 +37,10 @@ _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be N
 class TemperatureScaling(AffineScaling):
     r"""Divide the logits by one temperature, fitted on held-out predictions.
 
-    The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking
-    of the classes, hence the accuracy, as it is. The temperature can be folded into the model with
-    `hf_calib.fold_temperature`.
+    The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking of the
+    classes, hence the accuracy, as it is. T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
-
-    T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
 
     Args:
         criterion: what T minimises on the data it is fitted on.
@@ -57,25 +57,20 @@ class TemperatureScaling(AffineScaling):
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
 
     Notes:
-        With β = 1/T the negative log-likelihood is convex, so a safeguarded Newton iteration in float64 finds its one
-        minimum. Rows are read block by block: no second (N, C) array is made.
+        The negative log-likelihood is convex in 1/T: a safeguarded Newton iteration in float64, block by block, finds
+        its one minimum. A calibration error jumps as T moves examples between bins: its best T depends on few of them.
 
         `fit` warns where data do not determine T. Where every label is ranked first, "nll" smooths the labels by
         1 / (N + 1), as if one more example had an unknown label; where labels score no better than the average class,
         it takes the upper bound; where each row's logits are equal, T is 1.
 
-        A calibration error jumps as T moves examples between bins, so its best T depends on few examples.
-
     References:
         Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    >>> labels = np.array([0, 0, 0, 0])
-    >>> scaler = TemperatureScaling().fit(logits, labels)
+    >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
     >>> round(scaler.temperature_, 4)  # right three times in four: p = 3/4 needs z / T = log 3
     3.641
-    >>> scaler.predict_proba(logits[:1]).round(4)
-    array([[0.75, 0.25]])
     """
 
     def __init__(
@@ -91,25 +86,12 @@ class TemperatureScaling(AffineScaling):
         self.n_bins = n_bins
         self.multi_label = multi_label
 
-    def fit(
-        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> TemperatureScaling:
-        """Choose the temperature.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a class that is not the label.
-            labels: (N,) int in [0, C), without -100; with multi_label, (N, C) of 0 and 1, and -100 where a
-                label is not known.
-            sample_weight: (N,) of at least 0, for "nll" and one label a row; None counts every example once.
-
-        Returns:
-            self, with `temperature_`.
-        """
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Choose the temperature; weights (N,) are for "nll" and one label a row."""
         if hasattr(self.criterion, "fit"):
+            got = type(self.criterion).__name__
             way_out = "a scaler wraps no model: fit it on the model's logits"
-            raise InputTypeError(
-                expected("criterion", "be a name", f"a {type(self.criterion).__name__}", way_out)
-            )
+            raise InputTypeError(expected("criterion", "be a name", f"a {got}", way_out))
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = self._checked_grid()
@@ -179,16 +161,8 @@ class PerLabelTemperatureScaling(AffineScaling):
 
     multi_label = True
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
-        """Choose the temperatures.
-
-        Args:
-            logits: (N, C), any real dtype, read in float64; -inf masks a label that is 0.
-            labels: (N, C) of 0 and 1, and -100 where a label is not known: its logit is left out.
-
-        Returns:
-            self, with `temperatures_` and `shared_temperature_`.
-        """
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
+        """Choose the temperatures; logits of unknown labels, and of masked ones, are left out."""
         rows = Rows.checked(logits, labels, multi_label=True)
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
         self.temperatures_, undetermined = temperatures_by_label(rows, self.shared_temperature_)
@@ -242,10 +216,7 @@ class ScaledLoss:
             self.largest[part] = block[each, predicted]
             block -= self.largest[part, None]
             own[part] = block[each, labels]
-            if block.min() > -np.inf:
-                mean[part] = block @ np.full(block.shape[1], 1 / block.shape[1])
-            else:
-                mean[part] = block.mean(axis=1, where=np.isfinite(block))
+            mean[part] = block.mean(axis=1, where=True if block.min() > -np.inf else np.isfinite(block))
         self.drift = float(np.average(mean - own, weights=rows.weights))
         self.shortfall = float(np.average(-own, weights=rows.weights))
 
