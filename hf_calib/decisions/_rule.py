@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check, few
+from hf_calib.decisions.measured import Results
 from hf_calib.metrics.checks import FloatArray, IntArray, as_floats, check_probs, check_probs_and_labels
-from hf_calib.metrics.resamples import Interval
 
 
 class Rule(ABC):
@@ -45,13 +45,11 @@ class Rule(ABC):
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
         """Raise where so few calibration rows cannot keep the promise."""
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike) -> dict[str, Interval]:
+    def measure(self, probs: ArrayLike, labels: ArrayLike) -> Results:
         """Results of the rule on other rows; see `hf_calib.decisions.measured.TITLES`."""
         return self.measure_decided(self.predict(probs), probs, labels)
 
-    def measure_decided(
-        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
-    ) -> dict[str, Interval]:
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
         """The same of decisions on rows, whichever rules of this kind have made them."""
         raise NotImplementedError
 
@@ -80,7 +78,7 @@ class Part(NamedTuple):
     other_labels: ArrayLike
 
 
-def measure_parts(rule: Rule, parts: Sequence[Part]) -> dict[str, Interval]:
+def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
     """A rule on the other rows of all parts, as it was fitted in each; warnings of the fits are left out.
 
     Of one part: what it does on other data. Of folds: cross-fitting, in which each row is decided by a rule that was
@@ -104,47 +102,43 @@ def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArra
 
 def class_probs(probs: ArrayLike, n_classes: int) -> FloatArray:
     """Check probs (N, C) to decide on, with the classes of `fit`."""
-    return _as_served(_of_fit(check_probs(probs), n_classes))
+    return _as_served(check_probs(probs), n_classes)
 
 
 def label_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Check probs (N, C) of independent labels, and which of them are true, (N, C) of 0 and 1."""
-    checked = label_probs(probs)
+    rows = label_probs(probs)
     targets = as_floats("labels", labels)
     way_out = "pass 0 or 1 for every label of every row"
-    check(targets.shape == checked.shape, f"labels to have shape {checked.shape}", targets.shape, way_out)
+    check(targets.shape == rows.shape, f"labels to have shape {rows.shape}", targets.shape, way_out)
     wrong = np.argwhere(~np.isin(targets, (0, 1)))
     got = "; ".join(f"{targets[row, column]:g} in row {row}" for row, column in wrong[:1])
     check(not len(wrong), "labels to be 0 or 1", got, "drop rows whose labels are not known")
-    return checked, targets == 1
+    return rows, targets == 1
 
 
 def label_probs(probs: ArrayLike, n_labels: int | None = None) -> FloatArray:
     """Check probs (N, C) of independent labels, each in [0, 1]; return them as they are served."""
-    checked = as_floats("probs", probs)
-    is_matrix = checked.ndim == 2 and checked.size > 0
+    rows = as_floats("probs", probs)
     way_out = "pass one probability per row and label"
-    check(is_matrix, "probs to have shape (N, C), N >= 1", f"shape {checked.shape}", way_out)
-    low, high = checked.min(), checked.max()
-    is_probability = low >= 0 and high <= 1 + 1e-6  # false for NaN too
+    is_matrix = rows.ndim == 2 and rows.size > 0
+    check(is_matrix, "probs to have shape (N, C), N >= 1", f"shape {rows.shape}", way_out)
+    low, high = rows.min(), rows.max()
     got = f"values from {low:.6g} to {high:.6g}"
-    check(is_probability, "probs to lie in [0, 1]", got, "pass scipy.special.expit(logits)")
-    return _as_served(checked if n_labels is None else _of_fit(checked, n_labels))
+    lie_there = low >= 0 and high <= 1 + 1e-6  # false for NaN too
+    check(lie_there, "probs to lie in [0, 1]", got, "pass scipy.special.expit(logits)")
+    return _as_served(rows, n_labels)
 
 
-def _of_fit(probs: NDArray[Any], n_classes: int) -> NDArray[Any]:
-    way_out = "pass probabilities of the model it was fitted for"
-    wanted = f"probs to have the {n_classes} columns of fit"
-    check(probs.shape[1] == n_classes, wanted, f"shape {probs.shape}", way_out)
-    return probs
-
-
-def _as_served(probs: NDArray[Any]) -> FloatArray:
+def _as_served(probs: NDArray[Any], n_columns: int | None = None) -> FloatArray:
     """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1].
 
     A threshold between two probabilities that differ in float64 only, such as 1 - 1e-9 and 1 - 1e-10, would
     let more rows pass once these are served in float32 than when it was fitted.
     """
+    wanted = f"probs to have the {n_columns} columns of fit"
+    way_out = "pass probabilities of the model it was fitted for"
+    check(n_columns in (None, probs.shape[1]), wanted, f"shape {probs.shape}", way_out)
     return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
 
 

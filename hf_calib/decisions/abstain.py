@@ -11,19 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib.decisions._promise import (
-    ALWAYS,
-    NEVER,
-    certified_threshold,
-    check_promise,
-    check_rows_for,
-    rows_needed,
-    starts,
-)
+from hf_calib.decisions import _promise
+from hf_calib.decisions._promise import ALWAYS, NEVER, certified_threshold, rows_needed
 from hf_calib.decisions._rule import Part, Rule, class_probs, class_rows, listed, measure_parts, percent, warn
-from hf_calib.decisions.measured import PromiseCurve, answers
+from hf_calib.decisions.measured import PromiseCurve, Results, answers
 from hf_calib.metrics.checks import FloatArray, IntArray, check_flag
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.sums import winners
 
 
@@ -51,12 +43,10 @@ class AbstainRule(Rule):
         thresholds_: (C,) a prediction of this class is answered if its probability is above it.
 
     Notes:
-        An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where
-        the model does not reach it, everything is handed over, with a warning. By class, that many predictions of
-        each class are needed, so that rows of many classes answer far less than without; delta is shared among the
-        classes that are predicted often enough; where these are more than can share it, among those that are
-        predicted most often. A class that is answered always hands its share on. Confidences are rounded to float32,
-        as they are served.
+        An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; where the
+        model does not reach it, everything is handed over, with a warning. By class, that many predictions of each are
+        needed: delta is shared among the classes that are predicted often enough, the most frequent ones where these
+        are too many, and a class that is answered always hands its share on.
 
     References:
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
@@ -78,7 +68,7 @@ class AbstainRule(Rule):
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        check_promise("accuracy", self.accuracy, self.delta)
+        _promise.check_promise("accuracy", self.accuracy, self.delta)
         check_flag("by_class", self.by_class)
 
     def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
@@ -88,21 +78,23 @@ class AbstainRule(Rule):
         self.thresholds_ = self._thresholds(rows, targets, self.accuracy)
         never = np.flatnonzero(self.thresholds_ == NEVER)
         if self.answers_nothing:
-            percents = range(50, math.ceil(100 * self.accuracy - 1e-9))
-            failing = bisect_left(
-                percents, True, key=lambda p: (self._thresholds(rows, targets, p / 100) == NEVER).all()
-            )
-            less = f" ({percents[failing - 1] / 100:g} would answer some)" if failing else ""
             right = (rows.argmax(axis=1) == targets).mean()
+            lower = range(
+                50, math.ceil(100 * self.accuracy - 1e-9)
+            )  # percents; the larger, the less is answered
+            failing = bisect_left(
+                lower, True, key=lambda p: (self._thresholds(rows, targets, p / 100) == NEVER).all()
+            )
+            less = f" ({lower[failing - 1] / 100:g} would answer some)" if failing else ""
             warn(
                 f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
-                f"of which {right:.1%} are right. Every input will be handed over. Promise less{less}, or use more "
-                "rows or a better model."
+                f"of which {right:.1%} are right. Every input will be handed over. Promise less"
+                f"{less}, or use more rows or a better model."
             )
         elif len(never):
             warn(
                 f"An accuracy of {self.accuracy:g} cannot be promised for predictions of {listed(never, 'class')}. "
-                f"They will always be handed over. Promise less, or use more calibration rows: at least "
+                "They will always be handed over. Promise less, or use more calibration rows: at least "
                 f"{rows_needed(self.accuracy, self.delta):,} predictions of a class."
             )
         return self
@@ -118,9 +110,7 @@ class AbstainRule(Rule):
         """Whether every input is handed over."""
         return bool((self._fitted_thresholds() == NEVER).all())
 
-    def measure_decided(
-        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
-    ) -> dict[str, Interval]:
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
         """The share "answered" and its "accuracy" on other rows, with exact binomial intervals of 95%."""
         return answers(decided, class_rows(probs, labels)[1])
 
@@ -133,7 +123,7 @@ class AbstainRule(Rule):
 
     def check_rows(self, n_rows: int) -> None:
         """Raise where so few calibration rows cannot promise the accuracy."""
-        check_rows_for(self.accuracy, self.delta, n_rows)
+        _promise.check_rows_for(self.accuracy, self.delta, n_rows)
 
     def curve(
         self,
@@ -186,7 +176,7 @@ class AbstainRule(Rule):
                     right[own],
                     promised=accuracy,
                     delta=delta,
-                    tested=tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta)),
+                    tested=tested.setdefault(int(c), _promise.starts(int(counts[c]), accuracy, delta)),
                 )
             needing = left[thresholds[left] != ALWAYS]
             if len(needing) in (0, len(left)):

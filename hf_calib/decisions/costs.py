@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
 from hf_calib.decisions._rule import Rule, class_probs, class_rows
-from hf_calib.decisions.measured import answers, mean
+from hf_calib.decisions.measured import Results, answers, mean
 from hf_calib.metrics.checks import IntArray, as_floats
-from hf_calib.metrics.resamples import Interval
 
 _LARGEST = 1e12  # beyond, means over rows lose the small ones
 
@@ -74,9 +73,7 @@ class CostRule(Rule):
         decided = (class_probs(probs, len(costs)) @ costs).argmin(axis=1)
         return np.where(decided == len(costs), -1, decided)
 
-    def measure_decided(
-        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
-    ) -> dict[str, Interval]:
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
         """The "cost" per input, "cost_argmax" of the most probable class and the "saving", with 95% intervals.
 
         Those of costs are by paired bootstrap, those of the share "answered" and its "accuracy" exact binomial ones.

@@ -11,6 +11,7 @@ from scipy.special import betaincinv
 from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.metrics.resamples import Interval
 
+Results = dict[str, Interval]
 # What `measure` of the rules may return, and how tables name it.
 TITLES = {
     "answered": "Inputs answered",
@@ -45,7 +46,7 @@ def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
 
 
 def mean(
-    values: ArrayLike, *, confidence_level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+    values: ArrayLike, confidence_level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> Interval:
     """A mean with its percentile bootstrap interval.
 
@@ -63,7 +64,7 @@ def mean(
     return Interval(float(sample.mean()), float(low), float(high))
 
 
-def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, Interval]:
+def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> Results:
     """The share of inputs answered, and the accuracy of the answers unless there are none."""
     answered = decided >= 0
     found = {"answered": share(answered)}

@@ -70,24 +70,20 @@ class Decisions:
         check(is_each_named, f"class_names to be {n_classes} different names", few(names), way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
-        """Decide on each text.
+        """For each text the name of a class, or None for "hand over"; of labels and of sets, a list of names.
 
-        Args:
-            outputs: what `pipe(texts, top_k=None)` returns, for each text a list of {"label", "score"} of all
-                classes, perhaps one by one, as for a dataset of texts; or probs (N, C) in the model's order.
-
-        Returns:
-            For each text the name of a class, or None for "hand over"; of labels and of sets, a list of names.
+        Outputs are what `pipe(texts, top_k=None)` returns, of one text, of a list of texts, or one by one as for a
+        dataset of them; or probs (N, C) in the model's order.
         """
         if isinstance(outputs, Iterator):
             outputs = list(outputs)
         if isinstance(outputs, list) and not outputs:  # no texts
             return []
         first = outputs[0] if isinstance(outputs, Sequence) else None
-        if isinstance(first, Mapping):  # of one text
-            outputs = self._matrix([outputs])
-        elif isinstance(first, list) and (not first or isinstance(first[0], Mapping)):
-            outputs = self._matrix(outputs)
+        if isinstance(first, Mapping) or (
+            isinstance(first, list) and isinstance((first or [{}])[0], Mapping)
+        ):
+            outputs = self._matrix([outputs] if isinstance(first, Mapping) else outputs)
         decided = self.rule.predict(outputs)
         if decided.ndim == 2:
             return [[self.class_names[c] for c in np.flatnonzero(row)] for row in decided]
@@ -96,26 +92,14 @@ class Decisions:
     def _matrix(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """The scores (N, C) of a pipeline's outputs, in the model's order."""
         scores = np.empty((len(rows), len(self.class_names)))
-        names = sorted(self.class_names)
+        requirement = f"score each of the model's {len(self.class_names)} classes ({few(self.class_names)})"
+        way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
         for i, row in enumerate(rows):
-            labels = [entry.get("label") for entry in row]
             found = {entry.get("label"): entry.get("score") for entry in row}
-            requirement = f"the outputs to score the model's {len(names)} classes ({few(self.class_names)})"
-            way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
-            check(
-                sorted(map(str, labels)) == names,
-                requirement,
-                f"{len(row)} ({few(labels)}) for text {i}",
-                way_out,
-            )
-            is_scored = all(isinstance(score, Real) for score in found.values())
-            got = few([f"{name!r}: {score!r}" for name, score in found.items()])
-            check(
-                is_scored,
-                "the outputs to have a score for each class",
-                got,
-                "call the pipeline with top_k=None",
-            )
+            got = few([f"{entry.get('label')}: {entry.get('score')}" for entry in row])
+            is_whole = found.keys() == set(self.class_names) and len(row) == len(found)
+            is_whole = is_whole and all(isinstance(score, Real) for score in found.values())
+            check(is_whole, f"the outputs to {requirement}", f"{len(row)} ({got}) for text {i}", way_out)
             scores[i] = [found[name] for name in self.class_names]
         return scores
 
@@ -142,7 +126,7 @@ class Decisions:
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
     ) -> Decisions:
-        """Load the decisions.json of a model, whose config.json beside it has the same classes.
+        """Load the decisions.json of a model, whose config.json has to have the same classes.
 
         Args:
             name: a local folder; or a model on the Hub, whose file is downloaded once and kept in its cache.
@@ -154,7 +138,11 @@ class Decisions:
         way_out = "write one with hf-calib decide --output, or Decisions.save"
         check(path.is_file(), f"the model to come with a {FILE}", f"none in {name}", way_out)
         decisions = cls.from_dict(_read(path), str(path))
-        names = _names_in(folder / "config.json")
+        config = _read(folder / "config.json") if (folder / "config.json").is_file() else None
+        by_id = config.get("id2label") if isinstance(config, dict) else None
+        names = (
+            tuple(str(by_id[c]) for c in sorted(by_id, key=int)) if by_id else None
+        )  # "10" may stand before "2"
         requirement = f"the classes of the decisions to be those of config.json ({few(names or ())})"
         got = f"{few(decisions.class_names)} in {path}"
         way_out = "fit the rule again on probabilities of this model"
@@ -183,26 +171,21 @@ class Decisions:
 
     def sentence(self) -> str:
         """The decisions in one sentence, with their measured results if there are any."""
-        found = self.measured
+        found = {name: interval.value for name, interval in self.measured.items()}
         rows = f"on {self.n_measured:,} rows that it was not fitted on"
-        if isinstance(self.rule, AbstainRule) and self.rule.answers_nothing:
-            return f"It hands over every input: {percent(self.rule.accuracy)} accuracy could not be promised."
-        if isinstance(self.rule, AbstainRule) and "answered" in found:
-            kept = (
-                f"{found['accuracy'].value:.1%} of its answers were right" if "accuracy" in found else "none"
-            )
-            return (
-                f"It answers {found['answered'].value:.0%} of inputs at {percent(self.rule.accuracy)} accuracy and "
-                f"hands over the rest ({kept}, {rows})."
-            )
         results = ""
-        if "cost" in found:
-            results = (
-                f" ({found['cost'].value:.4g} per input, {found['cost_argmax'].value:.4g} without, {rows})"
-            )
-        if "coverage" in found:
-            size = found["size"].value
-            results = f" ({found['coverage'].value:.1%}, with {size:.2f} classes on average, {rows})"
+        if isinstance(self.rule, AbstainRule):
+            accuracy = percent(self.rule.accuracy)
+            if self.rule.answers_nothing:
+                return f"It hands over every input: {accuracy} accuracy could not be promised."
+            if "answered" in found:
+                kept = f"{found['accuracy']:.1%} of its answers were right" if "accuracy" in found else "none"
+                share = f"{found['answered']:.0%} of inputs at {accuracy} accuracy"
+                return f"It answers {share} and hands over the rest ({kept}, {rows})."
+        elif "cost" in found:
+            results = f" ({found['cost']:.4g} per input, {found['cost_argmax']:.4g} without, {rows})"
+        elif "coverage" in found:
+            results = f" ({found['coverage']:.1%}, with {found['size']:.2f} classes on average, {rows})"
         return f"It {self.rule.promise()}{results}."
 
 
@@ -212,15 +195,6 @@ def _read(path: Path) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         got = f"{path} ({error})"
         raise InputValueError(expected("the file", "be readable as JSON", got, _WAY_OUT)) from error
-
-
-def _names_in(config: Path) -> tuple[str, ...] | None:
-    """The class names of a config.json in the order of their ids; None where it has none."""
-    found = _read(config) if config.is_file() else None
-    names = found.get("id2label") if isinstance(found, Mapping) else None
-    if not isinstance(names, Mapping) or not all(number.isdecimal() for number in names):
-        return None
-    return tuple(str(names[number]) for number in sorted(names, key=int))  # "10" may stand before "2"
 
 
 def _downloaded(name: str, revision: str | None, token: str | None) -> Path:

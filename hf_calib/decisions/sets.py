@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
 from hf_calib.decisions._rule import Rule, class_probs, class_rows, listed, percent, warn
-from hf_calib.decisions.measured import mean, share
+from hf_calib.decisions.measured import Results, mean, share
 from hf_calib.metrics.checks import FloatArray, check_choice, check_flag, check_share
-from hf_calib.metrics.resamples import Interval
 
 _ALL = 1.0  # no score is larger
 
@@ -72,11 +71,9 @@ class PredictionSets(Rule):
         self.check_rows(len(rows))
         scores = self._scores(rows)[np.arange(len(rows)), targets]
         n_classes = rows.shape[1]
-        if not self.by_class:
-            self.thresholds_ = np.full(n_classes, self._quantile(scores))
-            return self
-        self.thresholds_ = np.array([self._quantile(scores[targets == c]) for c in range(n_classes)])
-        rare = np.flatnonzero(np.bincount(targets, minlength=n_classes) < self._rows_needed)
+        whose = [targets == c for c in range(n_classes)] if self.by_class else [np.full(len(rows), True)]
+        self.thresholds_ = np.resize([self._quantile(scores[own]) for own in whose], n_classes)
+        rare = np.flatnonzero([own.sum() < self._rows_needed for own in whose])
         if len(rare):
             warn(
                 f"{listed(rare, 'class').capitalize()}: fewer than the {self._rows_needed} rows that "
@@ -89,15 +86,11 @@ class PredictionSets(Rule):
         thresholds = self._fitted_thresholds()
         return self._scores(class_probs(probs, len(thresholds))) <= thresholds
 
-    def measure_decided(
-        self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike
-    ) -> dict[str, Interval]:
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
         """The "coverage" of other rows, with its exact binomial interval of 95%, and the mean "size" of the sets."""
         targets = class_rows(probs, labels)[1]
-        return {
-            "coverage": share(decided[np.arange(len(decided)), targets]),
-            "size": mean(decided.sum(axis=1)),
-        }
+        covered = share(decided[np.arange(len(decided)), targets])
+        return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
     def promise(self) -> str:
         share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
