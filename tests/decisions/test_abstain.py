@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from hf_calib._errors import InputTypeError, InputValueError
-from hf_calib.decisions import AbstainRule, PredictionSets
-from hf_calib.decisions._promise import certified_threshold, rows_needed, starts
+from hf_calib._errors import InputError, InputValueError
+from hf_calib.decisions import AbstainRule
+from hf_calib.decisions._promise import certified_threshold, starts
 from tests.decisions.populations import POPULATIONS, population
 
-N_DRAWS, DELTA = 1000, 0.05
-FEW_DRAWS = 300  # Of the quick cases.
+N_DRAWS, FEW_DRAWS, DELTA = 1000, 300, 0.05
 
 
 def most_broken(n_draws: int) -> int:
@@ -23,74 +22,64 @@ def most_broken(n_draws: int) -> int:
     return int(binom.ppf(0.999, n_draws, DELTA))
 
 
-MOST_BROKEN = most_broken(N_DRAWS)
-
-
 def broken_promises(
     probs, labels, *, n_rows: int, accuracy: float, by_class: bool = False, n_draws: int = N_DRAWS
 ) -> tuple[int, float]:
     """In how many draws a rule answers less accurately than it promised; and the mean share it answers."""
     rng = np.random.default_rng(1)
-    n_classes = probs.shape[1]
     confidences, predicted = probs.max(axis=1).astype(np.float32), probs.argmax(axis=1)
-    right = predicted == labels
-    groups = [predicted == c for c in range(n_classes)] if by_class else [np.full(len(probs), True)]
-    # Accuracy and number of rows above each confidence, of the whole population.
+    groups = [predicted == c for c in range(probs.shape[1])] if by_class else [np.full(len(probs), True)]
+    # Confidences and the number of right rows above each of them, of the whole population.
     known = []
     for group in groups:
         order = np.argsort(confidences[group])
-        above = np.cumsum(right[group][order][::-1])[::-1]
-        known.append((confidences[group][order], np.append(above, 0)))
-    broken, answered = 0, []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(n_draws):
-            rows = rng.integers(len(probs), size=n_rows)
-            rule = AbstainRule(accuracy=accuracy, delta=DELTA, by_class=by_class).fit(
-                probs[rows], labels[rows]
-            )
-            thresholds = rule.thresholds_ if by_class else rule.thresholds_[:1]
-            failed, total = False, 0
-            for (ordered, n_right), threshold in zip(known, thresholds, strict=True):
-                start = np.searchsorted(ordered, threshold, side="right")
-                size = len(ordered) - start
-                total += size
-                failed |= bool(size and n_right[start] / size < accuracy)
-            broken += failed
-            answered.append(total / len(probs))
-    return broken, float(np.mean(answered))
+        right = np.cumsum((predicted == labels)[group][order][::-1])[::-1]
+        known.append((confidences[group][order], np.append(right, 0)))
+    broken, answered = 0, 0
+    for _ in range(n_draws):
+        rows = rng.integers(len(probs), size=n_rows)
+        rule = AbstainRule(accuracy=accuracy, delta=DELTA, by_class=by_class)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rule.fit(probs[rows], labels[rows])
+        starts_at = [
+            np.searchsorted(ordered, threshold, side="right")
+            for (ordered, _), threshold in zip(known, rule.thresholds_, strict=False)
+        ]
+        sizes = [len(ordered) - start for (ordered, _), start in zip(known, starts_at, strict=True)]
+        n_right = [right[start] for (_, right), start in zip(known, starts_at, strict=True)]
+        broken += any(n < accuracy * size for n, size in zip(n_right, sizes, strict=True))
+        answered += sum(sizes)
+    return broken, answered / (n_draws * len(probs))
 
 
-QUICK = [("over-confident", None), ("calibrated", 1), ("not monotone", None)]
-CASES = [
-    *((*case, FEW_DRAWS) for case in QUICK),
-    *(
-        pytest.param(name, decimals, N_DRAWS, marks=pytest.mark.deep)
-        for name in POPULATIONS
-        for decimals in (None, 2, 1)
-    ),
-]
+def deep(*case: object) -> object:
+    return pytest.param(*case, N_DRAWS, marks=pytest.mark.deep)
 
 
-@pytest.mark.parametrize(("name", "decimals", "n_draws"), CASES)
+@pytest.mark.parametrize(
+    ("name", "decimals", "n_rows", "n_draws"),
+    [
+        *(
+            (*case, 400, FEW_DRAWS)
+            for case in (("over-confident", None), ("calibrated", 1), ("not monotone", None))
+        ),
+        *(deep(name, decimals, 400) for name in POPULATIONS for decimals in (None, 2, 1)),
+        # Wherever the tests start.
+        *(deep(name, None, n) for name in ("calibrated", "not monotone") for n in (30, 90, 220, 700)),
+    ],
+)
 def test_the_promise_is_broken_in_at_most_delta_of_the_draws(
-    name: str, decimals: int | None, n_draws: int
+    name: str, decimals: int | None, n_rows: int, n_draws: int
 ) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
-    broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9, n_draws=n_draws)
+    broken, _ = broken_promises(probs, labels, n_rows=n_rows, accuracy=0.9, n_draws=n_draws)
     assert broken <= most_broken(n_draws)
 
 
 @pytest.mark.parametrize(
     ("name", "decimals", "n_draws"),
-    [
-        ("calibrated", 2, FEW_DRAWS),
-        *(
-            pytest.param(name, decimals, N_DRAWS, marks=pytest.mark.deep)
-            for name in POPULATIONS
-            for decimals in (None, 1)
-        ),
-    ],
+    [("calibrated", 2, FEW_DRAWS), *(deep(name, decimals) for name in POPULATIONS for decimals in (None, 1))],
 )
 def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | None, n_draws: int) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
@@ -103,7 +92,7 @@ def test_the_level_is_used() -> None:
     """Where every answer breaks the promise by a little, a good part of delta is used up."""
     probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
     broken, _ = broken_promises(probs, labels, n_rows=400, accuracy=0.9)
-    assert 0.2 * DELTA * N_DRAWS <= broken <= MOST_BROKEN
+    assert 0.2 * DELTA * N_DRAWS <= broken <= most_broken(N_DRAWS)
 
 
 @pytest.mark.parametrize(("name", "least"), [("calibrated", 0.9), ("under-confident", 0.95)])
@@ -118,16 +107,6 @@ def test_it_answers_nearly_as_much_as_can_be_promised(name: str, least: float) -
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("n_rows", [60, 186, 440, 1416])
-@pytest.mark.parametrize("name", ["calibrated", "over-confident", "not monotone"])
-def test_the_promise_is_kept_wherever_the_tests_start(name: str, n_rows: int) -> None:
-    probs, labels = population(POPULATIONS[name])
-    broken, _ = broken_promises(probs, labels, n_rows=n_rows, accuracy=0.95)
-    print(f"{name}, {n_rows} rows: broken in {broken / N_DRAWS:.1%} of draws, promised {DELTA:.0%}")
-    assert broken <= MOST_BROKEN
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("name", ["calibrated", "over-confident", "under-confident"])
 def test_more_rows_answer_more(name: str) -> None:
     """From 60 to 3,000 rows there is no collapse, as there was where one row more moved the starts of the tests."""
@@ -137,34 +116,6 @@ def test_more_rows_answer_more(name: str) -> None:
     print(name, *(f"{n}: {share:.3f}" for n, share in zip(sizes, shares, strict=True)))
     for i, share in enumerate(shares):
         assert share >= max(shares[: i + 1]) - 0.06
-
-
-@pytest.mark.deep
-def test_the_power_at_1000_rows() -> None:
-    """On calibrated data, of what an oracle could answer."""
-    probs, labels = population(POPULATIONS["calibrated"])
-    order = np.argsort(-probs.max(axis=1))
-    right = (probs.argmax(axis=1) == labels)[order]
-    oracle = np.flatnonzero(np.cumsum(right) / np.arange(1, len(right) + 1) >= 0.9).max() / len(right)
-    _, answered = broken_promises(probs, labels, n_rows=1000, accuracy=0.9, n_draws=300)
-    print(f"answered {answered:.3f} of {oracle:.3f}")
-    assert answered >= 0.75 * oracle
-
-
-@pytest.mark.parametrize("rule", [AbstainRule, PredictionSets])
-def test_a_word_is_no_truth_value(rule: type) -> None:
-    with pytest.raises(
-        InputTypeError, match="expected by_class to be True or False, got 'no'; write it without quotes"
-    ):
-        rule(by_class="no")
-
-
-@pytest.mark.deep
-def test_classes_that_are_all_just_below_the_promise_share_its_delta() -> None:
-    """Each of four would break its own promise nearly as often as its level lets it."""
-    probs, labels = population(lambda confidences: np.full(len(confidences), 0.897))
-    broken, _ = broken_promises(probs, labels, n_rows=1600, accuracy=0.9, by_class=True)
-    assert 0.2 * DELTA * N_DRAWS <= broken <= MOST_BROKEN
 
 
 def rows_with(wrong: list[int], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,20 +146,6 @@ def test_the_order_of_rows_with_one_confidence_promises_nothing() -> None:
     assert len({certified_threshold(tied, right, promised=0.9, delta=DELTA) for _ in range(5)}) == 1
     assert certified_threshold(same, right, promised=0.95, delta=DELTA) == 1
     assert certified_threshold(same, right[::-1], promised=0.95, delta=DELTA) == 1
-
-
-def test_the_curve_is_of_rules_by_class_where_the_rule_is_one() -> None:
-    probs, labels = population(POPULATIONS["calibrated"], decimals=2)
-    rows, others = np.arange(1000), np.arange(1000, 3000)
-    data = (probs[rows], labels[rows], probs[others], labels[others])
-    found = [AbstainRule(by_class=each).curve(*data, accuracies=[0.9]) for each in (True, False)]
-    for by_class, curve in zip((True, False), found, strict=True):
-        rule = AbstainRule(accuracy=0.9, by_class=by_class)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            answered = (rule.fit(*data[:2]).predict(data[2]) >= 0).mean()
-        assert curve.answered == (pytest.approx(answered),)
-    assert found[0].answered != found[1].answered
 
 
 def test_ties_are_answered_together() -> None:
@@ -322,36 +259,22 @@ def test_what_is_measured() -> None:
     assert curve.answered[0] > curve.answered[1]
 
 
-def test_rows_needed() -> None:
-    for promised, delta in ((0.5, 0.05), (0.95, 0.01), (0.999, 0.05)):
-        n = rows_needed(promised, delta)
-        assert promised**n <= delta < promised ** (n - 1)
-
-
 class TestRefusals:
     PROBS = np.full((100, 2), 0.5)
     LABELS = np.zeros(100, dtype=int)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (
-                {"accuracy": 1.0},
-                "expected accuracy to be below 1, got 1.0; no number of rows .*: 0.99 takes 299",
-            ),
-            ({"accuracy": 1.5}, r"expected accuracy to lie in \(0, 1\), got 1.5"),
-            ({"accuracy": 0}, r"expected accuracy to lie in \(0, 1\), got 0"),
-            ({"delta": 0.0}, r"expected delta to lie in \(0, 1\), got 0.0"),
-            ({"accuracy": float("nan")}, r"expected accuracy to lie in \(0, 1\), got nan"),
-        ],
-    )
-    def test_options(self, options: dict[str, float], message: str) -> None:
-        with pytest.raises(InputValueError, match=message):
-            AbstainRule(**options)
-
-    def test_options_of_another_type(self) -> None:
-        with pytest.raises(InputTypeError, match=r"expected accuracy to be a number, got '0\.9'"):
-            AbstainRule(accuracy="0.9")  # type: ignore[arg-type]
+    def test_options(self) -> None:
+        for options, message in (
+            ({"accuracy": 1.0}, "accuracy to be below 1, got 1.0; no number of rows .*: 0.99 takes 299"),
+            ({"accuracy": 1.5}, r"accuracy to lie in \(0, 1\), got 1.5"),
+            ({"accuracy": 0}, r"accuracy to lie in \(0, 1\), got 0"),
+            ({"accuracy": float("nan")}, r"accuracy to lie in \(0, 1\), got nan"),
+            ({"delta": 0.0}, r"delta to lie in \(0, 1\), got 0.0"),
+            ({"accuracy": "0.9"}, r"accuracy to be a number, got '0\.9'"),
+            ({"by_class": "no"}, "by_class to be True or False, got 'no'"),
+        ):
+            with pytest.raises(InputError, match=message):
+                AbstainRule(**options)
 
     def test_an_accuracy_that_so_few_rows_cannot_promise(self) -> None:
         message = (
@@ -363,21 +286,17 @@ class TestRefusals:
         with pytest.warns(UserWarning, match="An accuracy of 0.97 cannot be promised at any"):
             AbstainRule(accuracy=0.97).fit(self.PROBS, self.LABELS + 1)
 
-    @pytest.mark.parametrize(
-        ("probs", "labels", "message"),
-        [
-            (PROBS * 0.9, LABELS, "each row of probs to sum to 1, got 0.9"),
-            (PROBS * np.nan, LABELS, "probs to be finite"),
-            (PROBS + np.array([1, -1]), LABELS, r"probs to lie in \[0, 1\]"),
-            (PROBS, LABELS + 2, r"labels to lie in 0..1, got 2"),
-            (PROBS, LABELS[:5], r"labels to have shape \(100,\)"),
-            (PROBS[:0], LABELS[:0], "probs to hold at least one value"),
-            (np.ones((100, 1)), LABELS, r"probs to have at least 2 classes, got shape \(100, 1\)"),
-        ],
-    )
-    def test_rows(self, probs: np.ndarray, labels: np.ndarray, message: str) -> None:
-        with pytest.raises(InputValueError, match=message):
-            AbstainRule(accuracy=0.9).fit(probs, labels)
+    def test_rows(self) -> None:
+        for probs, labels, message in (
+            (self.PROBS * 0.9, self.LABELS, "each row of probs to sum to 1, got 0.9"),
+            (self.PROBS * np.nan, self.LABELS, "probs to be finite"),
+            (self.PROBS, self.LABELS + 2, r"labels to lie in 0..1, got 2"),
+            (self.PROBS, self.LABELS[:5], r"labels to have shape \(100,\)"),
+            (self.PROBS[:0], self.LABELS[:0], "probs to hold at least one value"),
+            (np.ones((100, 1)), self.LABELS, r"probs to have at least 2 classes, got shape \(100, 1\)"),
+        ):
+            with pytest.raises(InputValueError, match=message):
+                AbstainRule(accuracy=0.9).fit(probs, labels)
 
     def test_before_fit_and_with_other_classes(self) -> None:
         with pytest.raises(InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"):

@@ -96,23 +96,23 @@ def test_one_line_for_a_pipeline(classify: Any) -> None:
 
 def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
     pipe, _, _ = classify
-    message = r"expected the outputs to score each of the model's 4 classes \(art, law, film, sport\), got 1 .*top_k=None"
+    message = r"outputs to score each of the model's 4 classes \(art, law, film, sport\), got 1 .*top_k=None"
     with pytest.raises(InputValueError, match=message):
         Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
 
 
-@pytest.mark.parametrize("score", [None, "0.5"])
-def test_entries_without_a_score(score: object) -> None:
-    entries = [{"label": name, **({} if score is None else {"score": score})} for name in NAMES]
-    with pytest.raises(InputValueError, match="expected the outputs to score each of the model's 4 classes"):
-        Decisions(RULES["abstain"], NAMES)([entries])
-
-
-def test_best_classes_of_several_texts_are_not_taken_for_one_text() -> None:
+def test_entries_without_a_score_and_best_classes_of_several_texts() -> None:
+    decisions = Decisions(RULES["abstain"], NAMES)
+    for entry in ({}, {"score": "0.5"}):
+        with pytest.raises(
+            InputValueError, match="expected the outputs to score each of the model's 4 classes"
+        ):
+            decisions([[{"label": name, **entry} for name in NAMES]])
     best = [{"label": name, "score": 0.25} for name in (*NAMES, "art")]
-    message = r"of the model's 4 classes .*, got 5 \(art: 0.25, .*\) for text 0"
-    with pytest.raises(InputValueError, match=message):
-        Decisions(RULES["abstain"], NAMES)(best)
+    with pytest.raises(
+        InputValueError, match=r"of the model's 4 classes .*, got 5 \(art: 0.25, .*\) for text 0"
+    ):
+        decisions(best)
 
 
 def test_texts_one_by_one_and_no_texts() -> None:
@@ -141,36 +141,6 @@ def test_a_model_of_other_classes(classify: Any) -> None:
     )
     with pytest.raises(InputValueError, match=message):
         Decisions.from_pretrained(folder)
-
-
-def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Decisions(RULES["abstain"], NAMES).save(tmp_path)
-    before = (tmp_path / "decisions.json").read_text()
-    write = Path.write_text
-
-    def half(path: Path, text: str, **options: Any) -> int:
-        write(path, text[: len(text) // 2], **options)
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(OSError, match="the disk is full"):
-        Decisions(RULES["costs"], NAMES).save(tmp_path)
-    assert (tmp_path / "decisions.json").read_text() == before
-
-
-def test_a_revision_and_a_token_reach_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Decisions(RULES["abstain"], NAMES).save(tmp_path)
-    asked: dict[str, Any] = {}
-
-    def downloaded(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", downloaded)
-    Decisions.from_pretrained("me/model", revision="v1", token="mine")
-    assert (asked["name"], asked["revision"], asked["token"]) == ("me/model", "v1", "mine")
 
 
 @pytest.mark.slow

@@ -94,14 +94,6 @@ def test_a_class_with_few_rows_is_in_every_set() -> None:
     assert sets.predict(probs)[:, 0].all()
 
 
-def test_a_class_with_just_enough_rows_has_a_threshold() -> None:
-    """9 rows for alpha = 0.1, of which the largest score is the threshold; a warning would be an error here."""
-    probs, _ = drawn(99, rng=np.random.default_rng(3), n_classes=3)
-    labels = np.repeat([0, 1, 2], [9, 45, 45])
-    sets = PredictionSets(by_class=True).fit(probs, labels)
-    assert sets.thresholds_[0] == pytest.approx((1 - probs[:9, 0]).max(), abs=1e-6)
-
-
 def test_aps_scores_that_rounding_takes_above_one_are_one() -> None:
     """A class of too few rows is in every set, also where the probabilities before its own sum to more than 1."""
     probs = np.array([[0.6, 0.3, 0.1, 0.0]], np.float32)
