@@ -146,7 +146,7 @@ def _clear_errors(output: Path) -> Iterator[None]:
         raise _not_writable(output, os.strerror(number)) from error
 
 
-def _not_writable(output: Path, reason: str) -> InputOSError:
+def _not_writable(output: Path, reason: str | None) -> InputOSError:
     way_out = "make room there, or name another place"
     return InputOSError(expected("output", "be writable", f"{output} ({reason})", way_out))
 
