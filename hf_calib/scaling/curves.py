@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, Literal, get_args
 
@@ -357,8 +356,9 @@ class EnsembleTemperatureScaling(Scaler):
                     UserWarning,
                     stacklevel=2,
                 )
-        best_weights = _least_mse_weights if self.criterion == "mse" else _least_nll_weights
-        self.weights_ = best_weights(rows, self.temperature_)
+        products, own = _sums(rows, self.temperature_)
+        by_mse = self.criterion == "mse"
+        self.weights_ = _least_on_simplex(products, own.mean(axis=1)) if by_mse else _least_nll_weights(own)
         self.n_classes_ = rows.logits.shape[1]
         return self
 
@@ -399,25 +399,19 @@ def _mse(log_temperature: float, rows: Rows) -> float:
     return float(total) / len(rows)
 
 
-def _walk(rows: Rows, temperature: float) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yield the three distributions (3, n, C), and what they give the labels (3, n)."""
+def _sums(rows: Rows, temperature: float) -> tuple[FloatArray, FloatArray]:
+    """The mean products (3, 3) of the three distributions, and what they give the labels (3, N)."""
+    products, own = np.zeros((3, 3)), np.empty((3, len(rows)))
     for part, block in blocks(rows.logits):
         parts = np.stack(_parts(block, temperature))
-        yield parts, parts[:, np.arange(len(block)), rows.labels[part]]
-
-
-def _least_mse_weights(rows: Rows, temperature: float) -> FloatArray:
-    products, own = np.zeros((3, 3)), np.zeros(3)
-    for parts, of_label in _walk(rows, temperature):
         flat = parts.reshape(3, -1)
         products += flat @ flat.T
-        own += of_label.sum(axis=1)
-    return _least_on_simplex(products / len(rows), own / len(rows))
+        own[:, part] = parts[:, np.arange(len(block)), rows.labels[part]]
+    return products / len(rows), own
 
 
-def _least_nll_weights(rows: Rows, temperature: float) -> FloatArray:
+def _least_nll_weights(own: FloatArray) -> FloatArray:
     """Minimise the quadratic model of the loss on the simplex, go there or part of the way, and repeat."""
-    own = np.concatenate([of_label for _, of_label in _walk(rows, temperature)], axis=1)
     weights = np.full(3, 1 / 3)
     for _ in range(_MAX_STEPS):
         before = weights @ own
@@ -443,14 +437,12 @@ def _least_on_simplex(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
     """
     best, least = np.zeros(3), np.inf
     for face in _FACES:
-        size = len(face)
-        system = np.ones((size + 1, size + 1))
-        system[:size, :size] = quadratic[np.ix_(face, face)]
-        system[size, size] = 0
-        inner = np.linalg.lstsq(system, np.append(linear[face], 1))[0][:size]
-        if (inner >= 0).all():
-            weights = np.zeros(3)
-            weights[face] = inner / inner.sum()
+        system = np.pad(quadratic[np.ix_(face, face)], (0, 1), constant_values=1)
+        system[-1, -1] = 0
+        weights = np.zeros(3)
+        weights[face] = np.linalg.lstsq(system, np.append(linear[face], 1))[0][:-1]
+        if weights.min() >= 0:
+            weights /= weights.sum()
             value = float(weights @ quadratic @ weights / 2 - linear @ weights)
             if value < least - 1e-15:
                 best, least = weights, value

@@ -159,10 +159,11 @@ def _read(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
     check(known, requirement, f"method {method!r} ({did_you_mean(method, SCALERS)})", way_out)
     try:
         scaler = _from_record(record, arrays)
-        is_whole = method not in FOLDABLE_SCALERS or all(
-            np.array_equal(ours, np.array(record[key], dtype=None if ours is None else np.float64))
-            for key, ours in scaler.affine_map()._asdict().items()
-        )
+        is_whole = True
+        if method in FOLDABLE_SCALERS:
+            weight, bias = scaler.affine_map()
+            is_whole = np.array_equal(weight, record["weight"])
+            is_whole &= record["bias"] is None if bias is None else np.array_equal(bias, record["bias"])
     except Exception as error:  # whatever a foreign file makes of a constructor or of a map
         got = f"{method!r} with entries missing or of another kind ({error!r})"
         raise InputValueError(f"expected {requirement}, got {got}; {way_out}") from error
@@ -219,11 +220,12 @@ def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
 def check_finite(scaler: Any) -> None:
     """Raise if a fitted scaler has NaN or infinity among its numbers, or gives them for logits of 0."""
     numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
-    sound = all(np.isfinite(value).all() for value in numbers)
-    if sound:
-        n_classes = len(getattr(scaler, "classes_", (0, 1)))
-        sound = bool(np.isfinite(scaler.predict_proba(np.zeros((1, n_classes)))).all())
-    check(sound, "scaler to have finite numbers", "NaN or infinity", "fit it again, on finite logits")
+    logits = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
+    # No probabilities are asked of numbers that are not finite.
+    sound = (
+        all(np.isfinite(value).all() for value in numbers) and np.isfinite(scaler.predict_proba(logits)).all()
+    )
+    check(bool(sound), "scaler to have finite numbers", "NaN or infinity", "fit it again, on finite logits")
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
@@ -234,11 +236,9 @@ def recorded_in(config: Any) -> dict[str, Any]:
 
 def has_bias(scaler: Any) -> bool:
     """Whether a scaler is fitted, and its map adds something to the logits."""
-    if not hasattr(scaler, "affine_map"):
-        return False
     try:
         bias = scaler.affine_map().bias
-    except NotFittedError:
+    except (AttributeError, NotFittedError):
         return False
     return bias is not None and bool(bias.any())
 
@@ -246,9 +246,7 @@ def has_bias(scaler: Any) -> bool:
 def pooler_config(scaler: Any) -> dict[str, float] | None:
     """What `vllm serve --pooler-config` takes: sigmoid((logit - mean) / sigma) is then what the scaler gives.
 
-    Returns:
-        "logit_mean" and "logit_sigma"; None for a map that is not a slope and an offset of one logit, as vLLM has one
-        of each for all logits.
+    None for a map that is not a slope and an offset of one logit, as vLLM has one of each for all logits.
 
     >>> from hf_calib.scaling import StructuredVectorScaling
     >>> scaler = StructuredVectorScaling(multi_label=True).fit([[-1.0], [1.0], [2.0], [3.0]], [[0], [1], [0], [1]])

@@ -165,12 +165,6 @@ class TestCurveOfSpline:
         np.testing.assert_array_equal(one.scores_, other.scores_)
         np.testing.assert_allclose(one.accuracies_, other.accuracies_, rtol=1e-12)
 
-    def test_constant_beyond_what_was_seen(self) -> None:
-        logits, labels = sampled(100, 3, 1.0)
-        scaler = SplineScaling().fit(logits, labels)
-        beyond = scaler.predict_confidence([[90.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        np.testing.assert_array_equal(beyond, scaler.accuracies_[[-1, 0]])
-
 
 class TestProbabilitiesOfSpline:
     def test_the_others_keep_their_proportions(self) -> None:

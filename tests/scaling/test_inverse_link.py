@@ -230,16 +230,6 @@ class TestBranches:
         posterior = InverseLink(loss).predict_proba(logits[best])[:, 0]
         np.testing.assert_allclose(posterior, etas, atol=1e-3)
 
-    def test_flsd_takes_the_side_on_which_p_lies(self) -> None:
-        link = InverseLink(make_loss("flsd"))
-        rows = np.array([[0.8, 0.2 - 1e-9, 1e-9], [0.8 - 2e-9, 0.2 + 1e-9, 1e-9]])
-        below, above = link.predict_proba(np.log(rows))
-        assert below[1] > 1.1 * above[1]
-        step = make_loss("flsd", thresholds=(0.2,), gammas=(5, 5))
-        assert below[1] / below[2] == pytest.approx(
-            np.divide(*InverseLink(step).predict_proba(np.log(rows))[0, 1:]), rel=1e-9
-        )
-
     def test_inverse_focal_beyond_its_limit(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from scipy.stats import beta, chi2
 
+from hf_calib import InputError
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
     IsotonicScaling,
@@ -65,24 +66,20 @@ class TestCorrection:
         assert probs.sum() == pytest.approx(1)
 
     @pytest.mark.parametrize(
-        ("prior", "error", "message"),
+        ("prior", "message"),
         [
-            ([0.5, 0.3, 0.1], ValueError, "target_prior to sum to 1, got 0.9; divide it by its sum, or pass"),
-            (
-                [0.5, 0.5, 0.0],
-                ValueError,
-                "target_prior to be above 0 for every class, got 0 for class 2; give",
-            ),
-            ([5, 0, 0], ValueError, "be above 0 for every class, got 0 for class 1, class 2; give a class"),
-            ([0.7, 0.5, -0.2], ValueError, "be above 0 for every class, got -0.2 for class 2"),
-            ([0.5, 0.5, np.nan], ValueError, "target_prior to be finite, got NaN or infinity"),
-            ([[0.5, 0.5]], ValueError, r"target_prior to have shape \(C,\), got shape \(1, 2\)"),
-            ([0.5, 0.5], ValueError, "target_prior to have the 3 classes of train_prior, got 2"),
-            (["a", "b", "c"], TypeError, "target_prior to hold numbers, got dtype <U1"),
+            ([0.5, 0.3, 0.1], "to sum to 1, got 0.9; divide it by its sum, or pass"),
+            ([0.5, 0.5, 0.0], "to be above 0 for every class, got 0 for class 2; give"),
+            ([5, 0, 0], "to be above 0 for every class, got 0 for class 1, class 2; give a class"),
+            ([0.7, 0.5, -0.2], "to be above 0 for every class, got -0.2 for class 2"),
+            ([0.5, 0.5, np.nan], "to be finite, got NaN or infinity"),
+            ([[0.5, 0.5]], r"to have shape \(C,\), got shape \(1, 2\)"),
+            ([0.5, 0.5], "to have the 3 classes of train_prior, got 2"),
+            (["a", "b", "c"], "to hold numbers, got dtype <U1"),
         ],
     )
-    def test_refused(self, prior: Any, error: type, message: str) -> None:
-        with pytest.raises(error, match=f"^expected {message}" if "target" in message else message):
+    def test_refused(self, prior: Any, message: str) -> None:
+        with pytest.raises(InputError, match=f"^expected target_prior {message}"):
             PriorCorrection(EVEN, prior)
 
     def test_a_scaler_that_is_no_affine_map_is_refused(self) -> None:
@@ -125,23 +122,6 @@ class TestEstimates:
             wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
             np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
             assert found.shifted
-
-    @pytest.mark.parametrize("method", ["em", "bbse", "bbse_soft"])
-    def test_few_source_rows_make_the_intervals_wide(self, method: str) -> None:
-        rng = np.random.default_rng(3)
-        logits, labels = draw(rng, 40)
-        few, target = softmax(logits, axis=1), posterior(rng, 400, SHIFTED)
-        widths = []
-        for times in (1, 25):  # the same rows, but many of them
-            found = estimate_prior(
-                target,
-                source_probs=np.repeat(few, times, axis=0),
-                source_labels=np.repeat(labels, times),
-                method=method,
-                n_resamples=100,
-            )
-            widths.append(np.ptp(found.interval, axis=1).sum())
-        assert widths[0] > 1.3 * widths[1]
 
     def test_the_test_without_source_rows_is_that_of_the_likelihood_ratio(self) -> None:
         probs = posterior(np.random.default_rng(2), 60, np.array([0.4, 0.35, 0.25]))
@@ -286,63 +266,35 @@ class TestRefusalToCorrect:
         assert (record["method"], record["shifted"], record["n_rows"]) == ("em", True, 2000)
 
 
-class TestRefused:
-    GOOD = posterior(np.random.default_rng(0), 20)
-    LABELS = GOOD.argmax(axis=1)
+GOOD = posterior(np.random.default_rng(0), 20)
+TWO = GOOD[:, :2] / GOOD[:, :2].sum(axis=1, keepdims=True)
+NEVER_THE_LAST = np.eye(3)[[0, 1] * 10]
+BBSE = {"source_probs": GOOD, "method": "bbse"}
+REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
+    (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
+    (GOOD[[3] * 9], {"train_prior": EVEN}, "rows that differ, got 9 rows that are all alike; pass the"),
+    (GOOD, {}, "expected source_probs or train_prior to be given, got neither"),
+    (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
+    (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
+    (GOOD, {"source_probs": TWO}, "source_probs to have the 3 classes of probs, got 2"),
+    (GOOD, {"source_probs": GOOD, "method": "ml"}, "method to be one of 'em', 'bbse', 'bbse_soft', got"),
+    (GOOD, {"source_probs": NEVER_THE_LAST}, "every class some probability, got 0 in all rows for class 2"),
+    (GOOD, BBSE, "source_labels to be given with method='bbse'"),
+    (GOOD, {**BBSE, "source_labels": [0] * 20}, "every class, got none of class 1, class 2; use method='em'"),
+    (
+        GOOD,
+        {**BBSE, "source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3},
+        "rank 1 of 3, as class",
+    ),
+    (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
+]
 
-    @pytest.mark.parametrize(
-        ("probs", "options", "message"),
-        [
-            (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
-            (
-                GOOD[[3] * 9],
-                {"train_prior": EVEN},
-                "rows that differ, got 9 rows that are all alike; pass the",
-            ),
-            (GOOD, {}, "expected source_probs or train_prior to be given, got neither"),
-            (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
-            (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
-            (
-                GOOD,
-                {"source_probs": GOOD[:, :2] / GOOD[:, :2].sum(1, keepdims=True)},
-                "have the 3 classes of",
-            ),
-            (GOOD, {"train_prior": [0.5, 0.2, 0.2]}, "train_prior to sum to 1, got 0.9"),
-            (
-                GOOD,
-                {"train_prior": [9, 9, 0]},
-                "train_prior to be above 0 for every class, got 0 for class 2",
-            ),
-            (GOOD * np.nan, {"train_prior": EVEN}, "probs to be finite, got 60 NaN"),
-            (np.log(GOOD), {"train_prior": EVEN}, r"probs to lie in \[0, 1\], .* these look like logits"),
-            (
-                GOOD,
-                {"source_probs": GOOD, "method": "ml"},
-                "method to be one of 'em', 'bbse', 'bbse_soft', got",
-            ),
-            (GOOD, {"source_probs": GOOD, "method": "bbse"}, "source_labels to be given with method='bbse'"),
-            (
-                GOOD,
-                {"source_probs": GOOD, "source_labels": LABELS * 0, "method": "bbse_soft"},
-                "source_labels to hold every class, got none of class 1, class 2; use method='em', or more",
-            ),
-            (
-                GOOD,
-                {"source_probs": np.eye(3)[LABELS * 0 + [0, 1] * 10]},
-                "source_probs to give every class some probability, got 0 in all rows for class 2",
-            ),
-            (
-                GOOD,
-                {"source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3, "method": "bbse"},
-                "matrix to be invertible, got one of rank 1 of 3, as class . is never predicted|of 3, as class",
-            ),
-            (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
-        ],
-    )
-    def test_with_one_sentence(self, probs: np.ndarray, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message) as caught:
-            estimate_prior(probs, **options)
-        assert "\n" not in str(caught.value)
+
+@pytest.mark.parametrize(("probs", "options", "message"), REFUSED)
+def test_refused_with_one_sentence(probs: np.ndarray, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        estimate_prior(probs, **options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("n_classes", [2, 50])
