@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hf_calib.commands.opening import Running, may_be_large, name_of
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics._row_scores import check_rows, score_chunks
-from hf_calib.metrics.slices import SliceSums
+from hf_calib.metrics.state import SliceSums, check_rows, score_chunks
 from hf_calib.predictions.passes import Tally, Unfinished, measure_in_one_pass
 from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards, is_many, open_shards
@@ -39,10 +38,7 @@ class Measuring:
     def __call__(self, shards: Shards, number: int, piece: Piece) -> Tally:
         n_classes = len(shards.class_names)
         state = CalibrationState(n_classes=n_classes, n_bins=self.n_bins)
-        weighted = shards.columns.weight is not None
-        slices = {
-            each.column: SliceSums(each.column, self.n_bins, weighted=weighted) for each in self.slicings
-        }
+        slices = {each.column: SliceSums(each.column, self.n_bins) for each in self.slicings}
         for first, batch in shards.batches(number, piece):
             with shards.naming(number, first):
                 check_rows(batch.probs, batch.labels, batch.weights, n_classes)

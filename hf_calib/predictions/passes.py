@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputOSError, expected
 from hf_calib._files import whole_file
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.slices import SliceSums
+from hf_calib.metrics.state import GroupSums, SliceSums
 from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards
 
@@ -63,12 +63,12 @@ class Tally:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything, for one file."""
-        made = {column: [sums.n_bins, sums.weighted, sums.names] for column, sums in self.slices.items()}
+        made = {column: [sums.n_bins, sums.names] for column, sums in self.slices.items()}
         states = {f"state:{name}": _bytes(state.to_bytes()) for name, state in self.states.items()}
         slices = {
             f"slice:{column}:{name}": array
             for column, sums in self.slices.items()
-            for name, array in sums.arrays().items()
+            for name, array in sums.groups._asdict().items()
         }
         facts = {"slices": made, "n_rows": self.n_rows}
         return {"facts": _bytes(json.dumps(facts).encode()), **states, **slices}
@@ -81,13 +81,9 @@ class Tally:
         for name, array in arrays.items():
             if name.startswith("state:"):
                 tally.states[name.removeprefix("state:")] = CalibrationState.from_bytes(array.tobytes())
-        for column, (n_bins, weighted, names) in facts["slices"].items():
-            prefix = f"slice:{column}:"
-            own = {
-                name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
-            }
-            tally.slices[column] = SliceSums(column, n_bins, weighted=weighted)
-            tally.slices[column].restore(names, own)
+        for column, (n_bins, names) in facts["slices"].items():
+            groups = GroupSums(*(arrays[f"slice:{column}:{name}"] for name in GroupSums._fields))
+            tally.slices[column] = SliceSums(column, n_bins, names, groups)
         return tally
 
 

@@ -43,16 +43,9 @@ CAPTIONS = {
 
 
 class FromSums(NamedTuple):
-    """The measurements of a state, and how exact they are.
-
-    Args:
-        measured: with intervals.
-        errors: key -> how far a metric may be from that of the rows, where it is from the grid of confidences.
-        median: the confidence below which half of the rows lie.
-    """
+    """The measurements of a state, and the confidence below which half of its rows lie."""
 
     measured: Measurements
-    errors: dict[str, float]
     median: float
 
 
@@ -63,7 +56,6 @@ class OnePassReport(AnyReport):
     Args:
         state: of the probabilities as the model gives them.
         state_after: of the calibrated ones, or None.
-        errors: of the metrics that come from the grid of confidences, before and after; see `FromSums`.
         medians: the median confidences, before and after.
         slices: of the final probabilities, a section for each column.
         n_files: that were read; None where it was no file.
@@ -71,7 +63,6 @@ class OnePassReport(AnyReport):
 
     state: CalibrationState = field(repr=False, compare=False)
     state_after: CalibrationState | None = field(default=None, repr=False, compare=False)
-    errors: tuple[dict[str, float], ...] = ()
     medians: tuple[float, ...] = ()
     slices: tuple[SliceSection, ...] = ()
     n_files: int | None = None
@@ -98,9 +89,6 @@ class OnePassReport(AnyReport):
             name: None if state is None else measurements_record(state, self)
             for name, state in zip(("before", "after"), states, strict=True)
         }
-        for record, errors in zip(filter(None, measured.values()), self.errors, strict=True):
-            for key, error in errors.items():
-                record["metrics"][key]["error"] = error
         return {
             "kind": ONE_PASS,
             "name": self.name,
@@ -177,7 +165,7 @@ class OnePassReport(AnyReport):
                 {"": {name: state.bins for name, state in states.items()}}, n_rows=rows
             ),
             "risk_coverage": risk_coverage_of_curves(
-                {name: state.grid.risk_coverage() for name, state in states.items()}
+                {name: state.risk_coverage() for name, state in states.items()}
             ),
         }
         if self.n_classes <= _MOST_CLASSES_DRAWN:
@@ -209,15 +197,15 @@ class OnePassReport(AnyReport):
         rows.append(["Consistency test of the ECE (p)", *map(p_cell, tests), "from the sums of the bins"])
         return ["metric", *states, "how"], rows
 
-    def _how(self, key: str) -> str:
-        found = [errors[key] for errors in self.errors if key in errors]
-        return f"within {max(found):.1g}" if found else "exact"
+    @staticmethod
+    def _how(key: str) -> str:
+        return "from cells" if key in ("adaptive_ece", "area_under_risk_coverage") else "exact"
 
     def _footnotes(self) -> list[str]:
         medians = " and ".join(f"{median:.4f}" for median in self.medians)
         notes = [
-            "Exact: from sums over all rows. Within: from confidences that are counted on a fine grid, no farther than "
-            f"this from the value of the rows. Median confidence: {medians}.",
+            "Exact: from sums over all rows. From cells: confidences are counted in 98,304 cells, and those of one "
+            f"cell are not told apart. Median confidence: {medians}.",
             "The interval of an ECE is of the error without noise, in the same bins, by test inversion; those of "
             "accuracy, NLL and Brier score are normal. The other errors have no interval.",
             "Not here, as they need the rows at once: the smooth and the kernel ECE, that of bins by sweep, debiased "
@@ -293,7 +281,6 @@ def report_on_states(
         notes=notes,
         state=state,
         state_after=after,
-        errors=tuple(each.errors for each in found),
         medians=tuple(each.median for each in found),
         slices=slices,
         n_files=n_files,
@@ -306,7 +293,6 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
     total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
     scale = effective / total
     z = float(ndtri((1 + settings.confidence_level) / 2))
-    adaptive, adaptive_error = state.grid.equal_mass_bins(state.n_bins)
 
     def normal(value: float, error: float) -> Interval:
         return Interval(value, value - z * error, value + z * error)
@@ -319,25 +305,20 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
             seed=settings.seed,
         )
 
-    accuracy, accuracy_error = (float(part[0]) for part in top.accuracies())
+    means = {
+        name: [float(part[0]) for part in top.mean(name)] for name in ("accuracy", "nll", "brier", "gap")
+    }
     metrics = {
-        "accuracy": normal(accuracy, accuracy_error),
-        **{
-            name: normal(float(top.mean(name)[0]), float(top.standard_error(name)[0]))
-            for name in ("nll", "brier")
-        },
+        **{name: normal(*means[name]) for name in ("accuracy", "nll", "brier")},
         "ece": inverted(bins),
-        "adaptive_ece": inverted(adaptive),
+        "adaptive_ece": inverted(state.equal_mass_bins()),
         "classwise_ece": Interval(float(np.mean(class_gaps(state.class_bins())))),
         "mce": Interval(float(binned_error(bins, total, "max"))),
     }
-    errors = {"adaptive_ece": adaptive_error}
     if not state.weighted:
-        area = state.area_under_risk_coverage()
-        metrics["area_under_risk_coverage"] = Interval(area.value)
-        errors["area_under_risk_coverage"] = area.error
-    gap, error = (float(part[0]) for part in top.gaps())
-    squares = top.sums.of("confidence_squared")[0].sum(axis=1)
+        metrics["area_under_risk_coverage"] = Interval(state.area_under_risk_coverage())
+    gap, error = means["gap"]
+    squares = top.bins[3, 0]
     right, stated = float(bins.correct.sum()), float(bins.confidence.sum())
     coins = Coins.of_sums(effective, stated * scale, float(squares.sum()) * scale)
     measured = Measurements(
@@ -356,11 +337,11 @@ def measure_state(state: CalibrationState, names: tuple[str, ...], settings: Set
         ),
         classes=_class_rows(state, names, scale),
     )
-    return FromSums(measured, errors, state.confidence_quantile(0.5).value)
+    return FromSums(measured, state.confidence_quantile(0.5))
 
 
 def _bin_rows(state: CalibrationState, squares: Any, scale: float) -> tuple[BinRow, ...]:
-    bins, rows = state.bins, state.top_label.sums.rows()[0]
+    bins, rows = state.bins, state.top_label.bins[0, 0]
     edges, total = uniform_edges(state.n_bins), float(bins.counts.sum())
     found = []
     for m in np.flatnonzero(bins.counts > 0):

@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.intervals import interval_of_bins
 from hf_calib.metrics.resamples import Interval
-from hf_calib.metrics.slices import SliceSums
+from hf_calib.metrics.state import SliceSums
 from hf_calib.metrics.sums import BinSums, binned_error
 from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
@@ -161,14 +161,14 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
         sums: of the slices.
         settings: of the report.
     """
-    found = sums.sums()
-    bins, effective, n_rows = found.bins(), found.effective_rows(), found.n_rows()
+    found = sums.groups
+    bins, effective, n_rows = found.bin_sums(), found.effective_rows(), found.n_rows()
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
     z = float(ndtri((1 + settings.confidence_level) / 2))
-    (gaps, gap_errors), (accuracies, _) = found.gaps(), found.accuracies()
+    (gaps, gap_errors), (accuracies, _) = found.mean("gap"), found.mean("accuracy")
     p_values = _holm(_p_values(bins, effective, used)) if len(used) > 1 else None
-    means = {name: (found.mean(name), found.standard_error(name)) for name in ("nll", "brier")}
+    means = {name: found.mean(name) for name in ("nll", "brier")}
     slices = []
     for place, group in enumerate(used):
         own = BinSums(*(part[group] * (effective[group] / masses[group]) for part in bins))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics._row_scores import score_chunks
-from hf_calib.metrics.slices import SliceSums
+from hf_calib.metrics.state import SliceSums, score_chunks
 from hf_calib.report import calibration_report
 from hf_calib.report.measures import Settings
 from hf_calib.report.one_pass import OnePassReport, report_on_states
@@ -36,7 +35,7 @@ def state_of(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None =
 def slices_of(
     probs: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
 ) -> SliceSection:
-    sums = SliceSums("country", 15, weighted=weights is not None)
+    sums = SliceSums("country", 15)
     names = [f"c{i}" for i in range(int(groups.max()) + 1)]
     for part, scores in score_chunks(probs, labels, weights):
         sums.add(scores, groups[part], names)
@@ -58,7 +57,7 @@ def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[typ
         for key, found in state.metrics.items():
             wanted, tolerance = held.metrics[key], 1e-11
             if key in ("adaptive_ece", "area_under_risk_coverage"):
-                tolerance = max(errors[key] for errors in ours.errors)
+                tolerance = 1e-3
             assert found.value == pytest.approx(wanted.value, abs=tolerance), key
             if wanted.low is not None and found.low is not None:  # of resamples, and of normal errors
                 for end in ("low", "high"):
@@ -94,10 +93,9 @@ def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-de
     text = report.to_markdown()
     assert "6,000 examples, 4 classes, 15 bins; intervals of 95%, seed 0. In one pass." in text
     assert "| Adaptive ECE |" in text
-    assert "within " in text
+    assert "from cells" in text
     record = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert record["kind"] == "one_pass"
-    assert record["before"]["metrics"]["adaptive_ece"]["error"] > 0
     (tmp_path / "report.json").write_text(json.dumps(record))
     assert read_report(tmp_path / "report.json")["n_examples"] == 6_000
 
@@ -107,8 +105,7 @@ def test_intervals_have_the_level_asked_for() -> None:
     for level, z in ((0.8, 1.2816), (0.95, 1.96)):
         found = report_on_states(state, confidence_level=level).before
         for key in ("accuracy", "nll", "brier"):
-            name = key if key != "accuracy" else None
-            error = state.top_label.standard_error(name)[0] if name else state.top_label.accuracies()[1][0]
+            error = state.top_label.mean(key)[1][0]
             value, low, high = found.metrics[key]
             np.testing.assert_allclose([low, high], [value - z * error, value + z * error], atol=1e-4)
 
@@ -185,19 +182,19 @@ class TestSlices:
             if kind == "one large":
                 groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
             weights = rng.exponential(size=len(labels)) if kind == "weights" else None
-            sums = SliceSums("country", 15, weighted=weights is not None)
+            sums = SliceSums("country", 15)
             for part, scores in score_chunks(probs, labels, weights):
                 sums.add(scores, groups[part], [f"c{i}" for i in range(n_groups)])
             from hf_calib.report.slices import _holm, _p_values
 
-            found = sums.sums()
-            used = np.flatnonzero(found.bins().counts.sum(axis=1) > 0)
-            alarms += bool((_holm(_p_values(found.bins(), found.effective_rows(), used)) < 0.05).any())
+            found = sums.groups
+            used = np.flatnonzero(found.bin_sums().counts.sum(axis=1) > 0)
+            alarms += bool((_holm(_p_values(found.bin_sums(), found.effective_rows(), used)) < 0.05).any())
         assert alarms <= 10
 
     def test_in_the_report_with_names_from_data_escaped(self) -> None:
         probs, labels = sample(3_000)
-        sums = SliceSums("<b>x</b>", 15, weighted=False)
+        sums = SliceSums("<b>x</b>", 15)
         names = ["<script>alert(1)</script>", "$x^2$ | `y`", *map(str, range(28))]
         for part, scores in score_chunks(probs, labels, None):
             sums.add(scores, (np.arange(3_000) % 30)[part], names)
