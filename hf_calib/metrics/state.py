@@ -65,6 +65,12 @@ def check_rows(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None, n_classes: int
 ) -> None:
     """Raise unless probs (N, C) are distributions, with labels and weights (N,): a `RowError` names one that is not."""
+    check(
+        probs.ndim == 2,
+        f"probs to have shape (N, {n_classes})",
+        f"shape {probs.shape}",
+        "pass one row an example",
+    )
     masses = np.broadcast_to(1.0, len(probs)) if weights is None else weights
     for name, values, kinds, requirement, way_out in (
         ("probs", probs, "f", "be a float array", "pass probs.astype(float)"),
@@ -108,7 +114,7 @@ def _check_chunk(columns: NDArray[Any], labels: NDArray[Any], weights: NDArray[A
             "be a finite number of at least 0",
             weights,
             (weights >= 0) & (weights < np.inf),
-            "0 leaves a row out",
+            "give each row a weight; 0 leaves it out",
         ),
     ):
         if not fits.all():
@@ -509,18 +515,20 @@ class CalibrationState:
                 )
             header = json.loads(line)
             check_flag("by_class", header["by_class"])
-            check_flag("weighted", header["weighted"] is True)
+            check_flag("weighted", False if header["weighted"] is None else header["weighted"])
             n_classes = check_integer("n_classes", header["n_classes"], 1, "send it unchanged")
             state = cls.sized(n_classes, check_n_bins(header["n_bins"]), by_class=header["by_class"])
             sizes = [sums.size for sums in state.sums.values()]
             packed = data[len(first) + len(line) + 2 :]
-            unpacked = zlib.decompressobj().decompress(packed, 8 * sum(sizes) + 1)
-            numbers = np.frombuffer(unpacked, "<f8") if len(unpacked) == 8 * sum(sizes) else np.array(np.nan)
-            if not np.isfinite(numbers).all():
-                raise ValueError("they hold other numbers")
+            unpacking = zlib.decompressobj()
+            unpacked = unpacking.decompress(packed, 8 * sum(sizes) + 1)
+            if len(unpacked) != 8 * sum(sizes) or not unpacking.eof or unpacking.unused_data:
+                raise ValueError("they hold more or fewer numbers")
+            numbers = np.frombuffer(unpacked, "<f8")
             for sums, part in zip(state.sums.values(), np.split(numbers, np.cumsum(sizes)), strict=False):
                 sums[...] = part.reshape(sums.shape)
-            if min(state.sums["bins"].min(), state.sums["cells"].min()) < 0:
+            least = min(state.sums["bins"].min(), state.sums["cells"].min())
+            if not np.isfinite(numbers).all() or least < 0:
                 raise ValueError("they are not sums of rows")
             state._weighted = header["weighted"]
         except Exception as error:  # zlib, json, numpy and the checks each raise their own.

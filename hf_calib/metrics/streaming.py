@@ -135,12 +135,7 @@ class StreamingCalibration:
         >>> stream.state().n_rows
         2
         """
-        self._check_seen()
-        state = CalibrationState.sized(self._n_classes, self.n_bins, by_class=self._by_class)
-        for name, sums in self._sums.items():
-            state.sums[name][:] = sums.cpu().numpy()
-        state.add_to_cells(self.confidences, self.correct)
-        return state
+        return self._state_and_top()[0]
 
     def compute(self) -> dict[str, float]:
         """All metrics of what was seen so far.
@@ -149,9 +144,10 @@ class StreamingCalibration:
             The keys of `LOGGED_METRICS` in its order: accuracy, nll (nats), brier, ece, adaptive_ece,
             classwise_ece and mce (all but nll and brier are fractions); classwise_ece for up to 10,000 classes.
         """
-        found = self.state().compute()
-        top = TopLabel(self.confidences, self.correct)
-        return found | {"adaptive_ece": top_label_error(top, n_bins=self.n_bins, binning="quantile")}
+        state, top = self._state_and_top()
+        return state.compute() | {
+            "adaptive_ece": top_label_error(top, n_bins=self.n_bins, binning="quantile")
+        }
 
     @property
     def confidences(self) -> FloatArray:
@@ -167,6 +163,15 @@ class StreamingCalibration:
     def class_gaps(self) -> FloatArray:
         """The binned calibration error of each of up to 10,000 classes, (C,); NaN where it has no labels."""
         return class_gaps(self.state().class_bins())
+
+    def _state_and_top(self) -> tuple[CalibrationState, TopLabel]:
+        self._check_seen()
+        state = CalibrationState.sized(self._n_classes, self.n_bins, by_class=self._by_class)
+        for name, sums in self._sums.items():
+            state.sums[name][:] = sums.cpu().numpy()
+        confidences, correct = (part.double().cpu().numpy() for part in self._used())
+        state.add_to_cells(confidences, correct)
+        return state, TopLabel(confidences, correct)
 
     @property
     def _by_class(self) -> bool:

@@ -96,9 +96,9 @@ def test_ray(folder: Path, wanted: CalibrationState, flag: str) -> None:
     by_value(ray.cloudpickle, module)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        assert module.evaluate(str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(wanted.compute(), rel=1e-12)
         module.state_of = killing(module.state_of, flag)
-        assert module.evaluate(str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(wanted.compute(), rel=1e-12)
     finally:
         ray.shutdown()
 
@@ -158,9 +158,13 @@ def test_spark(folder: Path, wanted: CalibrationState, flag: str) -> None:
     builder = sql.SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.files.maxPartitionBytes", 400_000).getOrCreate()
     try:
-        assert module.evaluate(spark, str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+        assert module.evaluate(spark, str(folder), N_CLASSES).compute() == pytest.approx(
+            wanted.compute(), rel=1e-12
+        )
         module.state_of = killing(module.state_of, flag)
-        assert module.evaluate(spark, str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+        assert module.evaluate(spark, str(folder), N_CLASSES).compute() == pytest.approx(
+            wanted.compute(), rel=1e-12
+        )
     finally:
         spark.stop()
 
@@ -184,9 +188,13 @@ def test_dask(folder: Path, wanted: CalibrationState, flag: str) -> None:
         try:
             with distributed.Client(cluster) as client:
                 client.wait_for_workers(2, timeout=120)
-                assert module.evaluate(str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+                assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
+                    wanted.compute(), rel=1e-12
+                )
                 module.state_of = killing(module.state_of, flag)
-                assert module.evaluate(str(folder), N_CLASSES).to_bytes() == wanted.to_bytes()
+                assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
+                    wanted.compute(), rel=1e-12
+                )
                 assert [each.poll() for each in workers].count(-signal.SIGKILL) == 1
         finally:
             for each in workers:

@@ -55,7 +55,7 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
         measure_in_one_pass(open_shards(place), Measuring(15), workers=2)
         for place in (f"{bucket}/run", str(tmp_path))
     )
-    assert there.states["before"].to_bytes() == here.states["before"].to_bytes()
+    assert there.states["before"].compute() == pytest.approx(here.states["before"].compute(), rel=1e-12)
     with pytest.raises(
         ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"
     ):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from hf_calib._errors import InputValueError
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export.fingerprint import fingerprint, hash_of
 from tests.helpers.tiny import tiny_bert, tiny_trainer
@@ -58,9 +57,6 @@ def test_decisions_remember_the_weights(tmp_path: Path) -> None:
     record = known.to_dict()
     del record["fingerprint"]  # as versions before 0.2 wrote it
     assert Decisions.from_dict(record).fingerprint is None
-    for wrong in ("0" * 63, "<b>", 7):
-        with pytest.raises(InputValueError, match="hold decisions, got the fingerprint"):
-            Decisions.from_dict({**record, "fingerprint": wrong})
 
 
 def test_it_is_the_same_in_every_version_and_in_any_order() -> None:

@@ -176,7 +176,7 @@ def test_what_needs_confidences_in_order_is_near_that_of_the_rows(kind: str) -> 
     assert state.area_under_risk_coverage() == pytest.approx(area, abs=tolerance)
     for level in (0.01, 0.5, 0.99):
         wanted = np.quantile(top, level, method="inverted_cdf")
-        assert 1 - state.confidence_quantile(level) == pytest.approx(1 - wanted, rel=2.0**-11, abs=1e-12)
+        assert 1 - state.confidence_quantile(level) == pytest.approx(1 - wanted, rel=2.0**-11, abs=2.0**-24)
     coverage, risk = state.risk_coverage()
     assert (coverage[-1], risk[-1]) == (1, pytest.approx(1 - metrics.accuracy(probs, labels)))
     assert (np.diff(coverage) > 0).all()
@@ -279,7 +279,7 @@ class TestRefused:
 
     def test_bytes_that_are_no_state(self) -> None:
         good = state_of(np.eye(2), np.arange(2)).to_bytes()
-        for bad in (b"", b"nothing", good[:200], pickle.dumps([1])):
+        for bad in (b"", b"nothing", good[:200], good[:-1], good + b"1", pickle.dumps([1])):
             with pytest.raises(InputError, match="the state to be bytes that to_bytes wrote"):
                 CalibrationState.from_bytes(bad)
         for place in np.random.default_rng(0).integers(len(good), size=50):
@@ -294,7 +294,8 @@ class TestRefused:
             ({"n_classes": "2"}, "n_classes to be an integer, got '2'"),
             ({"n_bins": 10**18}, "n_bins to be at most 10,000"),
             ({"by_class": "no"}, "by_class to be True or False, got 'no'"),
-            ({"n_classes": 3}, "they hold other numbers"),
+            ({"weighted": 5}, "weighted to be True or False, got 5"),
+            ({"n_classes": 3}, "they hold more or fewer numbers"),
         ],
     )
     def test_bytes_with_another_header(self, header: dict[str, object], message: str) -> None:
@@ -310,7 +311,7 @@ class TestRefused:
         first, line, numbers = state_of(np.eye(2), np.arange(2)).to_bytes().split(b"\n", 2)
         sums = np.frombuffer(zlib.decompress(numbers), "<f8").copy()
         sums[0] = value
-        with pytest.raises(InputError, match=r"they hold other numbers|they are not sums of rows"):
+        with pytest.raises(InputError, match="they are not sums of rows"):
             CalibrationState.from_bytes(b"\n".join([first, line, zlib.compress(sums.tobytes())]))
 
     def test_no_more_is_unpacked_than_the_sizes_tell(self) -> None:
@@ -318,7 +319,7 @@ class TestRefused:
         first, line, _ = state_of(np.eye(2), np.arange(2)).to_bytes().split(b"\n", 2)
         bomb = b"\n".join([first, line, zlib.compress(bytes(2**26), 9)])
         tracemalloc.start()
-        with pytest.raises(InputError, match="they hold other numbers"):
+        with pytest.raises(InputError, match="they hold more or fewer numbers"):
             CalibrationState.from_bytes(bomb)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
