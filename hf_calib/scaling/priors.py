@@ -278,7 +278,14 @@ def estimate_prior(
 
     pseudo_rows, calibrated, said, said_source = n_classes / 2, True, target, source
     start, ones, added = train[:, None], np.ones((n_rows, 1)), pseudo_rows * train[:, None]
-    if source is None or labels is None or method == "em":
+    n_source = 0 if source is None else len(source)
+    if source is not None and labels is not None and method != "em":
+        if method == "bbse":
+            said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
+        assert said_source is not None
+        resampled = _black_box(said, said_source, labels, method)
+        prior = corrected_to = resampled(ones, np.ones((n_source, 1)), added)
+    else:
         calibrated = source is None or labels is None or _is_calibrated(source, labels)
         pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
         prior, corrected_to = (
@@ -286,27 +293,16 @@ def estimate_prior(
             for times in (1, _MORE)
         )
 
-        def resampled(size: int) -> FloatArray:
-            trains = start
-            if source is not None:
-                trains = source.T @ _shares(rng.exponential(size=(len(source), size)))
-            weights = rng.exponential(size=(n_rows, size))
-            pseudo = _gammas(added, rng, size)
-            return _maximum_likelihood(target, trains, weights, pseudo, prior, _NATS_OF_RESAMPLE)
+        def resampled(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
+            trains = start if source is None else source.T @ _shares(source_weights)
+            return _maximum_likelihood(target, trains, weights, added, prior, _NATS_OF_RESAMPLE)
 
-    else:
-        if method == "bbse":
-            said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
-        assert said_source is not None
-        black_box = _black_box(said, said_source, labels, method)
-        prior = corrected_to = black_box(ones, np.ones((len(source), 1)), added)
-
-        def resampled(size: int) -> FloatArray:
-            weights = rng.exponential(size=(n_rows, size))
-            return black_box(weights, rng.exponential(size=(len(source), size)), _gammas(added, rng, size))
-
-    in_memory = n_rows + (0 if method == "em" or source is None else len(source))
-    drawn = np.concatenate([resampled(size) for size in _sizes(n_resamples, in_memory)], axis=1)
+    drawn = []
+    for size in _sizes(n_resamples, n_rows + n_source):
+        source_weights, weights = rng.exponential(size=(n_source, size)), rng.exponential(size=(n_rows, size))
+        pseudo = np.maximum(rng.gamma(np.broadcast_to(added, (n_classes, size))), 1e-12)
+        drawn.append(resampled(weights, source_weights, pseudo))
+    interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if said_source is None:
         ratio = 2 * float(np.log(target @ (prior[:, 0] / train)).sum())
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
@@ -315,7 +311,7 @@ def estimate_prior(
     return PriorEstimate(
         method=method,
         prior=prior[:, 0],
-        interval=np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2], axis=1).T,
+        interval=interval,
         train_prior=train,
         pseudo_rows=pseudo_rows,
         p_value=p_value,
@@ -477,11 +473,6 @@ def _sizes(n_resamples: int, n_rows: int) -> list[int]:
 
 def _shares(columns: FloatArray) -> FloatArray:
     return columns / columns.sum(axis=0)
-
-
-def _gammas(pseudo: FloatArray, rng: np.random.Generator, n_resamples: int) -> FloatArray:
-    """(C, B) the weights of that many rows; above 0."""
-    return np.maximum(rng.gamma(np.broadcast_to(pseudo, (len(pseudo), n_resamples))), 1e-12)
 
 
 def _classes(chosen: Any) -> str:
