@@ -67,25 +67,24 @@ class _Candidate:
 
     def result(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """A row of `results_`."""
-        own = (None, None) if self.losses is None else mean_and_error(self.losses)
-        difference = (None, None) if self.losses is None else mean_and_error(self.losses - of_temperature)
-        return {
+        row: dict[str, Any] = {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            **dict(zip(("nll", "standard_error"), own, strict=True)),
-            **dict(zip(("difference", "difference_standard_error"), difference, strict=True)),
-            "chosen": self.name == choice,
-            "left_out": self.left_out,
         }
+        row |= dict.fromkeys(("nll", "standard_error", "difference", "difference_standard_error"))
+        if self.losses is not None:
+            row["nll"], row["standard_error"] = mean_and_error(self.losses)
+            row["difference"], row["difference_standard_error"] = mean_and_error(self.losses - of_temperature)
+        return row | {"chosen": self.name == choice, "left_out": self.left_out}
 
 
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
 
-    For when you do not know whether your data carry more than a temperature. It compares the logits as they
-    are, `TemperatureScaling`, `StructuredVectorScaling`, `VectorScaling`, `StructuredMatrixScaling` and
-    `MatrixScaling`, the structured ones with several penalties. It can change the predicted class.
+    For when you do not know whether your data carry more than a temperature. It compares the logits as they are,
+    `TemperatureScaling`, `VectorScaling`, `MatrixScaling`, and `StructuredVectorScaling` and `StructuredMatrixScaling`
+    with several penalties. It can change the predicted class.
 
     Args:
         n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row. One row alone

@@ -162,7 +162,10 @@ class _PenalisedLoss:
         for block, labels, losses in self._blocks(theta):
             value += float(block.weighted(losses).sum())
             if self.mixes:
-                kept.append(_Block(*(None if a is None else a.astype(self.precision) for a in block)))
+                weights = None if block.weights is None else block.weights.astype(self.precision)
+                kept.append(
+                    _Block(block.features.astype(self.precision), block.probs.astype(self.precision), weights)
+                )
             else:
                 curvature.add(block)
             block.probs[np.arange(len(labels)), labels] -= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
 
@@ -54,26 +53,6 @@ class TestChoice:
         assert scaler.choice_ in ("identity", "temperature")
         assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
 
-    @pytest.mark.deep
-    def test_raw_logits_need_three_standard_errors_and_300_rows(self) -> None:
-        """On rows that are calibrated: by the losses of each row under the temperature of the other parts."""
-        kept = {60: 0, 300: 0}
-        for n, seed in itertools.product(kept, range(16)):
-            logits = some_logits(n, 3, seed=seed)
-            labels = drawn(logits, seed)
-            scaler = silently_fitted(logits, labels)
-            folds = np.random.default_rng(0).permutation(np.arange(n) % 5)
-            gains = np.empty(n)
-            for fold in range(5):
-                out = folds == fold
-                scaled = TemperatureScaling().fit(logits[~out], labels[~out]).transform(logits[out])
-                log_probs = log_softmax(logits[out], axis=1) - log_softmax(scaled, axis=1)
-                gains[out] = log_probs[np.arange(len(scaled)), labels[out]]
-            clearly = gains.mean() > 3 * gains.std(ddof=1) / np.sqrt(n)
-            assert clearly or scaler.choice_ != "identity"
-            kept[n] += scaler.choice_ == "identity"
-        assert kept[60] == 0 < kept[300] < 16
-
     def test_over_confident_logits_get_a_temperature(self) -> None:
         logits = some_logits(2000, 5)
         scaler = AutoScaling().fit(2 * logits, drawn(logits))
@@ -98,25 +77,6 @@ class TestChoice:
         fresh = some_logits(3000, 5, seed=9)
         labels = drawn(fresh @ mixing.T, 4)
         assert nll(scaler.transform(2 * fresh), labels) < nll(fresh @ mixing.T, labels) + 0.01
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("temperature", [1.0, pytest.param(1.3, marks=pytest.mark.deep)])
-    def test_is_on_average_no_worse_than_a_temperature(self, temperature: float) -> None:
-        """100 rows, where a temperature is all there is to learn."""
-        fresh = some_logits(2000, 4, seed=999)
-        excess = []
-        for seed in range(10):
-            logits = some_logits(100, 4, seed=1000 + seed)
-            labels = drawn(logits, seed)
-            scaled = [
-                scaler.transform(temperature * fresh)
-                for scaler in (
-                    silently_fitted(temperature * logits, labels),
-                    TemperatureScaling().fit(temperature * logits, labels),
-                )
-            ]
-            excess.append(nll(scaled[0], drawn(fresh)) - nll(scaled[1], drawn(fresh)))
-        assert np.mean(excess) < 0.002
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -342,18 +302,6 @@ class TestLittleData:
         known = silently_fitted(logits[:7], labels[:7], multi_label=True)
         assert scaler.results_ == known.results_
         np.testing.assert_array_equal(scaler.transform(logits), known.transform(logits))
-
-    @pytest.mark.deep
-    def test_100_rows_of_151_classes(self) -> None:
-        """Fewer rows than classes: better than the logits, and nearly as good as a temperature."""
-        logits = some_logits(1100, 151)
-        labels = drawn(logits)
-        rows, rest = slice(100), slice(100, None)
-        scaler = silently_fitted(3 * logits[rows], labels[rows])
-        temperature = TemperatureScaling().fit(3 * logits[rows], labels[rows])
-        found, plain = (nll(s.transform(3 * logits[rest]), labels[rest]) for s in (scaler, temperature))
-        assert found < plain + 0.01
-        assert found < nll(3 * logits[rest], labels[rest]) - 1
 
     def test_one_logit_that_tells_nothing_gets_the_largest_temperature_with_a_warning(self) -> None:
         rng = np.random.default_rng(1)

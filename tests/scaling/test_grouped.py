@@ -13,7 +13,6 @@ from scipy.special import log_softmax, softmax
 
 from hf_calib.scaling import (
     GroupedScaling,
-    PriorCorrection,
     Scaler,
     StructuredVectorScaling,
     TemperatureScaling,
@@ -189,8 +188,6 @@ FIT: dict[str, tuple[dict[str, Any], str]] = {
     "base": ({"base": "matrix"}, "base to be one of .*, got 'matrix'"),
     "folds": ({"n_folds": 1}, "n_folds to be an integer of at least 2, got 1"),
     "seed": ({"random_state": -1}, "random_state"),
-    "NaN": ({"logits": np.full((4, 3), np.nan)}, "NaN"),
-    "label": ({"labels": [0, 1, 2, 3]}, "labels"),
 }
 
 
@@ -216,18 +213,6 @@ def test_bad_input_of_a_fitted_one() -> None:
 
     with pytest.raises(NotFittedError):
         GroupedScaling().predict_proba(logits)
-
-
-@pytest.mark.parametrize("kind", ["contextual", "batch"])
-def test_contextual_and_batch_calibration_are_prior_corrections(kind: str) -> None:
-    """Zhao et al. 2021: divide by the probabilities of a text without content. Zhou et al. 2023: by their mean."""
-    logits, _, _ = draw(0, {"art": 50})
-    probs = softmax(logits, axis=1)
-    prior = probs[0] if kind == "contextual" else probs.mean(axis=0)
-    wanted = probs / prior
-    wanted /= wanted.sum(axis=1, keepdims=True)
-    ours = PriorCorrection(prior, np.full(3, 1 / 3)).predict_proba(logits)
-    np.testing.assert_allclose(ours, wanted, atol=1e-12)
 
 
 def test_a_sample_chooses_and_all_rows_are_fitted() -> None:

@@ -280,14 +280,6 @@ class TestPerLabel:
         assert scaler.temperatures_[2] == pytest.approx(alone.temperatures_[0], rel=1e-9)
         assert (scaler.predict_proba(logits)[np.isneginf(logits)] == 0).all()
 
-    def test_outputs(self) -> None:
-        logits, labels = self.data()
-        scaler = PerLabelTemperatureScaling().fit(logits, labels)
-        np.testing.assert_allclose(
-            scaler.predict_proba(logits), expit(logits / scaler.temperatures_), rtol=1e-14
-        )
-        np.testing.assert_array_equal(scaler.predict_proba(logits) > 0.5, logits > 0)
-
     @pytest.mark.parametrize(
         "case", ["never", "always", "unknown", "zeros", "separable", "wrong side", "out of bounds"]
     )
@@ -319,51 +311,39 @@ class TestPerLabel:
             PerLabelTemperatureScaling().fit(logits, np.where(labels == 0, -1, -100))
 
 
-class TestOutputs:
-    def fitted(self) -> TemperatureScaling:
-        return TemperatureScaling().fit(*sampled(200, 4, 2.0))
-
-    def test_transform_divides(self) -> None:
-        scaler = self.fitted()
-        logits = np.random.default_rng(3).normal(size=(2, 5, 4)).astype(np.float32)  # (N, L, C)
-        np.testing.assert_allclose(
-            scaler.transform(logits), logits.astype(np.float64) / scaler.temperature_, rtol=1e-15
-        )
-
-    def test_probabilities(self) -> None:
-        scaler = self.fitted()
-        logits = np.array([[1e4, -1e4, 0.0, 1.0], [0.5, 0.2, -np.inf, 0.1]])
-        probs = scaler.predict_proba(logits)
-        np.testing.assert_allclose(probs, softmax(logits / scaler.temperature_, axis=1), rtol=1e-14)
-        assert probs[1, 2] == 0
-
-    def test_sigmoid_probabilities(self) -> None:
-        logits, labels = TestMultiLabel.data()
-        scaler = TemperatureScaling(multi_label=True).fit(logits, labels)
-        np.testing.assert_allclose(
-            scaler.predict_proba(logits), expit(logits / scaler.temperature_), rtol=1e-14
-        )
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "per label"])
+def test_outputs(kind: str) -> None:
+    logits, labels = sampled(200, 4, 2.0) if kind == "softmax" else TestMultiLabel.data()
+    made = (
+        PerLabelTemperatureScaling()
+        if kind == "per label"
+        else TemperatureScaling(multi_label=kind == "sigmoid")
+    )
+    scaler = made.fit(logits, labels)
+    temperature = scaler.temperatures_ if kind == "per label" else scaler.temperature_
+    of_more_axes = (
+        np.random.default_rng(3).normal(size=(2, 5, logits.shape[1])).astype(np.float32)
+    )  # (N, L, C)
+    of_more_axes[0, 0, 1] = -np.inf
+    scaled = of_more_axes.astype(np.float64) / temperature
+    np.testing.assert_allclose(scaler.transform(of_more_axes), scaled, rtol=1e-15)
+    wanted = softmax(scaled, axis=-1) if kind == "softmax" else expit(scaled)
+    np.testing.assert_allclose(scaler.predict_proba(of_more_axes), wanted, rtol=1e-13)
+    assert scaler.predict_proba(of_more_axes)[0, 0, 1] == 0
 
 
 LOGITS = np.array([[1.0, 2.0, 0.0], [0.5, 0.1, 0.3]])
-WITH_NAN = np.array([[1.0, np.nan, 0.0], [0.5, 0.1, 0.3]])
-WITH_INF = np.array([[1.0, np.inf, 0.0], [0.5, 0.1, 0.3]])
 LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
 
 
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        (WITH_NAN, [0, 1], ValueError, "expected logits to be finite .* NaN or .inf in 1 of 2 rows"),
-        (WITH_INF, [0, 1], ValueError, "NaN or .inf in 1 of 2 rows"),
         (LABEL_MASKED, [1, 1], ValueError, "-inf for the label of 1 examples"),
         (np.full((2, 3), -np.inf), [1, 1], ValueError, "-inf for the label of 2 examples"),
-        (np.zeros((0, 3)), [], ValueError, "at least one example, got shape .0, 3."),
         (LOGITS[0], [0], ValueError, r"shape \(N, C\), got shape \(3,\)"),
         (LOGITS[None], [[0, 1]], ValueError, "reshape"),
         (LOGITS[:, :1], [0, 0], ValueError, "at least 2 classes.*multi_label=True"),
-        (LOGITS.astype(complex), [0, 1], TypeError, "dtype complex128"),
-        ([["a", "b"]], [0], TypeError, "hold real numbers"),
         (LOGITS, [0], ValueError, r"labels to have shape \(2,\), got shape \(1,\)"),
         (LOGITS, np.eye(3)[[0, 1]], ValueError, "multi_label=True takes 0/1 labels"),
         (LOGITS, [0.0, 1.0], TypeError, "be integers, got dtype float64"),
