@@ -80,10 +80,10 @@ class Decisions:
         if isinstance(outputs, list) and not outputs:  # no texts
             return []
         first = outputs[0] if isinstance(outputs, Sequence) else None
-        if isinstance(first, Mapping) or (
-            isinstance(first, list) and isinstance((first or [{}])[0], Mapping)
-        ):
-            outputs = self._matrix([outputs] if isinstance(first, Mapping) else outputs)
+        if isinstance(first, Mapping):
+            outputs = self._matrix([outputs])
+        elif isinstance(first, list) and isinstance((first or [{}])[0], Mapping):
+            outputs = self._matrix(outputs)
         decided = self.rule.predict(outputs)
         if decided.ndim == 2:
             return [[self.class_names[c] for c in np.flatnonzero(row)] for row in decided]
@@ -92,14 +92,17 @@ class Decisions:
     def _matrix(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """The scores (N, C) of a pipeline's outputs, in the model's order."""
         scores = np.empty((len(rows), len(self.class_names)))
-        requirement = f"score each of the model's {len(self.class_names)} classes ({few(self.class_names)})"
-        way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
         for i, row in enumerate(rows):
             found = {entry.get("label"): entry.get("score") for entry in row}
-            got = few([f"{entry.get('label')}: {entry.get('score')}" for entry in row])
             is_whole = found.keys() == set(self.class_names) and len(row) == len(found)
-            is_whole = is_whole and all(isinstance(score, Real) for score in found.values())
-            check(is_whole, f"the outputs to {requirement}", f"{len(row)} ({got}) for text {i}", way_out)
+            if not (is_whole and all(isinstance(score, Real) for score in found.values())):
+                requirement = (
+                    f"score each of the model's {len(self.class_names)} classes ({few(self.class_names)})"
+                )
+                listed = few([f"{entry.get('label')}: {entry.get('score')}" for entry in row])
+                way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
+                got = f"{len(row)} ({listed}) for text {i}"
+                raise InputValueError(expected("the outputs", requirement, got, way_out))
             scores[i] = [found[name] for name in self.class_names]
         return scores
 
@@ -140,9 +143,9 @@ class Decisions:
         decisions = cls.from_dict(_read(path), str(path))
         config = _read(folder / "config.json") if (folder / "config.json").is_file() else None
         by_id = config.get("id2label") if isinstance(config, dict) else None
-        names = (
-            tuple(str(by_id[c]) for c in sorted(by_id, key=int)) if by_id else None
-        )  # "10" may stand before "2"
+        names = None
+        if by_id and all(map(str.isdecimal, by_id)):
+            names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may stand before "2"
         requirement = f"the classes of the decisions to be those of config.json ({few(names or ())})"
         got = f"{few(decisions.class_names)} in {path}"
         way_out = "fit the rule again on probabilities of this model"

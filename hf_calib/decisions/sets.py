@@ -71,9 +71,11 @@ class PredictionSets(Rule):
         self.check_rows(len(rows))
         scores = self._scores(rows)[np.arange(len(rows)), targets]
         n_classes = rows.shape[1]
-        whose = [targets == c for c in range(n_classes)] if self.by_class else [np.full(len(rows), True)]
-        self.thresholds_ = np.resize([self._quantile(scores[own]) for own in whose], n_classes)
-        rare = np.flatnonzero([own.sum() < self._rows_needed for own in whose])
+        if not self.by_class:
+            self.thresholds_ = np.full(n_classes, self._quantile(scores))
+            return self
+        self.thresholds_ = np.array([self._quantile(scores[targets == c]) for c in range(n_classes)])
+        rare = np.flatnonzero(np.bincount(targets, minlength=n_classes) < self._rows_needed)
         if len(rare):
             warn(
                 f"{listed(rare, 'class').capitalize()}: fewer than the {self._rows_needed} rows that "
