@@ -36,12 +36,8 @@ def warn_of_inverse_gamma(gamma: float) -> None:
             f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient pushes "
             f"labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less.",
             UserWarning,
-            stacklevel=5,  # this, the check, the entry's `make`, and the constructor or `make_loss`
+            stacklevel=5,  # this, the check of the loss, the entry's `make`, the constructor or `make_loss`
         )
-
-
-def _check_inverse(gamma: float) -> None:
-    warn_of_inverse_gamma(gamma)
 
 
 def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
@@ -67,10 +63,8 @@ def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
 def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
-    The same as `F.cross_entropy` of class indices, in less time and memory for large logits, and with the
-    reductions of the other losses. Float labels are multi-label, a sigmoid per class; soft labels of a softmax have
-    no form here. It is a proper loss; trained for long, it ends over-confident, which `focal` and its relatives
-    counter.
+    It is `F.cross_entropy` of class indices, in less time and memory for large logits. It is a proper loss; trained
+    for long, it ends over-confident, which `focal` and its relatives counter.
 
     $$L = -\log p_y$$
 
@@ -86,7 +80,7 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
     r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
 
     The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard
-    ones. Close to `entropy_regularized`, which penalises the other direction of the same divergence.
+    ones. `entropy_regularized` penalises the other direction of the same divergence.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
@@ -94,20 +88,18 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
         smoothing: ε, in [0, 1]; at 0 the loss is cross entropy.
 
     Notes:
-        As in PyTorch, the label has a share in ε / C; some codes spread ε over the other classes only. Masked
-        classes (-inf) have no share. Class weights multiply the whole loss of an example, by its label's;
-        PyTorch's weigh each class's share.
+        As in PyTorch, the label has a share in ε / C; masked classes (-inf) have none. Class weights multiply the
+        whole loss of an example; PyTorch's weigh each class's share. The focal papers take ε = 0.05.
 
     References:
-        Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7; ε = 0.05 is
-        the value of the focal, dual focal and AdaFocal papers.
+        Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7.
 
     Example:
         >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.2269)
     """
-    if smoothing == 1:  # 0 times the cross entropy of an impossible label would be NaN
-        return -r.mean_log_prob
+    if smoothing in (0, 1):  # 0 times the infinite term of a masked class would be NaN
+        return -r.mean_log_prob if smoothing else r.ce
     return (1 - smoothing) * r.ce - smoothing * r.mean_log_prob
 
 
@@ -115,18 +107,13 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
 def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
-    A proper loss like `cross_entropy`, but bounded: a confident error costs at most 2, so outliers and wrong
-    labels count for less, and learning is slow where the model is confidently wrong. `focal_calibration` adds it to
-    a focal loss.
+    A proper loss like `cross_entropy`, but bounded: outliers and wrong labels count for less, and learning is slow
+    where the model is confidently wrong. `focal_calibration` adds it to a focal loss.
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
     Returns:
         The loss, in [0, 2]; per decision of a multi-label problem (p - y)^2, in [0, 1].
-
-    Notes:
-        Summed over the classes, mean over the batch. Of the papers' codes one takes the sum over the batch
-        instead.
 
     References:
         Brier 1950, "Verification of forecasts expressed in terms of probability".
@@ -170,8 +157,8 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
 def focal_gra(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
     r"""FL-GRA: cross entropy whose gradient is scaled by the focal weight.
 
-    As `focal`, but the weight is a constant to the gradient, so no term of it works against the label.
-    `bsce_gra` scales by the whole prediction instead of p_y alone.
+    As `focal`, but the weight is a constant to the gradient, which is not that of the value, and no example is pushed
+    away from its label. `bsce_gra` scales by the whole prediction instead of p_y alone.
 
     $$\frac{\partial L}{\partial z} = (1 - p_y)^\gamma\, (p - e_y)$$
 
@@ -191,24 +178,18 @@ def flsd(
 ) -> Tensor:
     r"""FLSD-53: focal loss with a larger gamma where the label is improbable.
 
-    A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for
-    all.
+    A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for all.
 
     $$L = -(1 - p_y)^{\gamma(p_y)} \log p_y, \qquad
         \gamma(p_y) = \begin{cases} 5 & p_y < 0.2 \\ 3 & p_y \ge 0.2 \end{cases}$$
 
     Args:
-        thresholds: where gamma changes: numbers in [0, 1], strictly rising, at least one. The intervals contain
-            their lower end.
+        thresholds: where gamma changes: numbers in [0, 1], strictly rising. The intervals contain their lower end.
         gammas: γ >= 0 of each interval, one more than thresholds.
 
-    Returns:
-        The loss, in nats times the weight. It jumps at the thresholds, where gamma has no gradient.
-
     Notes:
-        p_y is the probability of the label; one later paper's notation has the confidence there, its code the
-        label. The authors' code has a third interval, from 0.5 on, with the gamma of its command line:
-        `thresholds=(0.2, 0.5), gammas=(5, 3, 1)` is its default.
+        The loss jumps at the thresholds. The authors' code has a third interval: by default
+        `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
 
     Example:
         >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -238,7 +219,7 @@ def flsd_gra(
     return weighted(modulate(r.rest, steps(r.p, thresholds, gammas)).detach(), r.ce)
 
 
-@loss("(1 + p)^gamma CE", source="Wang et al. 2021", check=_check_inverse)
+@loss("(1 + p)^gamma CE", source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
 def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Inverse focal loss: cross entropy that pushes probable labels further.
 
@@ -252,9 +233,6 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
 
     Warns:
         UserWarning: for γ above 3.59, from where on the gradient changes sign near p_y = 0.28.
-
-    Notes:
-        Not the p_y^γ weight that also goes by this name.
 
     References:
         Wang et al. 2021, "Rethinking calibration of deep neural networks: do not be afraid of overconfidence";
@@ -288,17 +266,10 @@ def dual_focal(
             mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
             examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
 
-    Returns:
-        The loss, in nats times the weight, which is at most 2^γ.
-
     Notes:
-        A constant rival need not be below p_y: where it is not, the weight is above 1, up to (1 + q)^γ. It has no
-        gradient of its own.
-
         As in the authors' code q_j is not detached, classes that tie with the label are not rivals, and without
         a class below the label q_j is 0, which is `focal`. Classes are compared by logits: small probabilities
-        underflow into ties. The loss jumps where the label changes its rank: it is 0.918 on one side and 0.214
-        on the other for γ = 5. The code's default for γ is 0; 5 is the paper's choice for CIFAR-10.
+        underflow into ties. The loss jumps where the label changes its rank. γ = 5 is the paper's choice for CIFAR-10.
 
     References:
         Tao et al. 2023, "Dual focal loss for calibration", Eq. 3 and Table 4.
@@ -325,8 +296,7 @@ def dual_focal_gra(
         rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
 
     Notes:
-        The authors' code detaches q_j only, so that the weight still has a gradient. Here the whole weight is
-        detached, as in the paper.
+        The authors' code detaches q_j only; here the whole weight is detached, as in the paper.
 
     Example:
         >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -348,12 +318,9 @@ def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared:
         gamma: γ >= 0; at 0 the loss is cross entropy.
         norm: β >= 1. With 1 the other classes have no say: it is 2^γ times `focal`.
 
-    Returns:
-        The loss, in nats times u, which is up to 2^(γ / β).
-
     Notes:
-        The norm is that of the vector, as in the authors' code. The paper's Eq. 11 writes a sum of scalar
-        norms, sum_j |p_j - [j = y]|^γ, on which β has no effect: `norm=gamma` gives it.
+        The norm is that of the vector, as in the authors' code. The paper's Eq. 11 writes a sum of scalar norms,
+        on which β has no effect: `norm=gamma` gives it.
 
     Example:
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -378,9 +345,9 @@ def bsce_gra(
         norm: β >= 1. With 1, the default of the authors' code, it is 2^γ times `focal_gra`.
 
     Notes:
-        The norm is that of the vector; see `bsce`. The weight is up to 2^(γ / β), which acts as a factor of the
-        learning rate. The fixed point is not the posterior, against section 4.3: with two classes and γ = β = 2
-        a posterior of 0.7 is learned as 0.570, which `InverseLink` undoes.
+        The norm is that of the vector; see `bsce`. The weight, up to 2^(γ / β), acts as a factor of the learning
+        rate. Not proper, against section 4.3: with two classes and γ = β = 2 a posterior of 0.7 is learned as 0.570,
+        which `InverseLink` undoes.
 
     References:
         Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 14.
@@ -417,17 +384,10 @@ def focal_calibration(
         brier_weight: λ >= 0; at 0 the loss is `focal`.
         distance: "l2", the squared Euclidean distance, or "l1", the sum of absolute differences 2 (1 - p_y).
 
-    Returns:
-        The loss; its first term is in nats times the weight, its second in [0, 2 λ].
-
     Notes:
-        The distance is summed over the classes, as in the authors' code. Strictly proper only in the limit of a
-        large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at 0.598 for λ = 0.5 and at 0.683
-        for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5) CIFAR-10, (3, 0.5)
-        Tiny-ImageNet, (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
-
-    References:
-        Liang et al. 2024 (focal calibration loss), Def. 3.1, A.10 and, for the distances, A.15.
+        Strictly proper only in the limit of a large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at
+        0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5)
+        CIFAR-10, (3, 0.5) Tiny-ImageNet, (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
 
     Example:
         >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -449,11 +409,8 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
     Args:
         entropy_weight: a >= 0; at 0 the loss is cross entropy.
 
-    Returns:
-        The loss, in nats; it can be negative.
-
     Notes:
-        The comparison study gives no value for a; 0.1 is ours.
+        The loss can be negative. The comparison study gives no value for a; 0.1 is ours.
 
     References:
         Pereyra et al. 2017, "Regularizing neural networks by penalizing confident output distributions", Eq. 2.
@@ -481,9 +438,8 @@ def logit_norm(
         p: order of the norm, >= 1.
 
     Notes:
-        The norm is per example, and its mean over the batch is ours: the comparison study gives neither that
-        nor a value for a. A masked logit (-inf) counts as 0. `InverseLink` cannot undo this loss, which
-        depends on more than the probabilities.
+        The comparison study gives no value for a, and leaves the norm of a batch open: here it is the mean. A masked
+        logit (-inf) counts as 0. `InverseLink` cannot undo this loss.
 
     Example:
         >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -530,21 +486,16 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
     For fine-tuning a strong language model on answers that it could have given itself: tokens that it finds improbable
-    hardly count. The opposite of `focal_gra`, whose weight is largest there; it makes a model surer of itself.
+    hardly count, where `focal_gra` weighs them most; it makes a model surer of itself.
 
-    $$L = -\mathrm{sg}(p_y) \log p_y$$
-
-    with sg the stop of the gradient.
-
-    Returns:
-        The loss, in nats. Its gradient is that of `power(exponent=1)`.
+    $$L = -\mathrm{sg}(p_y) \log p_y \qquad \text{(sg stops the gradient)}$$
 
     Notes:
-        It is not a proper loss: in expectation it is smallest where all mass is on the most probable class.
+        Not a proper loss: its gradient, that of `power(exponent=1)`, leads all mass to the most probable class. An
+        impossible label (logit -inf) costs 0, not infinity.
 
     References:
-        Wu et al. 2025, "On the generalization of SFT: a reinforcement learning perspective with reward rectification",
-        arXiv 2508.05629, Eq. 9.
+        Wu et al. 2025, "On the generalization of SFT", arXiv 2508.05629, Eq. 9.
 
     Example:
         >>> dft()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -574,9 +525,8 @@ def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Ten
         a = 1 on all mass goes to the most probable class.
 
     References:
-        Li et al. 2025, "Beyond log likelihood: probability-based objectives for supervised fine-tuning across the model
-        capability continuum", arXiv 2510.00526; Zhang and Sabuncu 2018, "Generalized cross entropy loss for training
-        deep neural networks with noisy labels", Eq. 6.
+        Li et al. 2025, "Beyond log likelihood", arXiv 2510.00526; Zhang and Sabuncu 2018, "Generalized cross entropy
+        loss for training deep neural networks with noisy labels", Eq. 6.
 
     Example:
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
