@@ -445,7 +445,9 @@ def logit_norm(
         >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1469)
     """
-    return r.ce + norm_weight * r.logit_norm(p)
+    return (
+        r.ce + norm_weight * r.logit_norm(p) if norm_weight else r.ce
+    )  # 0 times an infinite norm would be NaN
 
 
 @loss("CE + margin_weight mean_j max(0, max z - z_j - margin)", source="Liu et al. 2022 (MbLS), Eq. 8")
@@ -474,6 +476,8 @@ def mbls(
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1769)
     """
+    if margin_weight == 0:  # 0 times an infinite distance would be NaN
+        return r.ce
     masked = r.log_probs == -torch.inf
     # The differences of the log-probabilities are those of the logits.
     distance = r.log_probs.amax(1, keepdim=True) - r.log_probs.masked_fill(masked, 0)
