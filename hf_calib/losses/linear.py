@@ -31,9 +31,8 @@ def linear_calibration_loss(
 ) -> Tensor:
     r"""The loss of the logits `hidden @ weight.T`, which are never there as a whole.
 
-    For language models, whose logits and their gradient are most of a training step's memory: 1,024 tokens of 128,256
-    words are 0.5 GiB each in float32. With labels that are shifted by one position it is the loss of the next token:
-    `hidden[:, :-1]`, `labels[:, 1:]`.
+    For language models, whose logits and their gradient are most of a training step's memory. With labels that are
+    shifted by one position it is the loss of the next token: `hidden[:, :-1]`, `labels[:, 1:]`.
 
     $$z = \frac{c \tanh((W h + b) / c)}{T}$$
 
@@ -83,9 +82,8 @@ def linear_calibration_loss(
         if len(counted) < len(states):
             states = states.index_select(0, counted)
         own = labels.flatten().long().index_select(0, counted)
-        total: Tensor = _LinearLoss.apply(
-            states, weight, bias, scale, own, loss, softcap, torch.is_grad_enabled()
-        )
+        has_gradient = torch.is_grad_enabled()
+        total: Tensor = _LinearLoss.apply(states, weight, bias, scale, own, loss, softcap, has_gradient)
         if num_items_in_batch is not None:
             return total / num_items_in_batch
         if reduction == "sum":
@@ -161,10 +159,8 @@ class _LinearLoss(torch.autograd.Function):
                 "The gradients of linear_calibration_loss were handed out by an earlier backward pass. Call it again, "
                 "or add the losses up before backward."
             )
-        scaled = [
-            None if gradient is None else gradient.mul_(slope).to(dtype)
-            for gradient, dtype in zip(found, ctx.dtypes, strict=True)
-        ]
+        pairs = zip(found, ctx.dtypes, strict=True)
+        scaled = [None if gradient is None else gradient.mul_(slope).to(dtype) for gradient, dtype in pairs]
         return (*scaled, None, None, None, None)
 
 

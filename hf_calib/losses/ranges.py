@@ -30,7 +30,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Hyperparameter(Range):
-    """A hyperparameter of a loss: its range in words ("be a finite number and >= 0") and as a function, its default."""
+    """A hyperparameter of a loss: its range, "be a finite number and >= 0", and its default."""
 
     default: Any
 
@@ -154,10 +154,10 @@ def checked(loss: str, known: Mapping[str, Hyperparameter], given: Mapping[str, 
         try:
             values[name] = hyperparameter.parse(value)
         except (TypeError, ValueError) as error:
-            argument, way_out = f"{name} of loss {loss!r}", f"it has: {in_words(known)}"
-            raise InputValueError(
-                expected(argument, hyperparameter.requirement, repr(value), way_out)
-            ) from error
+            way_out = f"it has: {in_words(known)}"
+            argument = f"{name} of loss {loss!r}"
+            message = expected(argument, hyperparameter.requirement, repr(value), way_out)
+            raise InputValueError(message) from error
     return values
 
 

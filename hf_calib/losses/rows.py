@@ -8,23 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import (
-    CROSS_ENTROPY,
-    IGNORE_INDEX,
-    Correct,
-    Entropy,
-    Label,
-    LogConfidence,
-    LogitNorm,
-    LogProbs,
-    MeanLogProb,
-    OtherPowers,
-    Rival,
-    RivalRank,
-    SoftRank,
-    Statistic,
-    tiny,
-)
+from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, RivalRank, Statistic, tiny
 from hf_calib.losses.statistics.direct import is_traced
 
 Gamma = float | Tensor  # one for all rows, or (N,)
@@ -39,8 +24,8 @@ _LEAST = 1e-30
 class Rows:
     """The numbers of N rows of logits with their labels, (N,) each unless said otherwise, float32 or float64.
 
-    A row that is ignored looks like one whose label has probability 1: its cross entropy is 0, and all else too. So
-    formulas need no mask. What a formula reads is found by running it once, and only that is computed.
+    Of an ignored row all are 0, as if its label had probability 1: formulas need no mask. What a formula reads is found
+    by running it once, and only that is computed.
     """
 
     def __init__(
@@ -71,51 +56,50 @@ class Rows:
 
     def rival(self, rank: RivalRank | float) -> Tensor | float:
         """The probability of the class ranked below the label, or the mean of several; a constant stays one."""
-        return self._read(Rival(rank)) if isinstance(rank, str) else rank
+        return self._read(defined.Rival(rank)) if isinstance(rank, str) else rank
 
     def others(self, power: float) -> Tensor:
         """The sum of p_j^power over the classes other than the label."""
-        return self._read(OtherPowers(power))
+        return self._read(defined.OtherPowers(power))
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of the probabilities, in nats."""
-        return self._read(Entropy())
+        return self._read(defined.Entropy())
 
     @property
     def mean_log_prob(self) -> Tensor:
         """The mean of log p_j over the classes that are not masked."""
-        return self._read(MeanLogProb())
+        return self._read(defined.MeanLogProb())
 
     def logit_norm(self, order: float) -> Tensor:
         """||z||_order of the logits."""
-        return self._read(LogitNorm(order))
+        return self._read(defined.LogitNorm(order))
 
     @property
     def log_probs(self) -> Tensor:
         """log p of every class, (N, C), which takes that memory."""
-        return self._read(LogProbs())
+        return self._read(defined.LogProbs())
 
     @property
     def confidence(self) -> Tensor:
         """The probability of the predicted class."""
-        return self._read(LogConfidence()).exp()
+        return self._read(defined.LogConfidence()).exp()
 
     @property
     def correct(self) -> Tensor:
         """1 where the predicted class is the label, otherwise 0."""
-        return self._read(Correct())
+        return self._read(defined.Correct())
 
     def classes_ahead(self, sharpness: float) -> Tensor:
         """How many classes are more probable than the label, softly."""
-        return self._read(SoftRank(sharpness))
+        return self._read(defined.SoftRank(sharpness))
 
     @property
     def one_hot(self) -> Tensor:
         """(N, C): 1 at the label, otherwise 0."""
-        return torch.nn.functional.one_hot(self._read(Label()).long(), self.log_probs.shape[1]).to(
-            self.log_probs
-        )
+        label = self._read(defined.Label()).long()
+        return torch.nn.functional.one_hot(label, self.log_probs.shape[1]).to(self.log_probs)
 
     @property
     def labels(self) -> Tensor:
@@ -146,10 +130,9 @@ class RecordingRows(Rows):
 
     def _read(self, statistic: Statistic) -> Tensor:
         if statistic not in self.read:
-            shape = (2, 2) if isinstance(statistic, LogProbs) else (2,)
-            self.read[statistic] = torch.full(
-                shape, 0.5, device="cpu", requires_grad=statistic.differentiable
-            )
+            shape = (2, 2) if isinstance(statistic, defined.LogProbs) else (2,)
+            half = torch.full(shape, 0.5, device="cpu", requires_grad=statistic.differentiable)
+            self.read[statistic] = half
         return self.read[statistic]
 
     @property

@@ -1,9 +1,7 @@
 """The statistics of a large matrix block by block of rows, with a gradient that is written once.
 
-Forward keeps the logits, O(N) numbers and, where the gradient will stand, the probabilities. What each statistic
-adds to the value and to the gradient stands in `definitions`.
-
-The softmax kernels are used as they are: they are fused, and cost less than an exponential by itself.
+What each statistic adds to the value and to the gradient stands in `definitions`. The softmax kernels are used as they
+are: they are fused, and cost less than an exponential by itself.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ class ForwardBlock(Block):
 class ChunkedStatistics(torch.autograd.Function):
     """The statistics of logits (N, C) and labels (N,), with 1x the logits' memory in all: the gradient.
 
-    Its buffer holds the probabilities first, from the forward on, which saves the backward a softmax. 16-bit
-    logits have no room for that: a probability rounded to 16 bits would make the gradient less accurate.
+    Its buffer holds the probabilities first, which saves the backward a softmax. In 16 bits they would be too coarse.
     """
 
     @staticmethod
@@ -77,13 +74,8 @@ class ChunkedStatistics(torch.autograd.Function):
         ctx.dtype, ctx.probs = dtype, probs
         ctx.save_for_backward(logits, column, valid, *(tensor for own in rows for tensor in own.values()))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(
-                value
-                for value, statistic in zip(values, statistics, strict=True)
-                if not statistic.differentiable
-            )
-        )
+        pairs = zip(values, statistics, strict=True)
+        ctx.mark_non_differentiable(*(value for value, statistic in pairs if not statistic.differentiable))
         return tuple(values)
 
     @staticmethod

@@ -1,8 +1,4 @@
-"""The statistics by plain differentiable operations: for small matrices, and under `torch.compile`.
-
-An ignored row (label -100) has every statistic 0, with gradient 0. It looks like a row whose label has
-probability 1, so every loss formula gives exactly 0 for it, without a mask.
-"""
+"""The statistics by plain differentiable operations: for small matrices, and under `torch.compile`."""
 
 from __future__ import annotations
 

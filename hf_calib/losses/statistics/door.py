@@ -1,9 +1,4 @@
-"""The one door to the logits: a few numbers per row, and which path computes them.
-
-No loss in this package needs the (N, C) probabilities, only a handful of numbers per example: the cross
-entropy, the probability of the label's rival, the power sum of the other probabilities, the entropy, ...
-`row_statistics` reads the logits once and returns those as (N,) vectors, so that every loss is a scalar
-formula which autograd differentiates.
+"""The one door to the logits: a few numbers per row, read at once, of which autograd differentiates the losses.
 
 Logits on a GPU take the fused path, two Triton kernels. Elsewhere large matrices take the chunked path, which works
 on blocks of rows that fit in the cache and needs no memory beside the logits but for their gradient. Small ones take a
