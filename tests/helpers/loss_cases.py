@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib.losses import AdaptiveLoss, CalibrationLoss, make_loss
+from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss, make_loss
 
 torch.set_num_threads(1)  # the batches are tiny, and the cores are shared
 
@@ -17,66 +18,29 @@ EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 Variant = tuple[str, dict[str, Any]]
 
+_BESIDE_THE_DEFAULT: dict[str, list[dict[str, Any]]] = {
+    "label_smoothing": [{"smoothing": 0.3}],
+    "focal": [{"gamma": 0}, {"gamma": 0.5}, {"gamma": 1}],
+    "flsd": [{"thresholds": (0.1, 0.2, 0.5), "gammas": (7, 5, 3, 2)}],
+    "inverse_focal": [{"gamma": 0.5}],
+    "dual_focal": [
+        {"gamma": 0.5},
+        *({"rival": rival} for rival in ("second", "third", "mean2", "mean3", "mean_all", 0.1)),
+    ],
+    "bsce": [{"norm": 1}, {"norm": 1.5}, {"gamma": 4, "norm": 3}, {"gamma": 0.5}],
+    "bsce_gra": [{"norm": 1}],
+    "focal_calibration": [{"distance": "l1"}],
+    "calfocal": [{"per_sample": True}],
+    "logit_norm": [{"p": 1.5}, {"p": 2}, {"p": 3}],
+    "mmce": [{"authors_code": True}, {"variant": "plain"}, {"variant": "plain", "authors_code": True}],
+    "soft_ece": [{"variant": "dece"}],
+    "kde_ece": [{"kind": "canonical"}],
+    "mbls": [{"margin": 1.0}, {"margin": 0.0, "margin_weight": 0.5}],
+    "mdca": [{"gamma": 2.0}],
+    "power": [{"exponent": 0.3}, {"exponent": 5.0}],
+}
 VARIANTS: list[Variant] = [
-    ("cross_entropy", {}),
-    ("label_smoothing", {}),
-    ("label_smoothing", {"smoothing": 0.3}),
-    ("brier", {}),
-    ("focal", {}),
-    ("focal", {"gamma": 0}),
-    ("focal", {"gamma": 0.5}),
-    ("focal", {"gamma": 1}),
-    ("focal_gra", {}),
-    ("flsd", {}),
-    ("flsd", {"thresholds": (0.1, 0.2, 0.5), "gammas": (7, 5, 3, 2)}),
-    ("flsd_gra", {}),
-    ("inverse_focal", {}),
-    ("inverse_focal", {"gamma": 0.5}),
-    ("dual_focal", {}),
-    ("dual_focal", {"gamma": 0.5}),
-    ("dual_focal", {"rival": "second"}),
-    ("dual_focal", {"rival": "third"}),
-    ("dual_focal", {"rival": "mean2"}),
-    ("dual_focal", {"rival": "mean3"}),
-    ("dual_focal", {"rival": "mean_all"}),
-    ("dual_focal", {"rival": 0.1}),
-    ("dual_focal_gra", {}),
-    ("bsce", {}),
-    ("bsce", {"norm": 1}),
-    ("bsce", {"norm": 1.5}),
-    ("bsce", {"gamma": 4, "norm": 3}),
-    ("bsce", {"gamma": 0.5}),
-    ("bsce_gra", {}),
-    ("bsce_gra", {"norm": 1}),
-    ("ece_ce", {}),
-    ("focal_calibration", {}),
-    ("focal_calibration", {"distance": "l1"}),
-    ("adafocal", {}),
-    ("ada_dual_focal", {}),
-    ("calfocal", {}),
-    ("calfocal", {"per_sample": True}),
-    ("entropy_regularized", {}),
-    ("logit_norm", {}),
-    ("logit_norm", {"p": 1.5}),
-    ("logit_norm", {"p": 2}),
-    ("logit_norm", {"p": 3}),
-    ("mmce", {}),
-    ("mmce", {"authors_code": True}),
-    ("mmce", {"variant": "plain"}),
-    ("mmce", {"variant": "plain", "authors_code": True}),
-    ("soft_ece", {}),
-    ("soft_ece", {"variant": "dece"}),
-    ("kde_ece", {}),
-    ("kde_ece", {"kind": "canonical"}),
-    ("mbls", {"margin": 1.0}),
-    ("mbls", {"margin": 0.0, "margin_weight": 0.5}),
-    ("mdca", {}),
-    ("mdca", {"gamma": 2.0}),
-    ("avuc", {}),
-    ("dft", {}),
-    ("power", {}),
-    ("power", {"exponent": 0.3}),
-    ("power", {"exponent": 5.0}),
+    (name, given) for name in LOSSES for given in ({}, *_BESIDE_THE_DEFAULT.get(name, ()))
 ]
 
 
@@ -208,7 +172,12 @@ def mbls(t: Row, margin_weight: float = 0.1, margin: float = 10.0) -> Tensor:
 
 
 def _gradient_only(weighted: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda t, **given: (weighted(t, **given) / t.ce).detach() * t.ce
+    def formula(t: Row, **given: Any) -> Tensor:
+        weight_alone = copy.copy(t)
+        weight_alone.ce = torch.ones_like(t.ce)
+        return weighted(weight_alone, **given).detach() * t.ce
+
+    return formula
 
 
 # A value per row, (N,).

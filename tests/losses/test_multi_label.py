@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,145 +10,99 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
-from tests.helpers.loss_cases import value_and_gradient
+from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
+from tests.helpers.loss_cases import EXACT, FORMULAS, Row, make_variant, value_and_gradient, variant_id
 
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-MULTI_LABEL = {
-    "cross_entropy",
-    "label_smoothing",
-    "brier",
-    "focal",
-    "bsce",
-    "bsce_gra",
-    "focal_calibration",
-    "adafocal",
-}
+CASES = [
+    ("cross_entropy", {}),
+    ("label_smoothing", {"smoothing": 0.2}),
+    ("brier", {}),
+    ("focal", {}),
+    ("bsce", {"gamma": 2, "norm": 2}),
+    ("bsce_gra", {"gamma": 3, "norm": 2}),
+    ("focal_calibration", {}),
+    ("adafocal", {}),
+]
+MULTI_LABEL = {name for name, _ in CASES}
+every_case = pytest.mark.parametrize("case", CASES, ids=variant_id)
 
 
-def batch(*, soft: bool = False) -> tuple[Tensor, Tensor]:
+class Decisions(Row):
+    """What the formulas read of N decisions, z and y (N,): the label's other outcome counts for nothing."""
+
+    def __init__(self, z: Tensor, y: Tensor, table: AdaptiveLoss) -> None:
+        self.z, self.table = z, table
+        self.log_p = torch.stack([F.logsigmoid(z), F.logsigmoid(-z)], 1)
+        self.ce = -self.log_p.gather(1, (y == 0).long()[:, None]).squeeze(1)
+        self.p_y = torch.exp(-self.ce)
+        self.p, self.truth = torch.sigmoid(z)[:, None], y[:, None]
+        self.brier = (self.p - self.truth).square().sum(1)
+
+
+def formula(case: tuple[str, dict[str, float]], table: AdaptiveLoss) -> Callable[..., Tensor]:
+    def rows(logits: Tensor, labels: Tensor) -> Tensor:
+        counts = labels >= 0
+        values = FORMULAS[case[0]](Decisions(logits[counts], labels[counts], table), **case[1])
+        return torch.zeros_like(logits).masked_scatter(counts, values)
+
+    return rows
+
+
+def batch() -> tuple[Tensor, Tensor]:
     """Logits and labels (12, 5), float64, up to far beyond saturation; a few decisions ignored."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(12, 5, generator=generator, dtype=torch.float64)
     logits[0] = torch.tensor([19.0, 21.0, -25.0, 40.0, -800.0])
-    labels = torch.rand(12, 5, generator=generator, dtype=torch.float64)
-    labels = labels if soft else labels.round()
+    labels = torch.rand(12, 5, generator=generator, dtype=torch.float64).round()
     labels[3, 1] = labels[5] = -100
     return logits, labels
 
 
-def applied(formula: Any, reduction: str = "mean") -> Any:
-    """A loss from a formula of z and y per decision, over those that count."""
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        counts = labels >= 0
-        values = formula(logits[counts], labels[counts])
-        return values.mean() if reduction == "mean" else values.sum()
-
-    return loss
-
-
-def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(z, y, reduction="none")
-
-
-def sigmoid_focal(z: Tensor, y: Tensor, gamma: float = 3.0) -> Tensor:
-    """Lin et al. 2017, as in torchvision, without alpha."""
-    p = torch.sigmoid(z)
-    wrong = p * (1 - y) + (1 - p) * y
-    return wrong**gamma * binary_cross_entropy(z, y)
-
-
-def squared_error(z: Tensor, y: Tensor) -> Tensor:
-    return (torch.sigmoid(z) - y).square()
-
-
-def smoothed(z: Tensor, y: Tensor) -> Tensor:
-    return binary_cross_entropy(z, 0.8 * y + 0.1)
-
-
-def gradient_weighted(z: Tensor, y: Tensor) -> Tensor:
-    return squared_error(z, y).detach() * binary_cross_entropy(z, y)
-
-
-FORMULAS: dict[str, tuple[CalibrationLoss, Any]] = {
-    "cross_entropy": (make_loss("cross_entropy"), binary_cross_entropy),
-    "label_smoothing": (make_loss("label_smoothing", smoothing=0.2), smoothed),
-    "brier": (make_loss("brier"), squared_error),
-    "focal": (make_loss("focal", gamma=3), sigmoid_focal),
-    "bsce": (
-        make_loss("bsce", gamma=2, norm=2),
-        lambda z, y: squared_error(z, y) * binary_cross_entropy(z, y),
-    ),
-    "bsce_gra": (make_loss("bsce_gra", gamma=2, norm=2), gradient_weighted),
-    "focal_calibration": (
-        make_loss("focal_calibration", gamma=3, brier_weight=0.5),
-        lambda z, y: sigmoid_focal(z, y) + 0.5 * squared_error(z, y),
-    ),
-    "adafocal": (make_loss("adafocal", gamma_init=3), sigmoid_focal),
-}
-
-
 def test_which_losses_have_a_multi_label_form() -> None:
-    assert {name for name, entry in LOSSES.items() if entry.multi_label} == MULTI_LABEL == set(FORMULAS)
+    assert {name for name, entry in LOSSES.items() if entry.multi_label} == MULTI_LABEL
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", FORMULAS)
-def test_formulas(name: str, reduction: str) -> None:
-    loss, formula = FORMULAS[name]
-    ours = value_and_gradient(loss, *batch(), reduction=reduction)
-    assert_close(ours, value_and_gradient(applied(formula, reduction), *batch()), **EXACT)
-    assert not ours[1][5].any()
-
-
-@pytest.mark.parametrize("name", ["cross_entropy", "label_smoothing"])
-def test_soft_labels_of_losses_that_are_linear_in_them(name: str) -> None:
-    loss, formula = FORMULAS[name]
-    ours = value_and_gradient(loss, *batch(soft=True))
-    assert_close(ours, value_and_gradient(applied(formula), *batch(soft=True)), **EXACT)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_a_soft_label_is_the_mean_of_its_outcomes(name: str) -> None:
-    loss, _ = FORMULAS[name]
-    logits = batch()[0]
-    yes, no = (loss(logits, torch.full_like(logits, y), reduction="none") for y in (1.0, 0.0))
-    soft = loss(logits, torch.full_like(logits, 0.3), reduction="none")
-    assert_close(soft, 0.3 * yes + 0.7 * no, **EXACT)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_reductions_and_class_weights(name: str) -> None:
-    loss, _ = FORMULAS[name]
+@every_case
+def test_formulas_reductions_and_class_weights(case: tuple[str, dict[str, float]]) -> None:
+    loss = make_variant(case, 5)
     logits, labels = batch()
     counts = labels >= 0
-    per_decision = loss(logits, labels, reduction="none")
-    assert per_decision.shape == labels.shape
-    assert not per_decision[~counts].any()
+    ours = value_and_gradient(loss, logits, labels, reduction="none")
+    assert_close(ours, value_and_gradient(formula(case, loss), logits, labels), **EXACT)
+    assert not ours[0][~counts].any()
+    assert not ours[1][~counts].any()
     assert loss.normalizer(labels) == counts.sum()
-    assert_close(loss(logits, labels), per_decision.sum() / counts.sum(), **EXACT)
-    assert_close(loss(logits, labels, num_items_in_batch=7), per_decision.sum() / 7, **EXACT)
+    assert_close(loss(logits, labels), ours[0].sum() / counts.sum(), **EXACT)
+    assert_close(loss(logits, labels, num_items_in_batch=7), ours[0].sum() / 7, **EXACT)
 
     columns = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
-    weighted = make_loss(name, class_weights=columns, **loss.hyperparameters)
+    weighted = make_variant(case, 5, class_weights=columns)
     assert weighted.normalizer(labels) == (columns * counts).sum()
-    assert_close(weighted(logits, labels, reduction="none"), columns * per_decision, **EXACT)
-    assert_close(weighted(logits, labels, reduction="sum"), (columns * per_decision).sum(), **EXACT)
+    assert_close(weighted(logits, labels, reduction="none"), columns * ours[0], **EXACT)
+    mean = (columns * ours[0]).sum() / (columns * counts).sum()
+    assert_close(weighted(logits, labels), mean, **EXACT)
 
 
-@pytest.mark.parametrize("name", sorted(MULTI_LABEL - {"bsce_gra"}))
-def test_gradient_is_that_of_the_value(name: str) -> None:
-    logits, labels = batch(soft=True)
-    assert torch.autograd.gradcheck(
-        lambda z: FORMULAS[name][0](z, labels[1:7], reduction="none"), logits[1:7].requires_grad_()
-    )
+@every_case
+def test_a_soft_label_is_the_mean_of_its_outcomes(case: tuple[str, dict[str, float]]) -> None:
+    """Of cross entropy that is the cross entropy to it, as PyTorch has it."""
+    loss, (logits, _) = make_variant(case, 5), batch()
+    yes, no = (loss(logits, torch.full_like(logits, y), reduction="none") for y in (1.0, 0.0))
+    some = torch.full_like(logits, 0.3)
+    soft = loss(logits, some, reduction="none")
+    assert_close(soft, 0.3 * yes + 0.7 * no, **EXACT)
+    if case[0] == "cross_entropy":
+        want = F.binary_cross_entropy_with_logits(logits, some, reduction="none")
+        assert_close(soft, want, **EXACT)
+    if case[0] != "bsce_gra":
+        leaf = logits[1:7].requires_grad_()
+        assert torch.autograd.gradcheck(lambda z: loss(z, some[1:7], reduction="none"), leaf)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FORMULAS)
-def test_extremes_are_finite(name: str, dtype: torch.dtype) -> None:
-    loss = FORMULAS[name][0]
+@every_case
+def test_extremes_are_finite(case: tuple[str, dict[str, float]], dtype: torch.dtype) -> None:
+    loss = make_variant(case, 5)
     logits = torch.tensor([[0.0, 17.0, 88.0, 1e4, -torch.inf], [0.0, -17.0, -88.0, -1e4, -1e4]])
     labels = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0, -100.0]])
     value, gradient = value_and_gradient(loss, logits.to(dtype), labels.to(dtype))
@@ -164,33 +118,15 @@ def test_extremes_are_finite(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("gamma", [0.3, 0.999])
 @pytest.mark.parametrize("name", ["focal", "bsce", "focal_calibration"])
 def test_small_gamma_at_probability_1(name: str, gamma: float) -> None:
-    logits = torch.tensor([[30.0, 200.0, -200.0]])
-    value, gradient = value_and_gradient(
-        make_loss(name, gamma=gamma), logits, torch.tensor([[1.0, 1.0, 0.0]])
-    )
+    logits, labels = torch.tensor([[30.0, 200.0, -200.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+    value, gradient = value_and_gradient(make_loss(name, gamma=gamma), logits, labels)
     assert 0 <= value < 1e-9
     assert gradient.abs().max() < 1e-9
 
 
-def test_adafocal_goes_by_the_probability_of_each_decision() -> None:
-    loss = make_loss("adafocal", n_bins=2, switch=0.8)
-    loss.update([0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95], [1, 1, 1, 1, 1, 0, 0, 0])
-    low, high = loss.gammas.tolist()
-    assert low < 0 < high
-    edge = loss.edges[1]
-    logits, labels = batch()
-    p = torch.sigmoid(logits).where(labels == 1, torch.sigmoid(-logits))
-    cross_entropy = binary_cross_entropy(logits, labels)
-    want = torch.where(p < edge, (1 + p) ** -low, (1 - p) ** high) * cross_entropy
-    counts = labels >= 0
-    assert_close(loss(logits, labels, reduction="none")[counts], want[counts], **EXACT)
-
-
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - MULTI_LABEL))
 def test_the_others_refuse(name: str) -> None:
-    message = (
-        f"expected loss to have a multi-label form, got '{name}', which is single-label; use one of adafocal"
-    )
+    message = f"loss to have a multi-label form, got '{name}', which is single-label; use one of adafocal"
     with pytest.raises(ValueError, match=message):
         make_loss(name, problem_type="multi_label_classification")
     with pytest.raises(ValueError, match=message):
@@ -200,20 +136,6 @@ def test_the_others_refuse(name: str) -> None:
 def test_as_many_class_weights_as_labels() -> None:
     with pytest.raises(ValueError, match="one entry for each of the 5 classes, got 3"):
         make_loss("focal", class_weights=[1.0, 2.0, 3.0])(*batch())
-
-
-def test_class_weights_of_ignored_decisions_do_not_count_in_the_mean() -> None:
-    weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    logits = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.3, -0.7]], dtype=torch.float64)
-    labels = torch.tensor([[1.0, 0.0, -100.0], [-100.0, 1.0, 0.0]], dtype=torch.float64)
-    counts = labels != -100
-    per_decision = torch.nn.functional.binary_cross_entropy_with_logits(
-        logits, labels.clamp_min(0), reduction="none"
-    )
-    loss = make_loss("cross_entropy", class_weights=weights)
-    expected = (per_decision * weights * counts).sum() / (weights * counts).sum()
-    torch.testing.assert_close(loss(logits, labels), expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(loss.normalizer(labels).double(), (weights * counts).sum())
 
 
 def test_soft_labels_of_one_softmax_are_refused() -> None:
@@ -226,10 +148,6 @@ def test_soft_labels_of_one_softmax_are_refused() -> None:
         make_loss("cross_entropy")(logits, soft)
     named = make_loss("cross_entropy", problem_type="multi_label_classification")
     assert_close(named(logits, soft), F.binary_cross_entropy_with_logits(logits, soft))
-    for other in (
-        soft.round(),
-        soft[:, :1],
-        0.9 * soft,
-        soft - 100 * (soft == 1),
-    ):  # one label each, or no shares
+    one_label_each_or_no_shares = (soft.round(), soft[:, :1], 0.9 * soft, soft - 100 * (soft == 1))
+    for other in one_label_each_or_no_shares:
         assert torch.isfinite(make_loss("cross_entropy")(logits[:, : other.shape[1]], other))
