@@ -447,7 +447,7 @@ class CalibrationState:
         # The cell of an edge lies below it as a whole, since rows that tie with an edge do.
         cut = np.searchsorted(below[1:], np.minimum(ranks, below[-1])).clip(max=N_CELLS - 1)
         bins = np.searchsorted(cut + 1, np.arange(N_CELLS), side="right")
-        return BinSums(*(np.bincount(bins, values, self.n_bins) for values in self.sums["cells"]))
+        return BinSums(*np.stack([np.bincount(bins, values, self.n_bins) for values in self.sums["cells"]]))
 
     def adaptive_ece(self) -> float:
         """The ECE of equal-mass bins that are cut between cells: of many rows, near that of bins cut between rows."""

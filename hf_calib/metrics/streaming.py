@@ -183,8 +183,8 @@ class StreamingCalibration:
                 way_out = "numpy arrays go to the functions of hf_calib.metrics"
                 raise InputTypeError(expected(name, "be a torch.Tensor", type(value).__name__, way_out))
         if not logits.is_floating_point():
-            got, way_out = logits.dtype, "pass the model's logits"
-            raise InputTypeError(expected("logits", "be floating point", got, way_out))
+            way_out = "pass the model's logits"
+            raise InputTypeError(expected("logits", "be floating point", logits.dtype, way_out))
         if not self.multi_label and (labels.is_floating_point() or labels.dtype == torch.bool):
             way_out = "pass class indices, or set multi_label=True for one 0/1 label per class"
             raise InputTypeError(expected("labels", "be integers", labels.dtype, way_out))
@@ -193,8 +193,8 @@ class StreamingCalibration:
         way_out = "set multi_label=True only for one 0/1 label per class"
         check(labels.shape == shape, f"labels to have shape {tuple(shape)}", got, way_out)
         has_classes = logits.ndim > 0 and logits.shape[-1] >= (1 if self.multi_label else 2)
-        got, way_out = f"{tuple(logits.shape)}", "a single sigmoid output needs multi_label=True"
-        check(has_classes, "logits to have a class axis (..., C)", got, way_out)
+        way_out = "a single sigmoid output needs multi_label=True"
+        check(has_classes, "logits to have a class axis (..., C)", tuple(logits.shape), way_out)
 
     def _check_seen(self) -> None:
         """Raise unless the sums mean something."""
@@ -202,25 +202,22 @@ class StreamingCalibration:
         allowed = "be 0, 1 or -100" if self.multi_label else f"lie in 0..{self._n_classes - 1} or be -100"
         way_out = "check that the labels and the model's head mean the same classes"
         check(not invalid, f"labels to {allowed}", f"{invalid} that do not", way_out)
-        got, way_out = f"NaN in {not_finite} of {n_rows} rows", "look for overflow in the model's logits"
-        check(not not_finite, "probabilities to be finite", got, way_out)
+        got = f"NaN in {not_finite} of {n_rows} rows"
+        check(not not_finite, "probabilities to be finite", got, "look for overflow in the model's logits")
         way_out = "call update with logits first; labels of -100 do not count"
         check(n_rows > 0, "the state to have seen at least one label", "none", way_out)
 
     def _start(self, n_classes: int, device: torch.device) -> None:
         """Make room for the first batch, or check that a later one has as many classes."""
         if self._n_classes:
-            requirement, way_out = (
-                f"the number of classes to stay {self._n_classes}",
-                "use one for each label set",
-            )
-            check(n_classes == self._n_classes, requirement, n_classes, way_out)
+            requirement = f"the number of classes to stay {self._n_classes}"
+            check(n_classes == self._n_classes, requirement, n_classes, "use one for each label set")
             return
         self._n_classes = n_classes
         shapes = sum_shapes(n_classes, self.n_bins, by_class=self._by_class)
-        doubles = {"dtype": torch.float64, "device": device}
-        self._sums = {name: torch.zeros(shape, **doubles) for name, shape in shapes.items()}
-        self._checks = torch.zeros(3, **doubles)  # rows, those that are not finite, invalid labels
+        # Rows, those that are not finite, invalid labels.
+        self._checks = torch.zeros(3, dtype=torch.float64, device=device)
+        self._sums = {name: self._checks.new_zeros(shape) for name, shape in shapes.items()}
         # Edges rounded to float32 put every float32 value into the same bin as the float64 edges do.
         interior = torch.from_numpy(uniform_edges(self.n_bins)[1:-1])
         self._edges = {dtype: interior.to(device, dtype) for dtype in (torch.float32, torch.float64)}
