@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -196,32 +197,29 @@ def _candidates(rows: Rows) -> list[_Candidate]:
         no_matrix = f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
     found = [
         _Candidate("identity", None, 0, None, lambda *_: Solution(1.0)),
-        _Candidate("temperature", None, 1, None, _temperature),
+        _Candidate("temperature", None, 1, None, partial(_divided, by_label=False)),
     ]
     if rows.sigmoid:
-        found.append(_Candidate("per_label_temperature", None, c, why_not, _temperatures))
+        found.append(_Candidate("per_label_temperature", None, c, why_not, partial(_divided, by_label=True)))
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    vectors = [(penalty, StructuredVectorScaling(penalty).solve) for penalty in _PENALTIES]
-    found += [_Candidate("structured_vector", penalty, own, why_not, solve) for penalty, solve in vectors]
+    for penalty in _PENALTIES:
+        solve = StructuredVectorScaling(penalty).solve
+        found.append(_Candidate("structured_vector", penalty, own, why_not, solve))
     if rows.sigmoid:
         return found
     found.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
     between, no_matrix = c * (c + 1), why_not or no_matrix
-    matrices = [(penalty, StructuredMatrixScaling(penalty).solve) for penalty in _PENALTIES]
-    found += [
-        _Candidate("structured_matrix", penalty, between, no_matrix, solve) for penalty, solve in matrices
-    ]
+    for penalty in _PENALTIES:
+        solve = StructuredMatrixScaling(penalty).solve
+        found.append(_Candidate("structured_matrix", penalty, between, no_matrix, solve))
     return [*found, _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)]
 
 
-def _temperature(rows: Rows, near: Solution | None, _: float) -> Solution:
-    temperature = ScaledLoss(rows).best_temperature() if near is None else near.temperature
-    return Solution(temperature, AffineMap(np.array(1 / temperature)))
-
-
-def _temperatures(rows: Rows, near: Solution | None, _: float) -> Solution:
+def _divided(rows: Rows, near: Solution | None, _: float, *, by_label: bool) -> Solution:
     shared = ScaledLoss(rows).best_temperature() if near is None else near.temperature
-    return Solution(shared, AffineMap(1 / temperatures_by_label(rows, shared)[0]))
+    return Solution(
+        shared, AffineMap(1 / (temperatures_by_label(rows, shared)[0] if by_label else np.array(shared)))
+    )
 
 
 def _try_all(candidates: list[_Candidate], rows: Rows, folds: NDArray[np.int64]) -> None:
