@@ -132,22 +132,12 @@ class TestMatrix:
         )
 
     @pytest.mark.parametrize("kind", MATRICES)
-    @pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min])
-    def test_masks_are_refused(self, kind: type[Linear], mask: float) -> None:
+    def test_masks_of_the_lowest_number_are_refused(self, kind: type[Linear]) -> None:
         logits, labels = sampled(50, 3)
-        masked = logits.copy()
-        masked[:2, 1], labels[:2] = mask, 0
-        with pytest.raises(
-            ValueError,
-            match=r"be finite, as the classes are mixed, got 2 of -inf, or beyond 1e\+12; use Vector",
-        ):
-            kind().fit(masked, labels)
-        scaler = kind()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            scaler.fit(logits, labels)
-        with pytest.raises(ValueError, match="2 of -inf"):
-            scaler.predict_proba(masked)
+        logits[:2, 1], labels[:2] = np.finfo(np.float32).min, 0
+        message = r"be finite, as the classes are mixed, got 2 of -inf, or beyond 1e\+12; use Vector"
+        with pytest.raises(ValueError, match=message):
+            kind().fit(logits, labels)
 
     @pytest.mark.parametrize("name", ["off_diagonal_penalty", "bias_penalty"])
     @pytest.mark.parametrize("penalty", [-1.0, np.nan, np.inf, "1", [1.0]])
