@@ -70,19 +70,16 @@ class LossEntry:
     module: type[CalibrationLoss]
     check: Callable[..., None] | None
 
-    def make(self, given: Mapping[str, Any]) -> CalibrationLoss:
-        """The loss with these hyperparameters, class weights and problem type."""
+    def make(self, given: Mapping[str, Any], refusal: type[Exception]) -> CalibrationLoss:
+        """The loss with these hyperparameters, class weights and problem type; a `refusal` of others."""
+        wrong = next((name for name in given if name not in (*self.hyperparameters, *_SHARED)), None)
+        if wrong is not None:
+            raise refusal(unknown_hyperparameter(self.name, self.hyperparameters, wrong))
         shared = {name: given[name] for name in _SHARED if name in given}
         values = checked(self.name, self.hyperparameters, given)
         if self.check is not None:
             self.check(**values)
         return self.module(self, values, **shared)
-
-    def unknown(self, given: Mapping[str, Any]) -> str | None:
-        """The message for what the constructor does not take."""
-        known = (*self.hyperparameters, *_SHARED)
-        wrong = next((name for name in given if name not in known), None)
-        return None if wrong is None else unknown_hyperparameter(self.name, self.hyperparameters, wrong)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _entry_of, (self.name,)
@@ -108,7 +105,7 @@ def loss(
 
     The formula `name(rows, *, hyperparameters, **shared)` returns a value per row, (N,), 0 where the label has
     probability 1; or that and a penalty on the batch. Its signature says names, defaults and ranges; its docstring is
-    that of the constructor, to which the arguments that all losses share are added.
+    that of the constructor, to which `_documentation` adds what all have in common.
 
     Args:
         summary: the formula in one line; p is the probability of the label y.
@@ -123,10 +120,7 @@ def loss(
         def constructor(*args: Any, **given: Any) -> Module:
             if args:
                 raise InputTypeError(f"{entry.name} takes its hyperparameters by name only")
-            unknown = entry.unknown(given)
-            if unknown is not None:
-                raise InputTypeError(unknown)
-            return cast(Module, entry.make(given))
+            return cast(Module, entry.make(given, InputTypeError))
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         shared = [inspect.Parameter(k, keyword, default=None, annotation=v) for k, v in _SHARED.items()]
@@ -197,10 +191,8 @@ def make_loss(
     """
     if name not in LOSSES:
         raise InputValueError(expected("loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)))
-    unknown = LOSSES[name].unknown(hyperparameters)
-    if unknown is not None:
-        raise InputValueError(unknown)
-    return LOSSES[name].make(hyperparameters | {"class_weights": class_weights, "problem_type": problem_type})
+    shared = {"class_weights": class_weights, "problem_type": problem_type}
+    return LOSSES[name].make(hyperparameters | shared, InputValueError)
 
 
 class CalibrationLoss(nn.Module):
@@ -270,9 +262,8 @@ class CalibrationLoss(nn.Module):
         """Compute the loss.
 
         Args:
-            logits: (N, C), or (N, L, C) for token-level labels; any float dtype. A model's output (with
-                `.logits`, or a tuple whose first entry they are) is taken too, which is what the Trainer
-                passes to a `compute_loss_func`.
+            logits: (N, C), or (N, L, C) for token-level labels; any float dtype; or a model's output that has them,
+                which is what the Trainer passes to a `compute_loss_func`.
             labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; or, for multi-label problems,
                 (N, C) floats in [0, 1], -100 to ignore a decision. Rows of shares that sum to 1, the soft labels of
                 one softmax, are refused, unless `problem_type` says that each class is a sigmoid of its own.
@@ -282,8 +273,8 @@ class CalibrationLoss(nn.Module):
                 has, over all micro-batches (and, as the Trainer counts, all processes).
 
         Returns:
-            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. It is infinite, with
-            the gradient of cross entropy, where the logit of a label is -inf.
+            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. Where the logit of a
+            label is -inf it is the loss's limit: mostly infinite, with the gradient of cross entropy; never NaN.
         """
         if "CausalLM" in type(logits).__name__:
             _warn_of_unshifted_labels(logits, labels)
@@ -299,9 +290,8 @@ class CalibrationLoss(nn.Module):
                 # PyTorch's indexing error names no label (on the CPU; a GPU only asserts).
                 check_labels(flat, logits.shape[-1], error)
                 raise
-            weights = (
-                None if self.class_weights is None else self._row_weights(flat).to(numbers[CROSS_ENTROPY])
-            )
+            weighs = self.class_weights is not None
+            weights = self._row_weights(flat).to(numbers[CROSS_ENTROPY]) if weighs else None
             if self.couples_batch:
                 return self._of_batch(numbers, flat, weights, reduction, num_items_in_batch)
             values = self._per_row(numbers, flat)
