@@ -33,7 +33,9 @@ _OF_RIVALS = ("dual_focal", "dual_focal_gra", "ada_dual_focal")
 _OF_ALL = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
 INVERTIBLE = _OF_LABEL + _OF_RIVALS + _OF_ALL
 
-_FURTHEST = 100.0  # logits further below the largest are taken for this far, where gradients would underflow
+_FURTHEST = (
+    33.0  # logits further below the largest are taken for this far: beyond, the rounding of p hides 1 - p
+)
 _TINY = 1e-300
 _FLOOR = 1e-12
 _ROUNDING = 1e-12

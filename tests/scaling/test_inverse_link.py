@@ -288,6 +288,9 @@ class TestNumbers:
         gap, gamma = 30.0, 3.0
         log_odds = np.diff(InverseLink(make_loss("focal", gamma=gamma)).transform([[0.0, gap]]))[0, 0]
         assert log_odds == pytest.approx(gap + gamma * gap - np.log(1 + gamma), abs=1e-2)
+        # Where the rounding of p hides 1 - p the odds still grow, without a jump.
+        beyond = np.diff(InverseLink(make_loss("focal", gamma=gamma)).transform([[0.0, 45.0]]))[0, 0]
+        assert log_odds < beyond < 45 + gamma * 45
 
 
 class TestTheEstimator:
