@@ -16,7 +16,6 @@ from hf_calib.losses import make_loss
 from hf_calib.metrics import kde_calibration_error
 from tests.helpers.loss_cases import (
     EXACT,
-    PENALTIES,
     VARIANTS,
     WIDTHS,
     Variant,
@@ -49,43 +48,36 @@ def test_value_and_gradient_are_those_of_the_formula(variant: Variant, width: in
             assert_close(ours, wanted, **tolerance)
 
 
-EQUAL: dict[str, tuple[Variant, Variant]] = {
-    **{
-        f"{name} of {given}": ((name, given), ("cross_entropy", {}))
-        for name, given in [
-            ("label_smoothing", {"smoothing": 0}),
-            ("flsd", {"gammas": (0, 0)}),
-            ("dual_focal", {"gamma": 0}),
-            ("bsce_gra", {"gamma": 0, "norm": 1}),
-            ("ece_ce", {}),  # before its first update
-            ("adafocal", {"gamma_init": 0}),
-            ("ada_dual_focal", {"gamma_init": 0}),
-            ("entropy_regularized", {"entropy_weight": 0}),
-            ("logit_norm", {"norm_weight": 0}),
-            ("mmce", {"mmce_weight": 0}),
-            ("soft_ece", {"ece_weight": 0}),
-            ("kde_ece", {"kde_weight": 0}),
-            ("mbls", {"margin": 100}),
-        ]
-    },
-    "no Brier term": (("focal_calibration", {"gamma": 2, "brier_weight": 0}), ("focal", {"gamma": 2})),
-    "one step": (("flsd_gra", {"gammas": (2, 2)}), ("focal_gra", {"gamma": 2})),
-    "constant table": (("adafocal", {"gamma_init": 3}), ("focal", {"gamma": 3})),
-    "negative constant table": (("adafocal", {"gamma_init": -1.5}), ("inverse_focal", {"gamma": 1.5})),
-    "constant table of leads": (("ada_dual_focal", {"gamma_init": 5}), ("dual_focal", {"gamma": 5})),
-    "calfocal before an update": (("calfocal", {}), ("focal", {"gamma": 1})),
-    "calfocal of no rate": (("calfocal", {"per_sample": True, "update_rate": 0}), ("focal", {"gamma": 1})),
-    "a constant rival of 0": (("dual_focal", {"gamma": 3, "rival": "0"}), ("focal", {})),
-    "the same on the gradient": (("dual_focal_gra", {"gamma": 3, "rival": 0}), ("focal_gra", {})),
-}
+CROSS_ENTROPY = ("cross_entropy", {})
+EQUAL: list[tuple[Variant, Variant]] = [
+    (("label_smoothing", {"smoothing": 0}), CROSS_ENTROPY),
+    (("flsd", {"gammas": (0, 0)}), CROSS_ENTROPY),
+    (("dual_focal", {"gamma": 0}), CROSS_ENTROPY),
+    (("bsce_gra", {"gamma": 0, "norm": 1}), CROSS_ENTROPY),
+    (("ece_ce", {}), CROSS_ENTROPY),  # before its first update
+    (("adafocal", {"gamma_init": 0}), CROSS_ENTROPY),
+    (("ada_dual_focal", {"gamma_init": 0}), CROSS_ENTROPY),
+    (("logit_norm", {"norm_weight": 0}), CROSS_ENTROPY),
+    (("kde_ece", {"kde_weight": 0}), CROSS_ENTROPY),
+    (("mbls", {"margin": 100}), CROSS_ENTROPY),
+    (("power", {"exponent": 1e-9}), CROSS_ENTROPY),
+    (("focal_calibration", {"gamma": 2, "brier_weight": 0}), ("focal", {"gamma": 2})),
+    (("flsd_gra", {"gammas": (2, 2)}), ("focal_gra", {"gamma": 2})),
+    (("adafocal", {"gamma_init": 3}), ("focal", {"gamma": 3})),
+    (("adafocal", {"gamma_init": -1.5}), ("inverse_focal", {"gamma": 1.5})),
+    (("ada_dual_focal", {"gamma_init": 5}), ("dual_focal", {"gamma": 5})),
+    (("calfocal", {}), ("focal", {"gamma": 1})),  # before its first update
+    (("dual_focal", {"gamma": 3, "rival": "0"}), ("focal", {})),
+    (("dual_focal_gra", {"gamma": 3, "rival": 0}), ("focal_gra", {})),
+]
 
 
-@pytest.mark.parametrize("pair", EQUAL.values(), ids=EQUAL)
+@pytest.mark.parametrize("pair", EQUAL, ids=lambda pair: variant_id(pair[0]))
 def test_losses_that_are_one_another(pair: tuple[Variant, Variant]) -> None:
     logits, labels = random_batch(40, 5)
     labels[[4, 17]] = -100
     one, other = (value_and_gradient(make_loss(name, **given), logits, labels) for name, given in pair)
-    assert_close(one, other, **EXACT)
+    assert_close(one, other, rtol=1e-7 if pair[0][0] == "power" else 1e-10, atol=1e-9)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -127,7 +119,7 @@ def test_rivals_that_tie_or_are_missing(rival: Any, n_classes: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_brier_of_an_impossible_label(width: int) -> None:
     """Its cross entropy, which has weight 0, is infinite."""
-    logits, labels = widened(torch.tensor([[1.0, 1.0, -torch.inf]] * 5), width), torch.tensor([2] * 5)
+    logits, labels = widened(torch.tensor([[1.0, 1.0, -torch.inf]] * 9), width), torch.tensor([2] * 9)
     value, gradient = value_and_gradient(make_loss("brier"), logits, labels)
     assert value.item() == pytest.approx(1.5)
     assert_close(gradient, torch.zeros_like(logits), rtol=0, atol=1e-7)
@@ -169,11 +161,12 @@ class TestPenaltiesOnTheBatch:
             distance = (r[:, None] - r).abs() * (groups[:, None] != groups)
             return (right - r) @ torch.exp(-distance / 0.4) @ (right - r) / 25
 
+        loss = make_loss("mmce", mmce_weight=1e6, variant="plain", authors_code=True)
+        _, want = value_and_gradient(formula, logits.double(), labels)
         for width in WIDTHS:
-            loss = make_loss("mmce", mmce_weight=1e6, variant="plain", authors_code=True)
-            _, ours = value_and_gradient(loss, widened(logits, width), labels)
-            _, want = value_and_gradient(formula, logits.double(), labels)
-            assert_close(ours[:, :2].double() / 1e6, want, rtol=1e-5, atol=1e-6)
+            more = F.pad(widened(logits, width), (0, 0, 0, 5)), F.pad(labels, (0, 5), value=-100)
+            _, ours = value_and_gradient(loss, *more)
+            assert_close(ours[:5, :2].double() / 1e6, want, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("variant", ["weighted", "plain"])
     def test_mmce_does_not_depend_on_the_batch_size(self, variant: str) -> None:
@@ -189,10 +182,6 @@ class TestPenaltiesOnTheBatch:
         labels = logits.argmax(1) if all_right else logits.argmin(1)
         ours = value_and_gradient(make_loss("avuc"), logits, labels)
         assert_close(ours, value_and_gradient(by_formula(("avuc", {})), logits, labels), **EXACT)
-
-    def test_mdca_is_nothing_where_mean_probabilities_are_the_frequencies(self) -> None:
-        logits = torch.tensor([[0.7, 0.3], [0.3, 0.7]], dtype=torch.float64).log()
-        assert_close(penalty("mdca", logits, torch.tensor([0, 1])), torch.tensor(0.0).double(), **EXACT)
 
     @pytest.mark.parametrize("kind", ["top_label", "canonical"])
     @pytest.mark.parametrize("bandwidth", [0.02, 1.0])
@@ -233,34 +222,11 @@ class TestPenaltiesOnTheBatch:
         ours = value_and_gradient(make_variant(variant, 3), logits, labels)
         assert_close(ours, value_and_gradient(by_formula(variant), logits, labels), **EXACT)
 
-    def test_soft_bins_grow_hard(self) -> None:
-        """With cold bins, sb_ece is the L2 calibration error of equal-width bins."""
-        logits, labels = random_batch(11, 4)
-        r, predicted = logits.softmax(1).max(1)
-        bins = F.one_hot((r * 15).long(), 15).double()
-        gaps = bins.T @ ((predicted == labels).double() - r)
-        want = (gaps.square() / bins.sum(0).clamp_min(1) / 11).sum().sqrt()
-        assert_close(penalty("soft_ece", logits, labels, bin_temperature=1e-7), want, rtol=1e-7, atol=0.0)
 
-    def test_every_loss_that_couples_the_batch_has_a_formula(self) -> None:
-        assert {name for name, _ in VARIANTS if make_loss(name).couples_batch} == set(PENALTIES)
-
-
-class TestLossesOfTheProbability:
-    def test_dft_has_the_gradient_of_the_probability(self) -> None:
-        batch = random_batch(30, 6)
-        ours, other = (value_and_gradient(make_loss(name), *batch)[1] for name in ("dft", "power"))
-        assert_close(ours, other, **EXACT)
-
-    def test_of_a_small_exponent_power_is_cross_entropy(self) -> None:
-        batch = random_batch(30, 6)
-        ours = value_and_gradient(make_loss("power", exponent=1e-9), *batch)
-        assert_close(ours, value_and_gradient(make_loss("cross_entropy"), *batch), rtol=1e-6, atol=1e-9)
-
-    @pytest.mark.parametrize(("exponent", "sharper"), [(0.5, 2.0), (0.2, 1.25)])
-    def test_its_minimum_is_the_sharpened_posterior(self, exponent: float, sharper: float) -> None:
-        posterior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-        logits = (sharper * posterior.log())[None].expand(3, 3).clone().requires_grad_()
-        each = make_loss("power", exponent=exponent)(logits, torch.arange(3), reduction="none")
-        (slope,) = torch.autograd.grad(posterior @ each, logits)
-        assert_close(slope.sum(0), torch.zeros(3).double(), rtol=0, atol=1e-12)
+@pytest.mark.parametrize(("exponent", "sharper"), [(0.5, 2.0), (0.2, 1.25)])
+def test_the_minimum_of_power_is_the_sharpened_posterior(exponent: float, sharper: float) -> None:
+    posterior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    logits = (sharper * posterior.log())[None].expand(3, 3).clone().requires_grad_()
+    each = make_loss("power", exponent=exponent)(logits, torch.arange(3), reduction="none")
+    (slope,) = torch.autograd.grad(posterior @ each, logits)
+    assert_close(slope.sum(0), torch.zeros(3).double(), rtol=0, atol=1e-12)
