@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import warnings
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,7 @@ class TestState:
         assert set(loss.state_dict()) == TABLES[name]
         assert_close(table_of(fresh), table_of(loss), **SAME)
         twin = copy.deepcopy(loss)
-        elsewhere = ForkingPickler.loads(ForkingPickler.dumps(loss))
-        assert [each(logits, labels) for each in (fresh, part, twin, elsewhere)] == [value] * 4
+        assert [each(logits, labels) for each in (fresh, part, twin)] == [value] * 3
         twin.update([0.3, 0.9], [1, 0], class_gaps=[0.9] * 5, progress=1.0)
         assert twin(logits, labels) != value
         assert loss(logits, labels) == value
@@ -155,48 +154,53 @@ def test_gammas_without_an_upper_limit(name: str) -> None:
     assert again(logits, labels) == free(logits, labels)
 
 
-BAD_PREDICTIONS = {
-    "none": ([], [], "be two .N,. vectors, N >= 1, got .0,. and .0,.;"),
-    "lengths": ([0.5, 0.6], [1], "be two .N,. vectors, N >= 1, got .2,. and .1,.;"),
-    "one number": (0.5, 1, "be two .N,. vectors"),
-    "matrix": (np.full((2, 3), 0.3), np.ones((2, 3)), "be two .N,. vectors, N >= 1, got .2, 3. and"),
-    "NaN": ([0.5, float("nan")], [0, 1], r"confidences to be in \[0, 1\], got nan in row 1 \(1 such"),
-    "logits": ([0.5, 4.2, 7.0], [0, 1, 1], r"in \[0, 1\], got 4.2 in row 1 \(2 such\); pass probabilities"),
-    "class indices": ([0.5, 0.6], [1, 3], r"correct to be in \[0, 1\], got 3.0 in row 1"),
-}
+NAN = float("nan")
+# What an update is given beside what fits, to every loss or to `ece_ce`.
+BAD_PREDICTIONS: list[tuple[Any, Any, str]] = [
+    ([], [], "be two .N,. vectors, N >= 1, got .0,. and .0,.;"),
+    ([0.5, 0.6], [1], "be two .N,. vectors, N >= 1, got .2,. and .1,.;"),
+    (0.5, 1, "be two .N,. vectors"),
+    (np.full((2, 3), 0.3), np.ones((2, 3)), "be two .N,. vectors, N >= 1, got .2, 3. and"),
+    ([0.5, NAN], [0, 1], r"confidences to be in \[0, 1\], got nan in row 1 \(1 such"),
+    ([0.5, 4.2, 7.0], [0, 1, 1], r"in \[0, 1\], got 4.2 in row 1 \(2 such\); pass probabilities"),
+    ([0.5, 0.6], [1, 3], r"correct to be in \[0, 1\], got 3.0 in row 1"),
+]
+BAD_OF_ECE_CE: list[tuple[str, Any, str]] = [
+    ("class_gaps", None, "class_gaps and progress to be given to ece_ce, got class_gaps=N"),
+    *(("progress", value, r"to be in \[0, 1\], got .*; pass epochs done") for value in (-0.1, 1.1, NAN)),
+    *(("class_gaps", value, r"be \(C,\) finite numbers, got") for value in ([], 0.5, [[0.1]], [0.1, NAN])),
+]
 
 
-@pytest.mark.parametrize("case", BAD_PREDICTIONS.values(), ids=BAD_PREDICTIONS)
 @pytest.mark.parametrize("name", TABLES)
-def test_predictions_that_do_not_fit(name: str, case: tuple[Any, Any, str]) -> None:
-    confidences, correct, message = case
-    with pytest.raises(ValueError, match=message):
-        make_loss(name).update(confidences, correct, class_gaps=[0.1] * 5, progress=0.5)
+def test_updates_that_do_not_fit(name: str) -> None:
+    loss, fits = make_loss(name), {"class_gaps": [0.1] * 5, "progress": 0.5}
+    for confidences, correct, message in BAD_PREDICTIONS:
+        with pytest.raises(ValueError, match=message):
+            loss.update(confidences, correct, **fits)
+    for key, value, message in BAD_OF_ECE_CE if name == "ece_ce" else ():
+        with pytest.raises(ValueError, match=message):
+            loss.update([0.5, 0.9], [1, 0], **{**fits, key: value})
+    assert loss(*random_batch(20, 5)) == make_loss(name)(*random_batch(20, 5))
 
 
 @pytest.mark.parametrize("name", FIRST_GAMMAS)
 class TestGammaTable:
-    def test_first_table(self, name: str) -> None:
-        loss = make_loss(name, n_bins=4)
+    def test_before_and_after_few_predictions(self, name: str) -> None:
+        loss, first = make_loss(name, n_bins=4), FIRST_GAMMAS[name]
         assert loss.edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
-        assert loss.gammas.tolist() == [FIRST_GAMMAS[name]] * 4
+        assert loss.gammas.tolist() == [first] * 4
         assert loss.gaps.tolist() == [0, 0, 0, 0]
         assert loss.accuracies.isnan().all()
-
-    def test_one_bin(self, name: str) -> None:
-        loss = make_loss(name, n_bins=1, update_rate=1)
-        loss.update([0.4, 0.6, 0.8], [1, 0, 0])  # the smallest is left out
-        assert_close(loss.gaps, torch.tensor([0.7], dtype=torch.float64))
-        assert_close(loss.gammas, FIRST_GAMMAS[name] * torch.tensor([0.7], dtype=torch.float64).exp())
-        assert loss(*random_batch(5, 3)).isfinite()
-
-    def test_one_prediction_or_all_alike_change_nothing(self, name: str) -> None:
-        for confidences in ([0.7], [0.7] * 20):
-            loss = make_loss(name)
+        for confidences in ([0.7], [0.7] * 20):  # one, or all alike, change nothing
             loss.update(confidences, [0] * len(confidences))
-            assert loss.gammas.tolist() == [FIRST_GAMMAS[name]] * 15
-            assert loss.edges.tolist() == [0.7] * 16
+            assert loss.gammas.tolist() == [first] * 4
+            assert loss.edges.tolist() == [0.7] * 5
             assert loss(*random_batch(5, 3)).isfinite()
+        of_one_bin = make_loss(name, n_bins=1, update_rate=1)
+        of_one_bin.update([0.4, 0.6, 0.8], [1, 0, 0])  # the smallest is left out
+        assert of_one_bin.gaps.tolist() == pytest.approx([0.7])
+        assert of_one_bin.gammas.tolist() == pytest.approx([first * math.exp(0.7)])
 
     def test_types_of_predictions(self, name: str) -> None:
         confidences, correct = [0.3, 0.5, 0.75, 1.0, 0.25], [1, 0, 1, 1, 0]
@@ -260,26 +264,6 @@ class TestEceCrossEntropy:
         by_mass = loss.mass_gaps.abs()[[0, 0, 1, 1, 2, 2, 3, 3]]
         by_width = 3 * loss.weight(p, labels) - by_mass
         assert_close(by_width, torch.tensor([0.9, 0.9, 0.7, 0.7, 0.4, 0.1, 0.1, 0.0], dtype=torch.float64))
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"class_gaps": None}, "class_gaps and progress to be given to ece_ce, got class_gaps=N"),
-            *(
-                ({"progress": value}, r"progress to be in \[0, 1\], got .*; pass epochs done")
-                for value in (-0.1, 1.1, float("nan"))
-            ),
-            *(
-                ({"class_gaps": value}, r"class_gaps to be \(C,\) finite numbers, got")
-                for value in ([], 0.5, [[0.1]], [0.1, float("nan")])
-            ),
-        ],
-    )
-    def test_bad_updates(self, changes: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            make_loss("ece_ce").update(
-                [0.5, 0.9], [1, 0], **{"class_gaps": [0.1, 0.2], "progress": 0.5, **changes}
-            )
 
     def test_class_gaps_of_another_model(self) -> None:
         with pytest.raises(ValueError, match="class_gaps to have one entry for each of 4 classes, got 5"):

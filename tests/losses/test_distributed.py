@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.testing import assert_close
 
-from hf_calib.losses import all_gather_rows, make_loss
+from hf_calib.losses import all_gather_rows
 from tests.helpers.gloo_pair import run_on_two
 from tests.helpers.loss_cases import EXACT, Variant, make_variant, random_batch, value_and_gradient
 
@@ -36,11 +35,6 @@ def batch() -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-def linear() -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(5, 5, dtype=torch.float64)
-
-
 def work(rank: int, folder: Path) -> None:
     """Of each loss and cut the value of the whole batch, and the gradient of the process's own rows."""
     logits, labels = batch()
@@ -55,11 +49,6 @@ def work(rank: int, folder: Path) -> None:
             value, gradient = value_and_gradient(loss, logits[rows], labels[rows], num_items_in_batch=count)
             dist.all_reduce(value)
             results[f"{i} {cut}"] = (value / 2, gradient / 2)
-    loss, model = make_loss("mmce"), DistributedDataParallel(linear())
-    loss.gather = all_gather_rows
-    count = loss.normalizer(labels) / 2
-    loss(model(logits[own[0]]), labels[own[0]], num_items_in_batch=count).backward()
-    results["model"] = model.module.weight.grad
     # Vectors of 2 and of 3 entries, and matrices of as many rows.
     numbers = torch.arange(2.0 + rank) + 10 * rank
     results["vectors"] = all_gather_rows([numbers, torch.stack([numbers, numbers + 100], dim=1)])
@@ -86,16 +75,6 @@ def test_two_processes_are_one_batch(i: int, results: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.slow
-def test_the_model_gets_the_gradient_of_the_whole_batch(results: list[dict[str, Any]]) -> None:
-    """Through DistributedDataParallel, as a training does it."""
-    model = linear()
-    logits, labels = batch()
-    make_loss("mmce")(model(logits), labels).backward()
-    for result in results:
-        assert_close(result["model"], model.weight.grad, **EXACT)
-
-
-@pytest.mark.slow
 def test_shorter_vectors_are_filled_up_with_zeros(results: list[dict[str, Any]]) -> None:
     for result in results:
         (numbers, matrix), processes = result["vectors"]
@@ -107,7 +86,7 @@ def test_shorter_vectors_are_filled_up_with_zeros(results: list[dict[str, Any]])
 def test_one_process_keeps_its_own() -> None:
     vectors = [torch.arange(3.0)]
     assert all_gather_rows(vectors) == (vectors, 1)
-    loss, logits_and_labels = make_loss("mmce"), batch()
+    loss, logits_and_labels = make_variant(("mmce", {}), 5), batch()
     alone = value_and_gradient(loss, *logits_and_labels)
     loss.gather = all_gather_rows
     assert_close(value_and_gradient(loss, *logits_and_labels), alone, **EXACT)

@@ -135,34 +135,42 @@ def test_values_and_gradients(golden_id: str, width: int | None) -> None:
 
 
 def adafocal(file: dict[str, np.ndarray]) -> CalibrationLoss:
-    config = {key.removeprefix("cfg_"): float(file[key]) for key in file if key.startswith("cfg_")}
-    return make_loss(
-        "adafocal",
-        n_bins=int(config["num_bins"]),
-        update_rate=config["lambda"],
-        gamma_init=config["gamma_initial"],
-        gamma_max=config["gamma_max"],
-        gamma_min=config["gamma_min"],
-        switch=config["switch_pt"],
-    )
+    theirs = {"update_rate": "lambda", "gamma_init": "gamma_initial", "switch": "switch_pt"}
+    names = ("update_rate", "gamma_init", "gamma_max", "gamma_min", "switch")
+    given = {name: float(file[f"cfg_{theirs.get(name, name)}"]) for name in names}
+    return make_loss("adafocal", n_bins=int(file["cfg_num_bins"]), **given)
+
+
+def assert_trains(
+    loss: CalibrationLoss,
+    logits: np.ndarray,
+    labels: np.ndarray,
+    rows: np.ndarray | None,
+    gradient: np.ndarray,
+) -> float:
+    """Compare values a row and the gradient of their sum, which is returned."""
+    z, y = torch.from_numpy(logits), torch.from_numpy(labels)
+    value, own = value_and_gradient(loss, z, y, reduction="sum")
+    np.testing.assert_allclose(own, gradient, **EXACT)
+    if rows is not None:
+        np.testing.assert_allclose(loss(z, y, reduction="none"), rows, **EXACT)
+    return value.item()
 
 
 @pytest.mark.parametrize("name", ["default", "switch", "ties"])
 def test_adafocal_over_six_updates(name: str, golden: Path) -> None:
     file = dict(np.load(golden / f"adafocal_{name}.npz"))
     loss = adafocal(file)
-    logits, labels = torch.from_numpy(file["train_logits"]), torch.from_numpy(file["train_labels"])
-    p = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+    logits, labels = file["train_logits"], file["train_labels"]
+    p = torch.from_numpy(logits).softmax(1)[range(len(labels)), labels]
     for t in range(7):
         np.testing.assert_allclose(loss.edges[1:], file["edges_upper"][t], **EXACT)
         np.testing.assert_allclose(loss.edges[:-1], file["edges_lower"][t], **EXACT)
         np.testing.assert_allclose(loss.gammas, file["gamma"][t], **EXACT)
         np.testing.assert_allclose(loss.gamma(p), file["train_gamma_per_sample"][t], **EXACT)
-        value, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
+        rows, gradient = file["train_loss_per_sample"][t], file["train_grad_of_sum"][t]
+        value = assert_trains(loss, logits, labels, rows, gradient)
         np.testing.assert_allclose(value, file["train_loss_sum"][t], **EXACT)
-        np.testing.assert_allclose(gradient, file["train_grad_of_sum"][t], **EXACT)
-        per_example = loss(logits, labels, reduction="none")
-        np.testing.assert_allclose(per_example, file["train_loss_per_sample"][t], **EXACT)
         if t < 6:
             loss.update(file["val_confidence"][t], file["val_correct"][t])
             np.testing.assert_allclose(loss.gaps, file["val_bin_gap"][t], **EXACT)
@@ -183,16 +191,11 @@ def test_ada_dual_focal_over_four_updates(golden: Path) -> None:
     """Gamma goes by the lead over the rival; it never changes its sign, whatever the held-out predictions."""
     file = dict(np.load(golden / "ada_dual_focal.npz"))
     loss = make_loss("ada_dual_focal", n_bins=10, update_rate=2.0, gamma_init=6.0, gamma_max=20.0)
-    logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
     for t in range(5):
         np.testing.assert_allclose(loss.edges, file["edges"][t], **EXACT)
         np.testing.assert_allclose(loss.gammas, file["gammas"][t], **EXACT)
-        per_example, gradient = (
-            loss(logits, labels, reduction="none"),
-            value_and_gradient(loss, logits, labels, reduction="sum")[1],
-        )
-        np.testing.assert_allclose(per_example, file["per_example"][t], **EXACT)
-        np.testing.assert_allclose(gradient, file["gradient_of_sum"][t], **EXACT)
+        rows, gradient = file["per_example"][t], file["gradient_of_sum"][t]
+        assert_trains(loss, file["logits"], file["labels"], rows, gradient)
         if t < 4:
             loss.update(file["confidences"][t], file["correct"][t])
     assert file["gammas"].min() < 0.3
@@ -203,16 +206,15 @@ def test_ece_cross_entropy(golden: Path) -> None:
     file = dict(np.load(golden / "ece_ce.npz"))
     confidences, predicted = torch.from_numpy(file["stats_logits"]).softmax(1).max(1)
     correct = predicted == torch.from_numpy(file["stats_labels"])
-    logits, labels = torch.from_numpy(file["train_logits"]), torch.from_numpy(file["train_labels"])
     for epoch in (0, 100, 350):
         loss = make_loss("ece_ce")
         loss.update(confidences, correct, class_gaps=file["per_class_ece"], progress=epoch / 350)
         # The sign of a gap is of no consequence: the weight takes its magnitude.
         np.testing.assert_allclose(loss.bin_gaps.abs(), abs(file["bin_gap_ew"]), **EXACT)
         np.testing.assert_allclose(loss.mass_gaps.abs(), abs(file["bin_gap_em"]), **EXACT)
-        value, gradient = value_and_gradient(loss, logits, labels, reduction="sum")
+        gradient = file[f"grad_of_sum_epoch{epoch}"]
+        value = assert_trains(loss, file["train_logits"], file["train_labels"], None, gradient)
         np.testing.assert_allclose(value, file[f"loss_sum_epoch{epoch}"], **EXACT)
-        np.testing.assert_allclose(gradient, file[f"grad_of_sum_epoch{epoch}"], **EXACT)
 
 
 # 200 SGD steps with our losses and with the papers' own code in its own loop: `tests/golden/README.md` says how.
