@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,8 +75,10 @@ def random_batch(
     return logits, labels
 
 
-# Numbers of classes: few logits take plain operations, many (2^18 are reached by 30 rows) blocks of rows.
+# Numbers of classes: few logits take plain operations, many (of 8 rows and more) blocks, of 30 rows two and more.
 WIDTHS = (5, 9000)
+every_width = pytest.mark.parametrize("width", WIDTHS)
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 
 
 def widened(logits: Tensor, width: int) -> Tensor:

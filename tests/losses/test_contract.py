@@ -22,6 +22,8 @@ from tests.helpers.loss_cases import (
     VARIANTS,
     WIDTHS,
     Variant,
+    every_variant,
+    every_width,
     make_variant,
     random_batch,
     value_and_gradient,
@@ -62,9 +64,6 @@ NAMES_AND_DEFAULTS = """
 DEFAULTS = {
     line.split("'")[1]: line.partition(", ")[2] or "none" for line in NAMES_AND_DEFAULTS.split("\n")[1:-1]
 }
-
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
-every_width = pytest.mark.parametrize("width", WIDTHS)
 
 
 def test_names_and_defaults() -> None:
@@ -353,66 +352,56 @@ OUT_OF_RANGE: dict[tuple[str, str], tuple[object, ...]] = {
 }
 
 
-class TestNamesAndHyperparameters:
-    def test_unknown_loss(self) -> None:
-        with pytest.raises(ValueError, match=r"expected loss .* got 'focl'; did you mean 'focal'\?"):
-            make_loss("focl")
-
-    def test_unknown_problem_type(self) -> None:
-        with pytest.raises(ValueError, match=r"got 'multi_label_class'; did you mean 'multi_label_classif"):
-            make_loss("focal", problem_type="multi_label_class")
-        with pytest.raises(ValueError, match="got 'regression'; calibration is about classifiers"):
-            make_loss("focal", problem_type="regression")
-
-    @pytest.mark.parametrize("name", LOSSES)
-    def test_unknown_hyperparameter(self, name: str) -> None:
-        message = re.escape(
-            f"expected the hyperparameters of loss {name!r}, got 'sharpness'; it has: {DEFAULTS[name]}"
-        )
-        with pytest.raises(ValueError, match=message):
-            make_loss(name, sharpness=3)
-        with pytest.raises(TypeError, match=message):
-            LOSSES[name].constructor(sharpness=3)
-
-    @pytest.mark.parametrize(("given", "suggestion"), [("gama", "gamma"), ("weight", "class_weights")])
-    def test_a_hyperparameter_of_nearly_this_name(self, given: str, suggestion: str) -> None:
-        with pytest.raises(TypeError, match=rf"\(did you mean '{suggestion}'\?\)"):
-            hf_calib.losses.focal(**{given: 1.0})  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize(("name", "key"), OUT_OF_RANGE)
-    def test_out_of_range(self, name: str, key: str) -> None:
-        for value in OUT_OF_RANGE[name, key]:
-            for make in (partial(make_loss, name), LOSSES[name].constructor):
-                with pytest.raises(ValueError, match=f"^expected {key} of loss {name!r} to be ") as error:
-                    make(**{key: value})
-                assert f", got {value!r}; it has: {DEFAULTS[name]}" in str(error.value)
-
-    @pytest.mark.parametrize(
-        ("name", "hyperparameters", "message"),
-        [
-            ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 1 thresholds and 3 gammas"),
-            ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
-            ("adafocal", {"gamma_max": 0.1}, "expected switch to lie within"),
-            ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
-        ],
-    )
-    def test_values_that_do_not_go_together(
-        self, name: str, hyperparameters: dict[str, object], message: str
-    ) -> None:
-        with pytest.raises(ValueError, match=message):
-            make_loss(name, **hyperparameters)
-
-    @pytest.mark.parametrize(
-        ("name", "key", "gamma"), [("inverse_focal", "gamma", 4), ("adafocal", "gamma_min", -4)]
-    )
-    def test_a_warning_where_inverse_focal_turns_against_the_label(
-        self, name: str, key: str, gamma: int
-    ) -> None:
-        message = r"^The inverse focal gamma is 4.0, above 3.59. .* Use 3.59 or less"
+@pytest.mark.parametrize(("name", "key"), OUT_OF_RANGE)
+def test_hyperparameters_out_of_range(name: str, key: str) -> None:
+    for value in OUT_OF_RANGE[name, key]:
         for make in (partial(make_loss, name), LOSSES[name].constructor):
-            with pytest.warns(UserWarning, match=message) as caught:
-                make(**{key: gamma})
-            assert caught[0].filename == __file__
+            with pytest.raises(ValueError, match=f"^expected {key} of loss {name!r} to be ") as error:
+                make(**{key: value})
+            assert f", got {value!r}; it has: {DEFAULTS[name]}" in str(error.value)
+
+
+UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
+    ("focl", {}, r"expected loss .* got 'focl'; did you mean 'focal'\?"),
+    (
+        "focal",
+        {"problem_type": "multi_label_class"},
+        "'multi_label_class'; did you mean 'multi_label_classif",
+    ),
+    ("focal", {"problem_type": "regression"}, "got 'regression'; calibration is about classifiers"),
+    ("focal", {"gama": 1.0}, r"\(did you mean 'gamma'\?\)"),
+    ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
+    ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 1 thresholds and 3 gammas"),
+    ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
+    ("adafocal", {"gamma_max": 0.1}, "expected switch to lie within"),
+    ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "message"), UNKNOWN_OR_AT_ODDS)
+def test_names_and_hyperparameters_that_are_refused(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_loss(name, **given)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_unknown_hyperparameters(name: str) -> None:
+    message = f"expected the hyperparameters of loss {name!r}, got 'sharpness'; it has: {DEFAULTS[name]}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_loss(name, sharpness=3)
+    with pytest.raises(TypeError, match=re.escape(message)):
+        LOSSES[name].constructor(sharpness=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "gamma"), [("inverse_focal", "gamma", 4), ("adafocal", "gamma_min", -4)]
+)
+def test_a_warning_where_inverse_focal_turns_against_the_label(name: str, key: str, gamma: int) -> None:
+    message = r"^The inverse focal gamma is 4.0, above 3.59. .* Use 3.59 or less"
+    for make in (partial(make_loss, name), LOSSES[name].constructor):
+        with pytest.warns(UserWarning, match=message) as caught:
+            make(**{key: gamma})
+        assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("name", LOSSES)

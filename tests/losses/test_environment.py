@@ -19,13 +19,12 @@ from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 from hf_calib.losses import LOSSES, make_loss
 from tests.helpers.loss_cases import (
     EXACT,
-    VARIANTS,
-    WIDTHS,
     Variant,
+    every_variant,
+    every_width,
     make_variant,
     random_batch,
     value_and_gradient,
-    variant_id,
 )
 from tests.helpers.tiny import N_LABELS, VOCABULARY, tiny_bert
 
@@ -73,8 +72,8 @@ class TestCompile:
             assert_close(compiled(logits, labels), loss(logits, labels), **EXACT)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
+@every_width
+@every_variant
 def test_autocast_changes_nothing(variant: Variant, width: int) -> None:
     loss = make_variant(variant, width)
     logits, labels = random_batch(12, width)
@@ -85,7 +84,7 @@ def test_autocast_changes_nothing(variant: Variant, width: int) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("width", WIDTHS)
+@every_width
 @pytest.mark.parametrize("name", ["focal", "dual_focal", "mmce"])
 def test_checkpointed(name: str, width: int, use_reentrant: bool) -> None:
     loss = make_loss(name)

@@ -13,6 +13,7 @@ from tests.helpers.loss_cases import (
     VARIANTS,
     WIDTHS,
     Variant,
+    every_width,
     make_variant,
     random_batch,
     value_and_gradient,
@@ -49,7 +50,7 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@every_width
 @pytest.mark.parametrize("name", [*SOME, "mmce", "entropy_regularized"])
 def test_gradients_of_gradients(name: str, width: int) -> None:
     """A Hessian times a vector, by a double backward: against differences of gradients, where the loss is its own."""
@@ -66,7 +67,7 @@ def test_gradients_of_gradients(name: str, width: int) -> None:
     assert_close(gradient.detach(), value_and_gradient(loss, logits, labels)[1], **EXACT)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@every_width
 @pytest.mark.parametrize("name", SOME)
 def test_torch_func(name: str, width: int) -> None:
     loss = make_variant((name, {}), width)
@@ -94,7 +95,7 @@ def test_a_second_backward_gives_the_same_gradient(dtype: torch.dtype) -> None:
     assert_close(second, first)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@every_width
 def test_logits_need_not_be_contiguous(width: int) -> None:
     logits, labels = random_batch(40, width)
     loss = make_loss("focal_calibration")
