@@ -69,7 +69,6 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
     with y = 1 where the prediction is right, and $\bar y$ the accuracy.
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats.
 
@@ -78,9 +77,8 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         probability of what happened counts as 2e-308, as in `negative_log_likelihood`.
 
     Notes:
-        The same rows choose the recalibration and are scored with it, so that noise counts as miscalibration; with few
-        rows more of it. The curve has no parameter to choose. Confidences that are equal in float32 are recalibrated
-        together, so that ties which rounding broke stay ties.
+        The same rows choose the recalibration and are scored with it, so that noise counts as miscalibration, the more
+        so with few rows. Confidences that are equal in float32 are recalibrated together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers", Eq. 1 to 3.
@@ -120,11 +118,9 @@ def corp_curve(
     calibrated model, too, leaves it somewhere in most samples. `consistency_test` tests all confidences together.
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
         n_resamples: of the labels, at least 1.
         confidence_level: of the band at each point, in (0, 1).
-        seed: of the draws.
 
     Returns:
         The curve on the K different confidences.
@@ -210,7 +206,6 @@ def confidence_errors(
     it where g is on the right side everywhere: noise cannot add to it, as it does to an ECE.
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
         n_folds: K, from 2 to N.
         seed: of the folds.

@@ -157,10 +157,7 @@ def entity_scores(
 
     Args:
         entities: from `find_entities`.
-        n_bins: M, at least 1.
         n_resamples: of the bootstrap, which draws sentences: the entities of one are not independent.
-        confidence_level: of the percentile intervals, in (0, 1).
-        seed: of the random draws.
 
     Returns:
         "f1", "precision", "recall" (micro, fractions), "ece_product" and "ece_minimum". As in seqeval, a share of

@@ -1,4 +1,8 @@
-"""Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion, the ECE without bias."""
+"""Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion, the ECE without bias.
+
+Common arguments are those of `hf_calib.metrics`. Named options go to the metric, such as ``n_bins=10``; one that has
+the name of an argument of the function here goes in with the metric: ``functools.partial``.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,7 @@ from hf_calib.metrics.checks import (
     row_chunks,
 )
 from hf_calib.metrics.resamples import BLOCK_ELEMENTS, SAME, Interval, draw_counts, interval_of
-from hf_calib.metrics.scores import (
-    expected_calibration_error,
-)
+from hf_calib.metrics.scores import expected_calibration_error
 from hf_calib.metrics.sums import (
     BINNINGS,
     Binning,
@@ -72,31 +74,19 @@ def bootstrap_interval(
     Args:
         metric: the name of a metric of `hf_calib.metrics` that takes probs and labels, or a function
             ``metric(probs, labels, **options) -> float``.
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float where the metric takes them.
-        n_resamples: how many resamples of N rows to draw, at least 1.
-        confidence_level: in (0, 1).
-        seed: of the random draws; the same seed gives the same interval.
-        options: go to the metric, such as ``n_bins=10``. One that has the name of an argument here goes in
-            with the function: ``functools.partial``.
+        options: of the metric.
 
     Returns:
         ``Interval(value, low, high)`` in the unit of the metric.
 
     Notes:
-        Every path draws rows with replacement, exactly. A metric of sums (the binned errors and the means over
-        examples) costs O(N) additions a resample; any other is called once per resample. Where equal confidences meet
-        the cut of an equal-mass bin, they keep the order of the data. `kde_calibration_error` is refused: it would
-        count the copies of an example as its neighbours.
+        A metric of sums (the binned errors and the means over examples) costs O(N) additions a resample; any other is
+        called once per resample. `kde_calibration_error` is refused: it would count copies of an example as neighbours.
 
         A binned calibration error is an average of absolute values, so noise makes it larger than the error of the
         population, and a resample adds that noise a second time: percentile intervals of the plain ECE sit too high,
-        and may even exclude the value itself, which comes with a warning. In 300 trials (60 without a gap) with 2,000
-        examples and the same gap in each of 8 bins, nominal 95% intervals held the truth in 93%, 51% and 0% at gaps
-        of 0.05, 0.02 and 0; with ``debias=True`` in 95%, 90% and 2%. So take `calibration_error_interval` for the
+        and may even exclude the value itself, which comes with a warning. So take `calibration_error_interval` for the
         ECE, which holds down to 0. Proper scores and accuracy have no such bias.
-
-        Where all resamples are equal (one example, or all alike) the interval is the value.
 
     References:
         Efron and Tibshirani 1993, section 13.3.
@@ -105,8 +95,6 @@ def bootstrap_interval(
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
     Interval(value=0.75, low=0.25, high=1.0)
     """
-    n_resamples, seed = check_n_resamples(n_resamples), check_seed(seed)
-    check_confidence_level(confidence_level)
     rows, targets = check_probs_and_any_labels(probs, labels)
     found = find_metric(metric)
     way_out = (
@@ -115,9 +103,9 @@ def bootstrap_interval(
     )
     requirement = "metric to be a metric that may see an example twice"
     check(found.allows_copies, requirement, "kde_calibration_error", way_out)
-    value = _finite_value(found, rows, targets, options)
-    (draws,) = _resampled([(found, options)], rows, targets, n_resamples, seed)
-    interval = interval_of(value, draws, confidence_level)
+    settings: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
+    (interval,) = percentile_intervals([(metric, options)], rows, targets, **settings)
+    value = interval.value
     if found.function is expected_calibration_error and not interval.low <= value <= interval.high:
         warnings.warn(
             f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, {value:.4g}. Noise makes the "
@@ -128,7 +116,7 @@ def bootstrap_interval(
 
 
 def percentile_intervals(
-    metrics: Sequence[tuple[str, dict[str, Any]]],
+    metrics: Sequence[tuple[str | MetricFunction, dict[str, Any]]],
     probs: NDArray[Any],
     labels: NDArray[Any],
     *,
@@ -254,26 +242,19 @@ def consistency_test(
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
-        metric: the name of a metric of `hf_calib.metrics` that takes probs and labels, or a function
-            ``metric(probs, labels, **options) -> float``. Larger must mean worse.
-        n_resamples: B, how many times to draw labels, at least 1.
-        seed: of the random draws; the same seed gives the same p-value.
-        options: go to the metric, such as ``n_bins=10``. One that has the name of an argument here goes in
-            with the function: ``functools.partial``.
+        metric: as for `bootstrap_interval`; larger must mean worse.
+        n_resamples: B, how many times to draw labels.
+        options: of the metric.
 
     Returns:
-        ``ConsistencyTest(value, p_value, expected)``: the metric, in its unit; a fraction in (0, 1], at least
-        1 / (B + 1); and the mean of the metric over the drawn labels, which is what a calibrated model with
-        these probabilities would show.
+        ``ConsistencyTest(value, p_value, expected)``: the metric; a fraction in [1 / (B + 1), 1]; and the mean
+        of the metric over the drawn labels, which is what a calibrated model with these probabilities would show.
 
     Notes:
-        What is tested depends on the metric: the expected and maximum calibration error look at the top label,
-        whose correctness is drawn with the probability that its confidence states, and cannot see an error in
-        the other classes; `classwise_calibration_error` looks at each class. Under the hypothesis the
-        p-value is u or less with probability u at most, for any number of examples and of resamples. Rows that
-        sum to 1 only nearly are divided by their sum before classes are drawn from them.
+        What is tested depends on the metric: the expected and maximum calibration error look at the top label
+        and cannot see an error in the other classes; `classwise_calibration_error` looks at each class. Under the
+        hypothesis the p-value is u or less with probability u at most, for any number of examples and of resamples.
 
     References:
         Bröcker and Smith 2007, "Increasing the reliability of reliability diagrams" (consistency resampling);
@@ -313,13 +294,9 @@ def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
 
 
 def consistency_of_bins(sums: BinSums, *, n_effective: float, n_resamples: int, seed: int) -> ConsistencyTest:
-    """The same for the ECE from the sums (M,) of its bins: the rows of a bin are taken to have its mean confidence.
+    """The same for the ECE from the sums (M,) of its bins, whose rows are taken to have its mean confidence.
 
-    Args:
-        sums: of the bins, or of weights.
-        n_effective: rows; of weights, as many as would tell as much.
-        n_resamples: of the labels.
-        seed: of the draws.
+    Where the sums are of weights, n_effective is of as many rows as would tell as much.
     """
     counts, confidence, correct = (part[sums.counts > 0] for part in sums)
     shares, stated = counts / counts.sum(), np.clip(confidence / counts, 0, 1)
@@ -422,22 +399,18 @@ def calibration_error_interval(
     \theta(\lambda) = \sum_m \frac{|B_m|}{N} |g_m(\lambda)|.$$
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
-        n_bins: M, at least 1.
-        binning: "uniform", "quantile" or "equal_mass", as for `expected_calibration_error`.
-        n_resamples: samples drawn at each error that is tried, at least 1.
-        confidence_level: 1 - alpha, in (0, 1).
-        seed: of the draws; the same seed gives the same interval.
+        binning: as for `expected_calibration_error`.
+        n_resamples: samples drawn at each error that is tried.
+        confidence_level: 1 - alpha.
 
     Returns:
         ``Interval(value, low, high)``: the plain ECE of the data, which may lie above the interval, as it has the noise
         of its bins in it; and fractions in [0, 1]. ``low`` is 0 where chance alone explains the value.
 
     Notes:
-        In simulations (`tests/metrics/test_error_interval.py`: errors of 0.005 to 0.15, 200 to 10,000 rows, gaps in
-        all bins, in one, of one sign and of both) intervals of 95% held the population's error, in these bins, in 93 to
-        97% of the draws of each setting. Where that is near 0 they hold it more often.
+        In simulations (`tests/metrics/test_error_interval.py`) intervals of 95% held the population's error, in these
+        bins, in 93 to 97% of the draws of each setting; where that is near 0, more often.
 
     References:
         Efron and Tibshirani 1993, section 12.3 (intervals by test inversion); DiCiccio and Romano 1990,
@@ -462,11 +435,7 @@ def calibration_error_interval(
 
 
 class Populations:
-    """Populations whose bins have the gaps of the data made smaller, or larger: the likeliest ones with an error.
-
-    Args:
-        sums: (M,) of the bins of the data.
-    """
+    """The likeliest populations with an error: the gaps of the data's bins (M,) are made smaller, or larger."""
 
     def __init__(self, sums: BinSums) -> None:
         self.occupied = sums.counts > 0
@@ -527,12 +496,7 @@ def _crossing(holds: Callable[[float], bool], most: float, least: float) -> floa
 
 
 class UnbiasedError(NamedTuple):
-    """An error and its resamples.
-
-    Args:
-        value: below 0 where the rows are closer to their confidences than those of a calibrated model would be.
-        draws: (R,) on resamples.
-    """
+    """An error and its resamples (R,); below 0 where rows are nearer to their confidences than calibrated ones."""
 
     value: float
     draws: FloatArray
@@ -556,38 +520,22 @@ def unbiased_error(
     $$E_\lambda T = \sum_m \frac{|B_m|}{N}\, E\,|\mathcal N(g_m(\lambda), s_m^2(\lambda))| = t,$$
 
     t the plain error. A t below that of a calibrated population gives t minus that one: an estimate that stopped at 0
-    would be too large on average. A resample moves the gaps of that population as it moves those of the data, and is
-    read by the same function.
-
-    The resamples are those of `resampled_metrics` for the seed and groups.
-
-    Notes:
-        In simulations (`tests/metrics/test_unbiased_error.py`: errors of 0 to 0.15 of either model, 500 to 10,000 rows)
-        intervals of differences held the true one in 90 to 98% of the draws; with plain errors in 65 to 99%.
+    would be too large on average. A resample, one of `resampled_metrics`, moves the gaps of that population as it moves
+    those of the data. In the simulations of `tests/metrics/test_unbiased_error.py` intervals of differences held the
+    true one in 90 to 98% of the draws; with plain errors in 65 to 99%.
     """
     rows = binned_rows(top, n_bins, binning)
     n_rows = len(top.confidence)
     found = Populations(as_bin_sums(np.ones(n_rows) @ rows))
     n_drawn = n_rows if groups is None else int(groups.max()) + 1
-    sums = as_bin_sums(
-        np.stack(
-            [
-                (counts if groups is None else counts[groups]) @ rows
-                for block in draw_counts(n_drawn, n_resamples, np.random.default_rng(seed))
-                for counts in block
-            ]
-        )
-    )
+    drawn = (each for block in draw_counts(n_drawn, n_resamples, np.random.default_rng(seed)) for each in block)
+    sums = as_bin_sums(np.stack([(each if groups is None else each[groups]) @ rows for each in drawn]))
     counts, confidence, hits = (part[:, found.occupied] for part in sums)
-    gaps = np.divide(
-        confidence - hits, counts, out=np.broadcast_to(found.gaps, counts.shape).copy(), where=counts > 0
-    )
+    gaps = np.where(counts > 0, (confidence - hits) / np.maximum(counts, 1), found.gaps)
     shares = counts / counts.sum(axis=1, keepdims=True)
     noise = gaps - found.gaps
-    effect = (
-        1.0 if groups is None else _design_effect(top, assign_bins(top.confidence, n_bins, binning), groups)
-    )
-    estimate = _Estimate(found, effect)
+    bins = assign_bins(top.confidence, n_bins, binning)
+    estimate = _Estimate(found, 1.0 if groups is None else _design_effect(top, bins, groups))
     errors = (shares * np.abs(estimate.gaps_of(found.value) + noise)).sum(axis=1)
     return UnbiasedError(float(estimate.of(np.array(found.value))), estimate.of(errors))
 

@@ -1,20 +1,19 @@
-"""Calibration error by kernel density estimation on the simplex, also of whole distributions.
+"""Calibration error by kernel density estimation on the simplex, of the top label or of whole distributions.
 
-A confidence c is the point (c, 1 - c) of the two-class simplex, so that the beta kernel of the top label and
-the Dirichlet kernel of all classes are one function.
+A confidence c is the point (c, 1 - c), so that the beta and the Dirichlet kernel are one function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import gammaln
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels
+from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import top_label
 
 KernelKind = Literal["top_label", "canonical"]
@@ -51,8 +50,7 @@ def kde_calibration_error(
     density) and $h$ the bandwidth.
 
     Args:
-        probs: (N, C) float, rows that sum to 1, N at least 2.
-        labels: (N,) int in [0, C), or (N, C) label distributions.
+        probs: of at least two rows.
         bandwidth: h, at least 1e-8; None takes the one of 20 from 1e-5 to 1 that makes the confidences, or the
             distributions, most likely, each under the density of the others.
         kind: "top_label", or "canonical", which sums over the classes.
@@ -63,9 +61,8 @@ def kde_calibration_error(
 
     Notes:
         Takes O(N^2) time and O(N) memory; above 1,000 examples the bandwidth is chosen on 1,000 of them.
-        Probabilities are kept 1e-6 away from 0 and 1, where the authors' code gives NaN. Their l2 error is
-        the square of this one. Their choice of the bandwidth subtracts log h from each log-likelihood, though
-        the kernel is a density already; that favours the smallest h, often 1e-5, and is not done here.
+        Unlike in the authors' code, probabilities are kept 1e-6 away from 0 and 1 (theirs gives NaN there), the l2
+        error is a root, and no log h is subtracted from the log-likelihoods, which favours the smallest h.
         The canonical error needs examples near each other: with many classes it mostly shows the bandwidth.
 
     References:
@@ -81,7 +78,11 @@ def kde_calibration_error(
     way_out = "the density around an example is estimated from the others"
     check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
     width = None if bandwidth is None else _check_bandwidth(bandwidth)
-    predicted, outcomes = (_top_label if kind == "top_label" else _canonical)(checked, targets)
+    if kind == "top_label":
+        predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
+    else:
+        predicted = checked.astype(np.float64)
+        outcomes = targets if targets.ndim == 2 else np.eye(checked.shape[1])[targets]
     points = _inside_simplex(predicted)
     gaps = np.abs(_regress(points, outcomes, width or choose_bandwidth(points)) - predicted)
     return float(gaps.sum(axis=1).mean() if norm == "l1" else np.sqrt((gaps**2).sum(axis=1).mean()))
@@ -106,18 +107,6 @@ def log_likelihood(points: FloatArray, bandwidth: float) -> float:
     return total - len(points) * float(np.log(len(points) - 1))
 
 
-def _top_label(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-    """Confidences (N, 1) and whether they are right (N, 1)."""
-    confidences, correct = top_label(probs, labels)
-    return confidences[:, None], correct[:, None]
-
-
-def _canonical(probs: NDArray[Any], labels: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-    """Probabilities (N, C) and labels as distributions (N, C)."""
-    shares = labels if labels.ndim == 2 else np.eye(probs.shape[1])[labels]
-    return probs.astype(np.float64), shares
-
-
 def _inside_simplex(predicted: FloatArray) -> FloatArray:
     """Points (N, K) that a Dirichlet kernel can take; a lone probability gets its complement."""
     inside = predicted.clip(_MARGIN, 1 - _MARGIN)
@@ -139,12 +128,10 @@ def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice
     """
     parameters = points / bandwidth
     normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln((parameters + 1).sum(axis=1))
-    height = max(1, _BLOCK // len(points))
-    for start in range(0, len(points), height):
-        rows = slice(start, min(start + height, len(points)))
+    for rows in row_chunks(len(points), len(points), elements=_BLOCK):
         log_kernel = np.log(points[rows]) @ parameters.T - normaliser
-        own = np.arange(start, rows.stop)
-        log_kernel[own - start, own] = -np.inf
+        own = np.arange(rows.start, rows.stop)
+        log_kernel[own - rows.start, own] = -np.inf
         peak = log_kernel.max(axis=1)
         log_kernel -= peak[:, None]
         yield rows, np.exp(log_kernel, out=log_kernel), peak

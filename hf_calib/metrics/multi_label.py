@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, IntArray, as_array, row_chunks
 from hf_calib.metrics.sums import BinSums, uniform_bins
 
@@ -30,49 +30,33 @@ class Decisions(NamedTuple):
 
 
 def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
-    """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known.
-
-    Raises:
-        TypeError: if a dtype is wrong. ValueError: if a shape or a value is; the message names the row.
-    """
+    """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
     rows = as_array(argument, probs)
     if not np.issubdtype(rows.dtype, np.floating):
         way_out = f"pass {argument}.astype(float)"
         raise InputTypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
-    if rows.ndim != 2 or not rows.size:
-        way_out = "pass one row an example, and one column a label"
-        raise InputValueError(
-            expected(argument, "have shape (N, C), N and C at least 1", f"shape {rows.shape}", way_out)
-        )
-    outside = ~((rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE))  # NaN is neither
-    if outside.any():
-        row, column = np.argwhere(outside)[0]
-        got = f"{rows[row, column]:.6g} in row {row}"
-        raise InputValueError(expected(argument, "lie in [0, 1]", got, "pass sigmoid(logits)"))
+    way_out = "pass one row an example, and one column a label"
+    requirement = f"{argument} to have shape (N, C), N and C at least 1"
+    check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
+    inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # NaN is not
+    row, column = np.unravel_index(inside.argmin(), rows.shape)
+    got = f"{rows[row, column]:.6g} in row {row}"
+    check(inside.all(), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
     targets = as_array("labels", labels)
-    if targets.shape != rows.shape:
-        way_out = f"pass 0 or 1 for each column of {argument}"
-        raise InputValueError(
-            expected("labels", f"have shape {rows.shape}", f"shape {targets.shape}", way_out)
-        )
-    wrong = ~np.isin(targets, (0, 1, UNKNOWN))
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        got, way_out = f"{targets[row, column]} in row {row}", "leave a decision out with -100"
-        raise InputValueError(expected("labels", "be 0 or 1", got, way_out))
+    way_out = f"pass 0 or 1 for each column of {argument}"
+    fits = targets.shape == rows.shape
+    check(fits, f"labels to have shape {rows.shape}", f"shape {targets.shape}", way_out)
+    valid = np.isin(targets, (0, 1, UNKNOWN))
+    row, column = np.unravel_index(valid.argmin(), rows.shape)
+    got = f"{targets[row, column]} in row {row}"
+    check(valid.all(), "labels to be 0 or 1", got, "leave a decision out with -100")
     known = targets != UNKNOWN
-    if not known.any():
-        raise InputValueError(expected("labels", "be known somewhere", "-100 only", "pass labelled rows"))
+    check(known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows")
     return Decisions(np.clip(rows.astype(np.float64), 0, 1), targets == 1, known)
 
 
 class LabelMetrics:
-    """Metrics by label, and over all decisions together, of resamples of N fixed rows.
-
-    Args:
-        decisions: checked.
-        n_bins: M.
-    """
+    """Metrics by label, and over all decisions together, of resamples of N fixed rows."""
 
     def __init__(self, decisions: Decisions, n_bins: int) -> None:
         probs, true, known = decisions
@@ -98,10 +82,7 @@ class LabelMetrics:
         self._rows_of_decisions = rows
 
     def evaluate(self, counts: IntArray) -> dict[str, FloatArray]:
-        """Each metric (R, C + 1), the last column of all decisions, of R samples with counts (R, N) of each row.
-
-        It is NaN where it is not defined.
-        """
+        """Each metric (R, C + 1), the last column of all decisions, of counts (R, N) of each row; NaN if undefined."""
         blocks = [
             self._block(counts[part].astype(np.float64))
             for part in row_chunks(len(counts), self._n_rows * self._n_labels, elements=_BLOCK_ELEMENTS)

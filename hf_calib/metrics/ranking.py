@@ -52,17 +52,12 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-
     Returns:
         A fraction in [0, 1], smaller is better; 0 only without any error.
 
     Notes:
-        Among equal confidences the errors count as evenly spread, which is their mean over all orders. So the
-        order of the examples never matters; if all confidences are equal, the value is the error rate. Confidences
-        count as equal if they are so in float32, as `AbstainRule` decides on them.
+        Among confidences that are equal in float32, as `AbstainRule` decides on them, errors count as evenly spread,
+        so that the order of the examples never matters.
 
     References:
         Geifman and El-Yaniv 2017; Geifman, Uziel and El-Yaniv 2019.
@@ -93,8 +88,6 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     >>> curve = risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
     >>> curve.risk.round(3)
     array([0.   , 0.   , 0.333, 0.25 ])
-    >>> risk_coverage_curve([0.9, 0.9], [0, 1]).risk
-    array([0.5, 0.5])
     """
     confidence, right = as_floats("confidences", confidences), as_floats("correct", correct)
     got = f"shapes {confidence.shape} and {right.shape}"
@@ -141,9 +134,8 @@ class OodDetection(NamedTuple):
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
     r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
 
-    For robustness: calibration errors look at one dataset, this compares two. It is the probability that a
-    random input from outside looks more uncertain than a random one from inside; a tie counts half. For logits,
-    with intervals and other scores, see `ood_detection`.
+    For robustness: calibration errors look at one dataset, this compares two. For logits, with intervals and other
+    scores, see `ood_detection`.
 
     $$P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in}), \qquad
     u = -\sum_c p_c \log p_c \ \text{ or } \ u = -\max_c p_c$$
@@ -157,8 +149,7 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
         A fraction: 1 if every input from outside is more uncertain, 0.5 if uncertainty says nothing.
 
     Notes:
-        It asks for no labels. A temperature cannot change it for two classes; for more it can, because it does
-        not keep the order of the scores.
+        A temperature cannot change it for two classes; for more it can, as it does not keep the order of the scores.
 
     References:
         Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
@@ -195,15 +186,12 @@ def ood_detection(
         scores: of "max_probability", "entropy", "max_logit" and "energy". Where only probabilities are known,
             pass their logarithms, and the first two.
         n_resamples: of the bootstrap, which resamples both sets.
-        confidence_level: of the percentile intervals, in (0, 1).
-        seed: of the bootstrap.
 
     Returns:
         Score -> `OodDetection`.
 
     Notes:
-        A temperature T changes the first two, of more than two classes, and the energy; it leaves the order of the
-        maximum logits as it is. Of the energy, which Liu et al. take at T = 1, only the order counts here.
+        A temperature changes the first two, of more than two classes, and the energy, but not the maximum logits' order.
 
     References:
         Hendrycks and Gimpel 2017 (maximum probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy);
@@ -250,11 +238,8 @@ def _detection(
     whole = zip(measured(at_inside, at_outside), np.array(draws).T, strict=True)
     auroc, fpr95 = (interval_of(value, column, confidence_level) for value, column in whole)
     # From the most uncertain value on.
-    flagged_inside, flagged_outside = (
-        np.pad(np.bincount(rows, minlength=len(values))[::-1].cumsum() / len(rows), (1, 0))
-        for rows in (at_inside, at_outside)
-    )
-    return OodDetection(auroc, fpr95, RocCurve(flagged_inside, flagged_outside))
+    counts = (np.bincount(rows, minlength=len(values))[::-1].cumsum() for rows in (at_inside, at_outside))
+    return OodDetection(auroc, fpr95, RocCurve(*(np.pad(each / each[-1], (1, 0)) for each in counts)))
 
 
 def _of_logits(logits: NDArray[Any], score: str) -> FloatArray:

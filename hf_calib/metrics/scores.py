@@ -1,4 +1,4 @@
-"""Calibration errors of bins, proper scores and accuracy: the public functions of the metrics in `sums`."""
+"""Calibration errors of bins, proper scores and accuracy; their common arguments are those of `hf_calib.metrics`."""
 
 from __future__ import annotations
 
@@ -55,33 +55,24 @@ def expected_calibration_error(
     with $A_m$ the accuracy and $C_m$ the mean confidence of bin $B_m$.
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C); or soft labels, (N, C) float, whose share of the predicted class is
-            then the accuracy of an example.
-        n_bins: M, at least 1.
+        labels: of soft labels the share of the predicted class is the accuracy of an example.
         binning: "uniform", equal-width bins (lower, upper]; "quantile", equal-mass bins between
             interpolated quantiles; or "equal_mass", the sorted examples cut into M parts.
         norm: "l1"; "l2", the root of the weighted squared gaps; "max", the largest gap.
         debias: subtract what sampling noise alone adds to the value; not for "max".
-        sample_weight: (N,) of at least 0, not all 0, for binning="uniform" without debias; None counts every example
-            once.
+        sample_weight: for binning="uniform" without debias.
 
     Returns:
         A fraction in [0, 1].
 
     Notes:
-        Two classes are no special case: this is the confidence of the winner, not of class 1.
-
         Quantile edges are interpolated as in the papers' code, which leaves out the smallest confidence and
-        its ties. Where that would leave out everything (N = 1, or all confidences equal), their code returns
-        0; here all examples then form one bin. "equal_mass" leaves nothing out, but where a cut falls among
-        equal confidences, the value depends on the order of the examples.
+        its ties; where that would leave out everything, all examples form one bin (their code returns 0).
+        "equal_mass" leaves nothing out, but the value depends on the order of equal confidences at a cut.
 
-        A perfectly calibrated model has a positive ECE on finite data, the more so the fewer examples are
-        in a bin. For l2 the unbiased estimate of each squared gap is used, $A_m (1 - A_m) / (n_m - 1)$ less;
-        bins with fewer than two examples count as 0. For l1 the expected excess of a gap whose accuracy is
-        normal with variance $A_m (1 - A_m) / n_m$ is subtracted, in closed form where the reference draws
-        random numbers. Below zero, both are 0.
+        A calibrated model has a positive ECE on finite data. With debias, $A_m (1 - A_m) / (n_m - 1)$ is
+        subtracted from each squared gap for l2, and bins of one example count as 0; for l1, the expected
+        excess of a gap whose accuracy is normal with variance $A_m (1 - A_m) / n_m$. Below zero, both are 0.
 
     References:
         Guo et al. 2017; Nguyen and O'Connor 2015 (equal mass); Mukhoti et al. 2020 (the code compared with);
@@ -101,12 +92,10 @@ def expected_calibration_error(
     way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
     check(not debias or targets.ndim == 1, "debias to be False for soft labels", debias, way_out)
     weights = check_weights(sample_weight, len(checked))
-    got = f"binning={binning!r}, debias={debias}"
+    fits = weights is None or (binning == "uniform" and not debias)
+    requirement = "sample_weight to go with binning='uniform' and debias=False"
     way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
-    plain = binning == "uniform" and not debias
-    check(
-        weights is None or plain, "sample_weight to go with binning='uniform' and debias=False", got, way_out
-    )
+    check(fits, requirement, f"binning={binning!r}, debias={debias}", way_out)
     options: Any = {"n_bins": n_bins, "binning": binning, "norm": norm, "debias": debias}
     return top_label_error(top_label(checked, targets), weights=weights, **options)
 
@@ -120,12 +109,6 @@ def maximum_calibration_error(
     it beside the bin counts. Same as ``expected_calibration_error(..., norm="max")``.
 
     $$\mathrm{MCE} = \max_m |A_m - C_m|$$
-
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        n_bins: M, at least 1.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A fraction in [0, 1].
@@ -153,18 +136,11 @@ def classwise_calibration_error(
 
     with $A_{m,c}$ how often class c is true, and $C_{m,c}$ its mean probability, in bin m.
 
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        n_bins: M, at least 1.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
-
     Returns:
         A fraction in [0, 1].
 
     Notes:
-        The papers' code averages over max(label) + 1 classes, which differs when the last classes are absent
-        from the labels (by 10/9 if one of ten is). Here the average is over all C.
+        The papers' code averages over max(label) + 1 classes, fewer when the last ones are absent from the labels.
 
     References:
         Kull et al. 2019; Mukhoti et al. 2020.
@@ -173,8 +149,7 @@ def classwise_calibration_error(
     >>> round(classwise_calibration_error(probs, [0, 1, 1]), 6)
     0.4
     """
-    metric = classwise_sums(check_n_bins(n_bins))
-    return _checked(metric, probs, labels, sample_weight)
+    return _checked(classwise_sums(check_n_bins(n_bins)), probs, labels, sample_weight)
 
 
 class BrierDecomposition(NamedTuple):
@@ -197,18 +172,12 @@ def negative_log_likelihood(
 
     the second with soft labels $\eta$: the cross entropy, whose smallest value is the labels' own entropy.
 
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
-
     Returns:
         Nats per example, at least 0.
 
     Notes:
-        A probability of exactly 0 for the true class, or for a class with a share of a soft label, counts as
-        the smallest normal float64, 708.4 nats, so that one row does not turn the mean into infinity.
-        float16 underflows to 0 below 6e-8: take the softmax in float32.
+        A probability of 0 for what is true counts as the smallest normal float64, 708.4 nats, so that one row
+        does not turn the mean into infinity. float16 underflows to 0 below 6e-8: take the softmax in float32.
 
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 0]), 6)
     1.039721
@@ -225,11 +194,6 @@ def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike
     $$\frac{1}{N} \sum_i \sum_c (p_{i,c} - [c = y_i])^2$$
 
     With soft labels $\eta$ it is the mean of $\|p_i - \eta_i\|^2$, without the labels' own spread.
-
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A number in [0, 2], smaller is better.
@@ -251,11 +215,6 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: Arra
     compare recalibrated versions of one model by.
 
     $$\mathrm{RBS} = \sqrt{\mathrm{BS}}$$
-
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
 
     Returns:
         A number in [0, sqrt(2)], smaller is better.
@@ -284,21 +243,12 @@ def brier_decomposition(
 
     with $\bar p_m$ and $\bar y_m$ the means of the ordered probabilities and labels of bin m.
 
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        n_bins: M, at least 1.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
-
     Returns:
         calibration and refinement, both at least 0; their sum is the Brier score, whatever the bins.
 
     Notes:
-        Where all probabilities of a bin are equal, the refinement is the classical one, the sum of
-        $\bar y (1 - \bar y)$ over the classes. Otherwise that form leaves out how p and y vary within a bin,
-        and the classical two terms do not add up to the score.
-
-        With few examples in a bin, noise counts as calibration error; take fewer bins.
+        Where all probabilities of a bin are equal, the refinement is the classical sum of $\bar y (1 - \bar y)$
+        over the classes. With few examples in a bin, noise counts as calibration error; take fewer bins.
 
     References:
         Murphy 1973; DeGroot and Fienberg 1983; Stephenson, Coelho and Jolliffe 2008 (within-bin terms).
@@ -332,11 +282,6 @@ def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | 
 
     $$\frac{1}{N} \sum_i [\arg\max_c p_{i,c} = y_i]$$
 
-    Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
-        sample_weight: (N,) of at least 0, not all 0; None counts every example once.
-
     Returns:
         A fraction in [0, 1].
 
@@ -356,8 +301,7 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     $$\frac{1}{N} \sum_i \|p_i - \eta_i\|_2$$
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N, C) float, rows that sum to 1: the distribution of each example's label.
+        labels: (N, C) float: the distribution of each example's label.
 
     Returns:
         A number in [0, sqrt(2)].
@@ -381,7 +325,7 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
 def _checked(
     metric: SumMetric, probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None
 ) -> float:
-    """The metric of what a user passed."""
+    """The metric of unchecked arguments."""
     checked, targets = check_probs_and_any_labels(probs, labels)
     return metric(checked, targets, check_weights(sample_weight, len(checked)))
 

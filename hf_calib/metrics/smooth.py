@@ -1,12 +1,12 @@
 """Smooth calibration errors: a kernel in place of bins, its reliability curve, and a supremum over witnesses.
 
-The examples are spread over a grid once, in O(N). Every bandwidth that is tried after that is a convolution
-on the grid, by FFT, whatever N is. The supremum is a linear program on a line: dually, a monotone fit to the running
-sum of the residuals, which a heap solves in O(N log N).
+Examples are spread over a grid once, in O(N); every bandwidth tried after that is a convolution on the grid, by FFT.
+The supremum is a linear program on a line: dually, a monotone fit, which a heap solves in O(N log N).
 """
 
 from __future__ import annotations
 
+from functools import cache
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 
-from hf_calib._errors import InputValueError, check, expected
-from hf_calib.metrics.checks import FloatArray, as_floats, check_probs_and_any_labels
+from hf_calib._errors import check
+from hf_calib.metrics.checks import FloatArray, as_floats, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import TopLabel, top_label
 
 # These decide the value to the last digit, and are relplot's.
@@ -53,17 +53,14 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     at 0 and 1. The bandwidth is by default the fixed point $\sigma = \mathrm{smECE}_\sigma$.
 
     Args:
-        probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.
-        labels: (N,) int in [0, C), or (N, C) label distributions, of which the share of the top label counts.
         bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point.
 
     Returns:
         A fraction in [0, 1].
 
     Notes:
-        Equal to relplot's smECE. As there, the fixed point is rounded up to a multiple of 1/1024 and is at
-        least 2/1024; the kernel is cut off at a distance of 1/2, and the integral is divided by that of the
-        density; an example at exactly 0 or 1 is its own mirror image and counts half.
+        Equal to relplot's smECE: the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut
+        off at a distance of 1/2, and the integral divided by that of the density; an example at 0 or 1 counts half.
 
     References:
         Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
@@ -80,8 +77,8 @@ def smooth_reliability(
 ) -> SmoothReliability:
     r"""The accuracy at each confidence, smoothed by a kernel, for a reliability diagram without bins.
 
-    The curve that belongs to `smooth_calibration_error`. For a confidence band pass the bandwidth that the
-    first call chose to the calls on the resamples: they then cost O(N) additions and two short FFTs.
+    The curve of `smooth_calibration_error`. For a confidence band pass the bandwidth that the first call chose to the
+    calls on the resamples.
 
     $$\hat a(t) = \frac{\sum_i K_\sigma(t, c_i) \, a_i}{\sum_i K_\sigma(t, c_i)}$$
 
@@ -92,8 +89,7 @@ def smooth_reliability(
         grid_size: at how many points of [0, 1] the curve is wanted, at least 2.
 
     Returns:
-        `SmoothReliability`: grid, accuracy and density, (grid_size,) each, and the bandwidth. The accuracy
-        is NaN where no example is within some six bandwidths; the density is that of the confidences.
+        `SmoothReliability`, (grid_size,) each. The accuracy is NaN where no example is within some six bandwidths.
 
     References:
         Blasiok and Nakkiran 2023 (the reflected Gaussian kernel); Nadaraya 1964; Watson 1964.
@@ -107,7 +103,7 @@ def smooth_reliability(
     if bandwidth is None:
         bandwidth = _fixed_point(_Spread(stated, stated - right))
     # An odd size centres the kernel on a point.
-    rows = _Spread(stated, right)[_grid_size(_check_bandwidth(bandwidth)) | 1].copy()
+    rows = _Spread(stated, right).rows(_grid_size(_check_bandwidth(bandwidth)) | 1)
     rows[:, [0, -1]] *= 2  # an end point is its own mirror image: here both count
     mass, hits = _smooth(rows, bandwidth).clip(0)
     near = mass > _NEGLIGIBLE * mass.max()
@@ -129,22 +125,14 @@ class _Spread:
     def __init__(self, confidences: FloatArray, values: FloatArray) -> None:
         self._confidences = confidences
         self._values = values
-        self._known: dict[int, FloatArray] = {}
-
-    def __getitem__(self, size: int) -> FloatArray:
-        """(2, G): the number of examples at each point, and the sum of their values.
-
-        An example lies between two points and is shared between them by its distance to each.
-        """
-        if size not in self._known:
-            self._known[size] = self._add_up(size)
-        return self._known[size]
+        self.rows = cache(self._add_up)
 
     def _add_up(self, size: int) -> FloatArray:
+        """(2, G): number and sum of values at each point; an example is shared between two by its distance to each."""
         below, above = np.zeros((2, 2, size - 1))
-        for start in range(0, len(self._confidences), _CHUNK):
-            values = self._values[start : start + _CHUNK]
-            position = self._confidences[start : start + _CHUNK] * (size - 1)
+        for part in row_chunks(len(self._confidences), elements=_CHUNK):
+            values = self._values[part]
+            position = self._confidences[part] * (size - 1)
             cell = np.minimum(position.astype(np.intp), size - 2)
             position -= cell
             for row, weight in enumerate((None, values)):
@@ -158,12 +146,12 @@ class _Spread:
 def _error(spread: _Spread, bandwidth: float) -> float:
     """The smECE at one bandwidth."""
     points = np.linspace(0, 1, max(round(10 / bandwidth), _POINTS))
-    mass, residual = (_at(points, row) for row in _smooth(spread[_grid_size(bandwidth)], bandwidth))
+    mass, residual = (_at(points, row) for row in _smooth(spread.rows(_grid_size(bandwidth)), bandwidth))
     return float(np.abs(residual).sum() / (mass + _EMPTY).sum())
 
 
 def _fixed_point(spread: _Spread) -> float:
-    """The smallest bandwidth, to 1/1024, that is not below the error it gives."""
+    """The smallest bandwidth, to 1/1024, that is not below its error."""
     below, above = 0, _BANDWIDTH_STEPS
     while above - below > 1:
         middle = (below + above) // 2
@@ -213,10 +201,9 @@ def _check_columns(confidences: ArrayLike, correct: ArrayLike) -> tuple[FloatArr
         fits = values.ndim == 1 and values.size > 0 and values.shape == arrays[0].shape
         requirement = f"{name} to be as long as the other of confidences and correct, (N,) with N > 0"
         check(fits, requirement, f"shape {values.shape}", "pass one of each an example")
-        outside = np.flatnonzero(~((values >= 0) & (values <= 1)))
-        if len(outside):
-            got = f"{values[outside[0]]} in row {outside[0]} ({len(outside)} such rows)"
-            raise InputValueError(expected(name, "lie in [0, 1]", got, "pass probabilities"))
+        outside = ~((values >= 0) & (values <= 1))
+        got = f"{values[outside.argmax()]} in row {outside.argmax()} ({outside.sum()} such rows)"
+        check(not outside.any(), f"{name} to lie in [0, 1]", got, "pass probabilities")
     return arrays
 
 
@@ -233,10 +220,6 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
     with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
-
-    Args:
-        probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.
-        labels: (N,) int in [0, C), or (N, C) label distributions, of which the share of the top label counts.
 
     Returns:
         A fraction in [0, 1], no smaller than the difference between accuracy and mean confidence, and no
@@ -259,10 +242,9 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
 
 def smooth_error_dual(top: TopLabel) -> float:
     """The smCE of rows whose top label is known."""
-    # A function on the sorted confidences that is 1-Lipschitz between neighbours is so between all pairs, by the
-    # triangle inequality, and extends to [0, 1] by interpolation. So the supremum is a linear program over the
-    # N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and |w_i| <= 1. With S_i the sum of the
-    # first i residuals, its dual is
+    # A function that is 1-Lipschitz between neighbours is so between all pairs. So the supremum is a linear program
+    # over the N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and |w_i| <= 1. With S_i the sum of
+    # the first i residuals, its dual is
     #     min  sum_i d_i |S_i - P_i|  +  sum_i |p_i|,    P_i = p_1 + ... + p_i,    P_N = S_N:
     # each residual is cancelled where it is, at a price of 1, or carried along the line at a price of d.
     # No two p differ in sign: to cancel both costs 2, to carry one to the other costs at most 1, the

@@ -38,15 +38,10 @@ _FEW_CLASSES = 32  # up to here a comparison class by class is faster than argma
 
 
 class SumMetric(NamedTuple):
-    """A metric of sums over the rows.
+    """A metric of sums over the rows."""
 
-    Args:
-        rows: of probs (N, C) and labels, (N,) or soft (N, C): what each row adds, (N, K) where it were dense.
-        value: of sums (..., K) of n (...) rows or of their weight: the metric (...).
-    """
-
-    rows: Callable[[NDArray[Any], NDArray[Any]], Any]
-    value: Callable[[FloatArray, Any], FloatArray]
+    rows: Callable[[NDArray[Any], NDArray[Any]], Any]  # of probs and labels: (N, K), if it were dense
+    value: Callable[[FloatArray, Any], FloatArray]  # of sums (..., K) of n (...) rows, or of their weight
 
     def __call__(self, probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None = None) -> float:
         n = len(probs) if weights is None else weights.sum()
@@ -140,9 +135,7 @@ class BinMeans(NamedTuple):
 def uniform_edges(n_bins: int) -> FloatArray:
     """The M + 1 edges of equal-width bins on [0, 1].
 
-    k/M has no exact float, and its float32 rounding may lie above or below its float64 rounding. Each
-    edge is the larger of the two, so that a confidence of k/M belongs to the bin below the edge
-    whether it was computed in float32 or float64, and stays there when it is widened later.
+    Each is the larger of k/M in float32 and in float64, so that a confidence of k/M lies below its edge in both.
 
     >>> uniform_edges(4)
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
@@ -180,9 +173,7 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
 def quantile_bins(confidences: FloatArray, n_bins: int) -> IntArray:
     """The equal-mass bin of each confidence (N,), or `DROPPED` for the smallest one and its ties.
 
-    The papers' code drops the smallest, because their bins are open below; we keep that so that numbers
-    compare. Where it would drop everything (one example, or all confidences equal) all go into one bin:
-    equal confidences cannot be told apart, and to split them would make the result depend on their order.
+    The papers' code drops it, as their bins are open below. Where that would drop everything, all are one bin.
 
     >>> quantile_bins(np.array([0.9, 0.3, 0.5, 0.7]), 2)
     array([ 1, -1,  0,  0])
@@ -192,10 +183,7 @@ def quantile_bins(confidences: FloatArray, n_bins: int) -> IntArray:
 
 
 def equal_mass_bins(confidences: FloatArray, n_bins: int) -> IntArray:
-    """The bin of each confidence (N,) when the sorted examples are cut into M bins of equal counts.
-
-    Where M does not divide N the first bins hold one more, as in `numpy.array_split`. Equal confidences
-    that a cut divides go to the bins in the order in which they came.
+    """The bin of each confidence (N,), sorted and cut as by `numpy.array_split`; equal ones keep their order.
 
     >>> equal_mass_bins(np.array([0.9, 0.3, 0.5, 0.7]), 2)
     array([1, 0, 0, 1])
@@ -220,13 +208,7 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
 
 
 class BinnedRows:
-    """Columns (N,) of rows in bins that do not depend on the rows' weights: `weights @ rows` is (..., J M).
-
-    Args:
-        bins: (N,) the bin of each row.
-        n_bins: M.
-        columns: J of them; None counts the rows.
-    """
+    """J columns (N,) in bins (N,) whatever the weights: `weights @ rows` is (..., J M). A column None counts the rows."""
 
     __array_ufunc__ = None  # numpy leaves `weights @ rows` to this class
 
@@ -244,8 +226,7 @@ class BinnedRows:
 class RankedRows:
     """Rows in equal-mass bins, which each sample cuts anew: `counts @ rows` (..., 3 M), of counts (..., N) of the rows.
 
-    Rows are sorted once; a bin is then a run of rows, and between equal-mass bins a row that was drawn several times
-    may lie on both sides of a cut. Equal confidences keep the order of the data.
+    Rows are sorted once; a bin is a run of rows, and a row drawn several times may lie on both sides of a cut.
     """
 
     __array_ufunc__ = None
@@ -299,11 +280,7 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Bin
 def bin_sums(
     top: TopLabel, n_bins: int, binning: Binning = "uniform", weights: FloatArray | None = None
 ) -> BinSums:
-    """The sums (M,) over the rows of each bin.
-
-    >>> bin_sums(TopLabel(np.array([0.4, 0.8, 0.9]), np.array([0.0, 1.0, 1.0])), 2).correct
-    array([0., 2.])
-    """
+    """The sums (M,) over the rows of each bin."""
     if binning == "uniform":
         return as_bin_sums(_added_up(lambda part: binned_rows(part, n_bins), top, weights))
     rows = BinnedRows(assign_bins(top.confidence, n_bins, binning), n_bins, None, *top)
@@ -406,8 +383,8 @@ def _expected_gaps(sums: BinSums, gaps: FloatArray) -> FloatArray:
 class ClasswiseRows:
     """Each row's probabilities minus its label, in the bins of each class: `weights @ rows` is (..., C M).
 
-    A row has at most M probabilities above the first edge, so all other bins are sparse. In the place of each class's
-    first bin stands the sum of all of its bins, one matrix product; `class_errors` takes the others off it.
+    Few probabilities lie above the first edge, so those bins are sparse. In the place of each class's first bin stands
+    the sum of all of its bins, one matrix product; `class_errors` takes the others off it.
     """
 
     __array_ufunc__ = None
@@ -426,18 +403,14 @@ class ClasswiseRows:
         self._shape = n_classes, n_bins
 
     def __rmatmul__(self, weights: NDArray[Any]) -> FloatArray:
-        totals = weights @ self._gaps
-        if weights.ndim == 1:
-            return self._in_bins(weights, totals)
-        return np.stack([self._in_bins(*pair) for pair in zip(weights, totals, strict=True)])
-
-    def _in_bins(self, weights: NDArray[Any], totals: FloatArray) -> FloatArray:
+        if weights.ndim > 1:
+            return np.stack([each @ self for each in weights])
         n_classes, n_bins = self._shape
         terms = weights[self._rows] * self._entries
         # bincount of nothing has integers.
         sums = np.bincount(self._slots, terms, n_classes * n_bins).astype(np.float64, copy=False)
         sums = sums.reshape(self._shape)
-        sums[:, 0] = totals
+        sums[:, 0] = weights @ self._gaps
         return sums.ravel()
 
 
@@ -460,5 +433,4 @@ def classwise_sums(n_bins: int = 15) -> SumMetric:
 def class_gaps(sums: BinSums) -> FloatArray:
     """The binned gap of each class (C,) from sums (C, M); NaN for a class that was never evaluated."""
     n_examples = sums.counts.sum(axis=-1)
-    weighted_gaps = np.abs(sums.confidence - sums.correct).sum(axis=-1)
-    return weighted_gaps / np.where(n_examples > 0, n_examples, np.nan)
+    return gap_error(sums.confidence - sums.correct, np.where(n_examples > 0, n_examples, np.nan))

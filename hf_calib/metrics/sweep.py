@@ -34,8 +34,6 @@ def ece_sweep(
     $$M^* = \max \{ M : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 
     Args:
-        probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C), or soft labels (N, C) float.
         binning: "equal_mass", the sorted examples cut into parts of equal counts; or "uniform", equal-width
             bins (lower, upper], of which empty ones are passed over.
         norm: "l1"; or "l2", the root of the weighted squared gaps.
