@@ -191,7 +191,7 @@ def ood_detection(
         Score -> `OodDetection`.
 
     Notes:
-        A temperature changes the first two, of more than two classes, and the energy, but not the maximum logits' order.
+        A temperature changes the first two, of more than two classes, and the energy; never the maximum logits' order.
 
     References:
         Hendrycks and Gimpel 2017 (maximum probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy);

@@ -208,7 +208,7 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
 
 
 class BinnedRows:
-    """J columns (N,) in bins (N,) whatever the weights: `weights @ rows` is (..., J M). A column None counts the rows."""
+    """J columns (N,) in bins (N,) whatever the weights: `weights @ rows` is (..., J M). None counts the rows."""
 
     __array_ufunc__ = None  # numpy leaves `weights @ rows` to this class
 
