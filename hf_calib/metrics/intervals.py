@@ -528,7 +528,9 @@ def unbiased_error(
     n_rows = len(top.confidence)
     found = Populations(as_bin_sums(np.ones(n_rows) @ rows))
     n_drawn = n_rows if groups is None else int(groups.max()) + 1
-    drawn = (each for block in draw_counts(n_drawn, n_resamples, np.random.default_rng(seed)) for each in block)
+    drawn = (
+        each for block in draw_counts(n_drawn, n_resamples, np.random.default_rng(seed)) for each in block
+    )
     sums = as_bin_sums(np.stack([(each if groups is None else each[groups]) @ rows for each in drawn]))
     counts, confidence, hits = (part[:, found.occupied] for part in sums)
     gaps = np.where(counts > 0, (confidence - hits) / np.maximum(counts, 1), found.gaps)
