@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.signal import lfilter
 from torch.utils.data import Subset
 from transformers import TrainerCallback
 
@@ -31,7 +32,7 @@ class TrainingTrace(TrainerCallback):
     each evaluation set ("eval"; several by their names) and of a fixed random sample of the training rows ("training")
     it has what a `TracedSet` lists. The bins are those of the loss's table of gammas where it has one, else equal-mass
     bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges counts in the
-    outer bins. Of a table it has the gammas before and after the evaluation.
+    outer bins. Of a table it has the gammas after the evaluation, which hold until the next one.
 
     It costs a forward pass over both sets at each evaluation; random streams are left as found. Rows have one label.
     A resumed training goes on with the record in `output_dir`.
@@ -43,18 +44,13 @@ class TrainingTrace(TrainerCallback):
     def __init__(self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
         self.trainer, self.n_kept_rows = trainer, n_kept_rows
         known, dataset = trainer.eval_dataset, trainer.train_dataset
-        sets = (
-            {f"eval_{name}": rows for name, rows in known.items()}
-            if isinstance(known, dict)
-            else {"eval": known}
-        )
-        self.sets: dict[str, Any] = sets
+        named = {f"eval_{name}": rows for name, rows in known.items()} if isinstance(known, dict) else None
+        self.sets: dict[str, Any] = named or {"eval": known}
         self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
         if n_training_rows:
             self.numbers["training"] = _drawn(len(dataset), n_training_rows, trainer.args.seed)
             self.sets["training"] = Subset(dataset, self.numbers["training"].tolist())
         self.entries: list[dict[str, Any]] = []
-        self.gammas: list[float] | None = None
         self.is_recording = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -65,11 +61,7 @@ class TrainingTrace(TrainerCallback):
         earlier = json.loads(file.read_text())["entries"] if state.global_step and file.exists() else []
         self.entries = [entry for entry in earlier if entry["step"] <= state.global_step]
         self.loaders = {name: self.trainer.get_test_dataloader(rows) for name, rows in self.sets.items()}
-        self.gammas, self.is_recording = self._table(), True
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The gammas before an evaluation are those of the last step."""
-        self.gammas = self._table()
+        self.is_recording = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What is evaluated now is the best model, or has a map."""
@@ -80,37 +72,30 @@ class TrainingTrace(TrainerCallback):
         if not self.is_recording or any(entry["step"] == state.global_step for entry in self.entries):
             return
         loss = self.trainer.calibration_loss
-        edges = None if self.gammas is None else loss.edges.numpy()
+        gammas = getattr(loss, "gammas", None)
+        edges = np.empty(0) if gammas is None else loss.edges.numpy()
         recorded = {}
-        for (
-            name,
-            loader,
-        ) in self.loaders.items():  # the training rows last, in the bins of the evaluation rows
+        for name, loader in self.loaders.items():  # training rows last, in the bins of the evaluation rows
             found = self._scores(loader)
-            if name != "training" and self.gammas is None:
+            if name != "training" and gammas is None:
                 edges = _equal_mass_edges(found[:, 0], args.n_bins)
             kept = _drawn(len(found), self.n_kept_rows, args.seed)
             # Of tokens, and where some rows have no label, those that have one are counted.
             numbers = self.numbers[name] if len(found) == len(self.numbers[name]) else np.arange(len(found))
             recorded[name] = {"rows": numbers[kept].tolist(), **_summary(found, edges, kept, args.n_bins)}
         entry = {"step": state.global_step, "epoch": state.epoch, "sets": recorded}
-        if self.gammas is not None:
-            entry["gammas"] = {"before": self.gammas, "after": self._table()}
+        if gammas is not None:
+            entry["gammas"] = gammas.tolist()
         self.entries.append(entry)
         if state.is_world_process_zero:
             with whole_file(Path(args.output_dir, FILE)) as unfinished:
                 unfinished.write_text(json.dumps({"loss": loss.name, "entries": self.entries}) + "\n")
 
-    def _table(self) -> list[float] | None:
-        gammas = getattr(self.trainer.calibration_loss, "gammas", None)
-        return None if gammas is None else gammas.tolist()
-
     @torch.no_grad()
     def _scores(self, loader: Any) -> FloatArray:
         """(N, 5) of each row with a label: confidence, whether it is right, label, rival, largest logit."""
-        trainer = self.trainer
+        trainer, parts = self.trainer, []
         modes = [(module, module.training) for module in trainer.model.modules()]
-        parts = []
         with torch.random.fork_rng():
             trainer.model.eval()
             for batch in loader:
@@ -149,38 +134,37 @@ def _equal_mass_edges(confidences: FloatArray, n_bins: int) -> FloatArray:
 
 def _summary(scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_bins: int) -> dict[str, Any]:
     """The fields of a `TracedSet` at one evaluation."""
-    confidence, correct, of_label = scores.T[:3]
+    confidence, correct, of_label, rival, max_logit = scores.T
 
     def ece(edges: FloatArray) -> float:
         """Of bins (low, high]; as in the papers' code, the smallest confidence is in none of equal mass."""
         bins = np.searchsorted(edges, confidence, side="left")
         return abs(np.bincount(bins, confidence - correct)[1:]).sum() / len(scores)
 
-    def mean_by_bin(values: FloatArray, counts: FloatArray, bins: NDArray[Any]) -> FloatArray:
-        return np.divide(
-            np.bincount(bins, values, len(counts)), counts, np.full(len(counts), np.nan), where=counts > 0
-        )
+    def mean_by_bin(values: FloatArray, bins: NDArray[Any]) -> FloatArray:
+        with np.errstate(invalid="ignore"):  # a mean of an empty bin is NaN
+            return np.bincount(bins, values, n) / np.bincount(bins, minlength=n)
 
     # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
+    n = len(edges) - 1
     bins = np.searchsorted(edges[1:-1], confidence, side="left")
     label_bins = np.searchsorted(edges[1:-1], of_label, side="right")
-    counts, label_counts = (np.bincount(each, minlength=len(edges) - 1) for each in (bins, label_bins))
     found = {
         "n": len(scores),
         "accuracy": correct.mean(),
         "ece": ece(np.linspace(0, 1, n_bins + 1)),
         "adaptive_ece": ece(_equal_mass_edges(confidence, n_bins)),
         "edges": edges,
-        "counts": counts,
-        "bin_confidence": mean_by_bin(confidence, counts, bins),
-        "bin_accuracy": mean_by_bin(correct, counts, bins),
-        "label_counts": label_counts,
-        "label_probability": mean_by_bin(of_label, label_counts, label_bins),
+        "counts": np.bincount(bins, minlength=n),
+        "bin_confidence": mean_by_bin(confidence, bins),
+        "bin_accuracy": mean_by_bin(correct, bins),
+        "label_counts": np.bincount(label_bins, minlength=n),
+        "label_probability": mean_by_bin(of_label, label_bins),
         "row_confidence": confidence[kept],
         "row_correct": correct[kept],
         "row_label_probability": of_label[kept],
-        "row_rival_probability": scores[kept, 3],
-        "row_max_logit": scores[kept, 4],
+        "row_rival_probability": rival[kept],
+        "row_max_logit": max_logit[kept],
     }
     return {name: np.asarray(value, float).tolist() for name, value in found.items()}
 
@@ -209,8 +193,7 @@ class Trace:
     loss: str
     sets: Mapping[str, TracedSet]
     steps: FloatArray
-    gammas_before: FloatArray
-    gammas_after: FloatArray
+    gammas: FloatArray
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -230,12 +213,9 @@ class Trace:
         for name, traced in found.items():
             arrays = {key: np.array([each[key] for each in traced], float) for key in traced[0]}
             sets[name] = TracedSet(**{**arrays, "rows": np.array(traced[0]["rows"])})
-        tables = [entry for entry in entries if "gammas" in entry]
-        before, after = (
-            np.array([entry["gammas"][key] for entry in tables]) if tables else np.empty((0, 0))
-            for key in ("before", "after")
-        )
-        return cls(saved["loss"], sets, np.array([entry["step"] for entry in tables], float), before, after)
+        tables = {entry["step"]: entry["gammas"] for entry in entries if "gammas" in entry}
+        gammas = np.array(list(tables.values())) if tables else np.empty((0, 0))
+        return cls(saved["loss"], sets, np.array(list(tables), float), gammas)
 
 
 def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
@@ -246,10 +226,8 @@ def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
     >>> moving_average([0.4, 0.2, 0.2])
     array([0.4 , 0.3 , 0.25])
     """
-    smoothed = np.array(values, float)
-    for t in range(1, len(smoothed)):
-        smoothed[t] = factor * smoothed[t - 1] + (1 - factor) * smoothed[t]
-    return smoothed
+    series = np.asarray(values, float)
+    return lfilter([1 - factor], [1, -factor], series, axis=0, zi=factor * series[:1])[0]
 
 
 def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") -> FloatArray:

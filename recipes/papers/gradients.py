@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +23,8 @@ _CERTAIN = 1e-12  # a 1 - p_y below it has lost its digits in the gradient, p_y 
 def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike) -> FloatArray:
     r"""The weight u (N,) of each example's cross entropy in a loss; penalties are left out.
 
-    What a focal-type loss takes for an example's uncertainty. `gradient_factors` says what becomes of it in the
-    gradient, where a weight that depends on the probabilities has a part of its own; for the ``_gra`` losses the
-    two are the same.
+    What a focal-type loss takes for an example's uncertainty; `gradient_factors` says what becomes of it in the
+    gradient. For the ``_gra`` losses the two are the same.
 
     $$L = u(p, y) \cdot (-\log p_y) + \text{penalties}$$
 
@@ -34,23 +33,22 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
     References:
         Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 6 to 8 and 11, Fig. 2.
 
-    >>> from hf_calib.losses import make_loss
     >>> uncertainty_weights(make_loss("dual_focal", gamma=2), [[0.5, 0.3, 0.2]], [0]).round(6)
     array([0.64])
     """
+    rows, classes = np.array(probs, dtype=np.float64), np.asarray(labels)
+    options: dict[str, Any] = dict(loss.hyperparameters)
     if loss.name in ("brier", "power"):
-        return np.zeros(len(np.asarray(labels)))
+        return np.zeros(len(rows))
     if loss.name == "label_smoothing":
-        return np.full(len(np.asarray(labels)), 1 - loss.hyperparameters["smoothing"])
-    penalties = {name: 0.0 for name in loss.hyperparameters if name.endswith("_weight")}
+        return np.full(len(rows), 1 - options["smoothing"])
+    penalties = {name: 0.0 for name in options if name.endswith("_weight")}
     if penalties:
-        loss = make_loss(loss.name, **{**loss.hyperparameters, **penalties})
-    rows = np.array(probs, dtype=np.float64)
-    sure = (
-        rows[np.arange(len(rows)), labels] > 1 - 1e-6
-    )  # whose cross entropy has too few digits to divide by
+        loss = make_loss(loss.name, **{**options, **penalties})
+    # Where p_y is so near 1, cross entropy has too few digits to divide by.
+    sure = rows[np.arange(len(rows)), classes] > 1 - 1e-6
     rows[sure] += 1e-6 * (1 / rows.shape[1] - rows[sure])
-    logits, targets = _as_logits(rows, labels)
+    logits, targets = _as_logits(rows, classes)
     with torch.no_grad():
         values = loss(logits, targets, reduction="none") / F.cross_entropy(logits, targets, reduction="none")
     return values.double().numpy()
@@ -62,18 +60,14 @@ def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike)
     $$g = \frac{\partial L / \partial z_y}{\partial \mathrm{CE} / \partial z_y}
         = \frac{-1}{1 - p_y} \frac{\partial L}{\partial z_y}$$
 
-    For the focal losses the whole gradient is that multiple of cross entropy's, g(p_y, gamma) of the papers; for
-    losses that see the other classes (dual focal, bsce, those with a penalty) it is the multiple at the label.
-    Below 0 the loss pushes the label down. NaN where p_y is 1 (within 1e-12), where cross entropy has no gradient.
-
-    Computed by autograd from log(p) as logits, in float64, of a loss that does not couple the batch. `logit_norm`
-    depends on more than the probabilities (N, C); its factor is that of those logits.
+    For the focal losses the whole gradient is that multiple, g(p_y, gamma) of the papers; for losses that see the
+    other classes it is the multiple at the label. Below 0 the loss pushes the label down. NaN where p_y is 1 (within
+    1e-12), where cross entropy has no gradient. The probabilities are (N, C), and their logarithms the logits.
 
     References:
         Mukhoti et al. 2020, "Calibrating deep neural networks using focal loss", Eq. 4; Lin et al. 2025,
         "Uncertainty weighted gradients for model calibration", section 4.1 and Fig. 1.
 
-    >>> from hf_calib.losses import make_loss
     >>> gradient_factors(make_loss("focal", gamma=1), [[0.5, 0.5]], [0]).round(6)  # 0.5 - 0.5 log 0.5
     array([0.846574])
     """
@@ -91,31 +85,23 @@ def last_layer_gradient_norms(
 ) -> FloatArray:
     r"""The norm (N,) of each example's gradient in the weights of a linear classifier head, in float64.
 
-    Which examples a loss learns from, in a network that was trained with it or with another one. The logits
-    $z = W h + b$ and the features are all that it takes: no backward pass per example.
+    Which examples a loss learns from; the logits $z = W h + b$ and the features are all that it takes.
 
     $$\nabla_W \ell = g h^\top, \quad \nabla_b \ell = g, \quad g = \nabla_z \ell(z, y) \qquad\Rightarrow\qquad
     \|\nabla_{W, b} \, \ell\| = \|g\| \sqrt{\|h\|^2 + 1}$$
 
     `features` (N, H) are what enters the head: a forward pre-hook on the head sees them. A label of -100 has norm 0.
-    For cross entropy and for `bsce_gra` with norm 2, ||g|| is a function of the Brier score B alone: B^(1/2) and
-    B^((gamma + 1) / 2). All that spreads their norms at one Brier score is ||h||.
+    For cross entropy and for `bsce_gra` with norm 2, ||g|| is a power of the Brier score: B^(1/2), B^((gamma + 1) / 2).
 
     References:
         Lin et al. 2025, Uncertainty weighted gradients for model calibration (BSCE-GRA), 5.2, Figures 4 and 5.
 
-    >>> from hf_calib.losses import make_loss
     >>> last_layer_gradient_norms(make_loss("cross_entropy"), [[0.0, 0.0]], [1], [[3.0, 4.0]], bias=False)
     array([3.53553391])
     """
     rows = torch.tensor(np.asarray(logits, np.float64))
     inputs = np.asarray(features, np.float64)
-    check(
-        len(rows) == len(inputs),
-        "a row of features for each of the logits",
-        inputs.shape,
-        "pass those of all",
-    )
+    check(len(rows) == len(inputs), "a row of features for each of the logits", inputs.shape, "pass all")
     gradients = _logit_gradients(loss, rows, torch.as_tensor(np.asarray(labels)))
     pull: FloatArray = np.linalg.norm(gradients.numpy(), axis=1)
     return pull * np.sqrt((inputs**2).sum(axis=1) + bias)
@@ -137,9 +123,8 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
     starts where it is back at 1. phi is `gradient_factors` of `dual_focal(gamma=gamma, rival=C)`.
 
     `rival` is C, the probability of the class next to the top one; 0 is the focal loss. The conditions are sufficient
-    ones, with C held fixed while v moves; `hf_calib.scaling.InverseLink` has the posterior that leads to any p, with
-    the rival's gradient. The probability of a top class is at least 1 / the number of classes, which for few classes
-    is above v^m: then nothing is over-confident.
+    ones, with C held fixed while v moves; `hf_calib.scaling.InverseLink` has the posterior that leads to any p. With
+    few classes the top one is above v^m, and nothing is over-confident.
 
     References:
         Tao et al. 2023, "Dual focal loss for calibration", Lemma 1, Eq. 13 and Fig. 1.

@@ -59,8 +59,8 @@ def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dat
 def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> list[Dataset]:
     """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
 
-    The mean of the model's probabilities over them is the usual protocol of CheXNet. Images are decoded and resized
-    once, to a square, and kept as `decode_images` keeps them. The places are those of torchvision's `TenCrop`.
+    Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The places are those of
+    torchvision's `TenCrop`.
 
     Args:
         dataset: with the column `image`, as `choose_columns` returns it.
@@ -68,8 +68,7 @@ def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> lis
         size: height and width of the square; usually 256 for crops of 224.
 
     Returns:
-        Ten datasets of the same rows: top left, top right, bottom left, bottom right, centre, and the same five of the
-        mirror image. They have `pixel_values` (3, height, width) and, where the dataset has labels, `labels`.
+        Ten datasets of the same rows, with `pixel_values` (3, height, width) and, where the dataset has them, `labels`.
 
     >>> images = Dataset.from_dict({"image": [Pillow.new("RGB", (40, 30))]})
     >>> crops = ten_crops(images, ViTImageProcessorPil(size={"height": 28, "width": 28}), 32)
@@ -124,18 +123,15 @@ def write_ten_crop_report(
     views = {split: _predict_views(trainer, each) for split, each in crops.items()}
     if not trainer.is_world_process_zero():
         return
-    report, scaler = None, None
-    if all(np.isfinite(logits).all() for logits, _ in views.values()):
-        if trainer.calibration_map is not None:
-            scaler = clone(trainer.calibration_map).fit(*views["calibration"])
-        name = f"{trainer.calibration_loss.name}, mean of ten crops"
-        report = report_on(trainer, *views["test"], scaler, name=name)
+    finite = all(np.isfinite(logits).all() for logits, _ in views.values())
+    with_map = finite and trainer.calibration_map is not None
+    scaler = clone(trainer.calibration_map).fit(*views["calibration"]) if with_map else None
+    name = f"{trainer.calibration_loss.name}, mean of ten crops"
+    report = report_on(trainer, *views["test"], scaler, name=name) if finite else None
     if report is None:
-        warnings.warn(
-            "Some of the model's logits are NaN or infinite on the ten crops, or several labels a row are soft. There "
-            "is no report on them. Train with a smaller learning rate, or in higher precision.",
-            stacklevel=2,
-        )
+        why = "some of the model's logits are NaN or infinite on them, or several labels a row are soft"
+        way_out = "Train with a smaller learning rate, or in higher precision."
+        warnings.warn(f"There is no report on ten crops: {why}. {way_out}", stacklevel=2)
         return
     write_to(Path(folder), report)
     print("Mean of ten crops an image; what is saved sees one image, as above:")

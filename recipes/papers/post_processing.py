@@ -53,12 +53,10 @@ def post_processing_gap(
 
 
 def _nearest_lipschitz(targets: NDArray[np.float64], distances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sequence (N,) of the least squared distance to the targets whose neighbours differ by at most the distances.
-
-    From left to right, `at` and `slope` are the knots of the derivative of the least sum so far as a function of the
-    last value: increasing, linear between the knots and with the same `steepness` beyond both ends. The next value may
-    differ by a distance: what is left of the root moves left by it, the rest right, and between them the slope is 0.
-    """
+    """The sequence (N,) nearest to the targets, in squares, whose neighbours differ by at most the distances."""
+    # From left to right, `at` and `slope` are the knots of the derivative of the least sum so far as a function of the
+    # last value: increasing, linear between the knots and with the same `steepness` beyond both ends. The next value
+    # may differ by a distance: what is left of the root moves left by it, the rest right; between them the slope is 0.
     at, slope, steepness = targets[:1], np.zeros(1), 1.0
     best = np.empty(len(targets))  # of each value, were it the last one
     for i, target in enumerate(targets):

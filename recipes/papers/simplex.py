@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -51,16 +52,16 @@ def simplex_surfaces(
 
 
 def _draw_surface(figure: Figure, axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
+    at: Any = (*places.T, values)
     levels = np.linspace(values.min(), values.max(), 9)
     if np.ptp(values) == 0:  # matplotlib would warn of equal levels
         levels = values[0] + np.array([-0.5, 0.5])
-    surface = axes.tricontourf(*places.T, values, levels=levels, cmap="cividis")
+    surface = axes.tricontourf(*at, levels=levels, cmap="cividis")
     if len(levels) > 2:
-        inner = {"colors": "white", "linewidths": 0.4, "linestyles": "-"}
-        axes.tricontour(*places.T, values, levels=levels[1:-1], **inner)
+        axes.tricontour(*at, levels=levels[1:-1], colors="white", linewidths=0.4, linestyles="-")
     if values.min() < 0 < values.max():
-        axes.tricontourf(*places.T, values, levels=[values.min(), 0], colors="none", hatches=["////"])
-        axes.tricontour(*places.T, values, levels=[0], colors="black", linewidths=1.6)
+        axes.tricontourf(*at, levels=[values.min(), 0], colors="none", hatches=["////"])
+        axes.tricontour(*at, levels=[0], colors="black", linewidths=1.6)
     axes.plot(*np.vstack([CORNERS, CORNERS[:1]]).T, color="#333333", linewidth=0.8)
     axes.set(xlim=(-0.12, 1.12), ylim=(-0.13, HEIGHT + 0.11), aspect="equal")
     ticks = np.unique(levels[[0, len(levels) // 2, -1]])

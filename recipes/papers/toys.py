@@ -71,10 +71,10 @@ def mean_interval(values: ArrayLike, *, confidence_level: float = 0.95) -> Inter
     Interval(value=2.0, low=-0.484137..., high=4.484137...)
     """
     runs = np.asarray(values, np.float64)
+    holds = len(runs) >= 2 and bool(np.isfinite(runs).all())
     check(
-        len(runs) >= 2, "values to be at least two numbers", runs, "one run has no interval: run more seeds"
+        holds, "values to be at least two numbers, all finite", runs, "run more seeds, or look at those runs"
     )
-    check(bool(np.isfinite(runs).all()), "values to be finite", runs, "look at those runs")
     mean = float(runs.mean())
     reach = float(stdtrit(len(runs) - 1, (1 + confidence_level) / 2) * runs.std(ddof=1) / np.sqrt(len(runs)))
     return Interval(mean, mean - reach, mean + reach)

@@ -37,9 +37,8 @@ def train_word_tokenizer(
     tokenizer = Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), behavior="removed", invert=True)
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=[_PAD, _UNKNOWN], show_progress=False
-    )
+    special = [_PAD, _UNKNOWN]
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer=trainer)
     way_out = "check that they are the training texts"
     check(tokenizer.get_vocab_size() >= 3, "texts to hold words", "none", way_out)
@@ -74,7 +73,10 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
             word, *numbers = line.rstrip().rsplit(b" ", max(size, 2))
             if number > 1 and (word not in wanted or wanted[word] in found):
                 continue
-            vector = np.array([_number(each) for each in numbers])
+            try:
+                vector = np.array(numbers).astype(float)
+            except ValueError:
+                vector = np.empty(0)
             holds = len(vector) == size >= 2 and bool((abs(vector) < 1e38).all())
             requirement = f"line {number} of {path} to be a word and {max(size, 2)} finite numbers"
             way_out = "check the download; a file in word2vec form must lose its first line"
@@ -86,11 +88,3 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
     vectors = np.zeros((len(tokenizer), size), dtype=np.float32)
     vectors[list(found)] = list(found.values())
     return torch.from_numpy(vectors), len(found) / len(wanted)
-
-
-def _number(text: bytes) -> float:
-    """NaN where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan

@@ -68,7 +68,7 @@ for seed in args.seeds:
             done.add(name)
             began = time.perf_counter()
             trace, log = train_with_trace(posts, settings, seed=seed, n_rows=0, **arguments)
-            held_out, gammas = trace.sets["eval"], trace.gammas_after
+            held_out, gammas = trace.sets["eval"], trace.gammas
             updates = [entry for entry in log if "gamma_00" in entry]
             if seed == args.seeds[0]:
                 first[name] = held_out, updates

@@ -74,9 +74,7 @@ figures = confidence_figures(held_out, own, boundaries) | {"gaps": gaps_figure(h
 if own:
     figures["correspondence"] = correspondence_figure(held_out, own)
 gammas = {
-    name: of_three_bins(trace.steps, trace.gammas_after)
-    for name, trace in traces.items()
-    if trace.gammas_after.size
+    name: of_three_bins(trace.steps, trace.gammas) for name, trace in traces.items() if trace.gammas.size
 }
 if gammas:
     figures["gammas"] = small_multiples(gammas, xlabel="step", ylabel="gamma", level=0)

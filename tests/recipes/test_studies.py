@@ -260,7 +260,7 @@ def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFix
         groups = found["training_rows"]["max_logit_quartiles_by_learned_epoch"]
         assert list(groups) == ["to 1", "1 to 2", "after 2", "never"]
         assert sum(group["rows"] for group in groups.values()) == len(trace.sets["training"].rows)
-    assert record["trainings"][1]["gammas"]["middle bin"] == pytest.approx(trace.gammas_after[:, 2], rel=1e-3)
+    assert record["trainings"][1]["gammas"]["middle bin"] == pytest.approx(trace.gammas[:, 2], rel=1e-3)
     names = {path.stem.removeprefix("traced_trainings_") for path in (tmp_path / "figures").glob("*.png")}
     assert names == {"ece", "max_logit", "rival", "learned", "gaps", "correspondence", "gammas"}
     assert "| adafocal | adafocal |" in capsys.readouterr().out

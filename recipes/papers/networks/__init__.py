@@ -32,15 +32,12 @@ _IMAGE = (
 )
 #: The image networks, which are trained from scratch: model type -> class.
 IMAGE_NETWORKS = {model.config_class.model_type: model for model in _IMAGE}
-for _auto, _models in (
-    (AutoModelForImageClassification, _IMAGE),
-    (AutoModelForSequenceClassification, (GlobalPoolingCNNForSequenceClassification,)),
-):
-    for _model in _models:
-        AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
-        _auto.register(_model.config_class, _model, exist_ok=True)
-        _model.config_class.register_for_auto_class()
-        _model.register_for_auto_class(_auto.__name__)
+for _model in (*_IMAGE, GlobalPoolingCNNForSequenceClassification):
+    _auto = AutoModelForImageClassification if _model in _IMAGE else AutoModelForSequenceClassification
+    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+    _auto.register(_model.config_class, _model, exist_ok=True)
+    _model.config_class.register_for_auto_class()
+    _model.register_for_auto_class(_auto.__name__)
 
 
 def network_config(config_class: type[PreTrainedConfig], settings: str, **labels: Any) -> PreTrainedConfig:

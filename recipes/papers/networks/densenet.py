@@ -12,15 +12,9 @@ from transformers import PreTrainedConfig
 
 from .image_classifier import ImageClassifier
 
-# Layers of the blocks, and how many channels each layer adds.
-_BLOCKS = {
-    40: (12, 12, 12),
-    121: (6, 12, 24, 16),
-    161: (6, 12, 36, 24),
-    169: (6, 12, 32, 32),
-    201: (6, 12, 48, 32),
-}
-_GROWTH = {40: 12, 121: 32, 161: 48, 169: 32, 201: 32}
+# Layers of the last two blocks by depth; the first two have 6 and 12. A layer adds 32 channels, where nothing is said.
+_LAST_BLOCKS = {121: (24, 16), 161: (36, 24), 169: (32, 32), 201: (48, 32)}
+_GROWTH = {40: 12, 161: 48}
 
 
 class DenseNetConfig(PreTrainedConfig):
@@ -39,8 +33,8 @@ class DenseNetConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.depth not in _BLOCKS:
-            depths = ", ".join(map(str, _BLOCKS))
+        if self.depth not in (40, *_LAST_BLOCKS):
+            depths = ", ".join(map(str, (40, *_LAST_BLOCKS)))
             raise ValueError(f"expected depth to be one of {depths}, got {self.depth!r}")
         stems = ("small",) if self.depth == 40 else ("small", "large")
         if self.stem not in stems:
@@ -66,7 +60,7 @@ class DenseNetForImageClassification(ImageClassifier):
         super().__init__(config)
         # As in torchvision; the papers' code has torch's default.
         self.he_initialization = config.stem == "large"
-        growth = _GROWTH[config.depth]
+        growth = _GROWTH.get(config.depth, 32)
         plain = config.depth == 40
         channels = 16 if plain else 2 * growth
         small = config.stem == "small"
@@ -75,7 +69,8 @@ class DenseNetForImageClassification(ImageClassifier):
         layers["conv0"] = nn.Conv2d(3, channels, kernel, stride, kernel // 2, bias=False)
         if not small:
             layers |= {"norm0": nn.BatchNorm2d(channels), "relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
-        for number, n_layers in enumerate(_BLOCKS[config.depth], 1):
+        blocks = (12, 12, 12) if plain else (6, 12, *_LAST_BLOCKS[config.depth])
+        for number, n_layers in enumerate(blocks, 1):
             if number > 1:
                 n_out = channels if plain else channels // 2
                 layers[f"transition{number - 1}"] = _transition(channels, n_out)

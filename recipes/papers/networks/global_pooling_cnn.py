@@ -34,12 +34,18 @@ class GlobalPoolingCNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        for name in ("vocab_size", "embedding_size", "hidden_size", "num_conv_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} to be at least 1, got {getattr(self, name)}")
-        for name in ("kernel_size", "pool_size"):
+        for name in (
+            "vocab_size",
+            "embedding_size",
+            "hidden_size",
+            "num_conv_layers",
+            "kernel_size",
+            "pool_size",
+        ):
             size = getattr(self, name)
-            if size < 1 or size % 2 == 0:
+            if size < 1:
+                raise ValueError(f"expected {name} to be at least 1, got {size}")
+            if name in ("kernel_size", "pool_size") and size % 2 == 0:
                 raise ValueError(f"expected {name} to be odd, to keep the text's length, got {size}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout to be in [0, 1), got {self.dropout}")
@@ -72,14 +78,11 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
 
     def __init__(self, config: GlobalPoolingCNNConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(
-            config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
-        )
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
         channels = [config.embedding_size] + [config.hidden_size] * config.num_conv_layers
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(n_in, n_out, config.kernel_size, padding=config.kernel_size // 2)
-            for n_in, n_out in pairwise(channels)
-        )
+        kernel = config.kernel_size
+        layers = [nn.Conv1d(n_in, n_out, kernel, padding=kernel // 2) for n_in, n_out in pairwise(channels)]
+        self.convolutions = nn.ModuleList(layers)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -92,14 +95,7 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> SequenceClassifierOutput | tuple[torch.Tensor, ...]:
-        """Logits (N, C), and the mean cross entropy in nats where labels are given.
-
-        Args:
-            input_ids: (N, L) int64, padded on either side; L may be 0.
-            attention_mask: (N, L), 1 for words and 0 for padding; by default all but `pad_token_id`.
-            labels: (N,) int64; -100 is ignored.
-            return_dict: False for a tuple.
-        """
+        """Logits (N, C) of ids (N, L), padded on either side, and the mean cross entropy in nats of labels (N,)."""
         pooled = self._pool_words(input_ids, attention_mask)
         logits = self.classifier(self.dropout(F.relu(self.dense(pooled))))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)

@@ -26,14 +26,12 @@ class ImageClassifier(PreTrainedModel):
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, return_dict: bool | None = None
     ) -> ImageClassifierOutputWithNoAttention | tuple[torch.Tensor, ...]:
         """Logits (N, C) of pixels (N, 3, H, W), and the mean loss in nats where labels are given."""
-        logits = self.classifier(self.pool(self.features(pixel_values)))
+        side = getattr(self.config, "pooled_size", 1)
+        pooled = F.adaptive_avg_pool2d(self.features(pixel_values), side)
+        logits = self.classifier(pooled.flatten(1))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         output = ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
         return output if return_dict in (None, True) else output.to_tuple()
-
-    def pool(self, features: torch.Tensor) -> torch.Tensor:
-        """(N, channels, h, w) to what the classifier reads."""
-        return F.adaptive_avg_pool2d(features, 1).flatten(1)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Conv2d) and self.he_initialization:

@@ -13,15 +13,10 @@ from transformers import PreTrainedConfig
 
 from .image_classifier import ImageClassifier
 
-_BASIC, _BOTTLENECK = "basic", "bottleneck"
 # Blocks of the four stages. 110 is that of the papers' code; He et al. 2016 have none of bottlenecks at that depth.
-_FOUR_STAGES = {
-    (18, _BASIC): (2, 2, 2, 2),
-    (34, _BASIC): (3, 4, 6, 3),
-    (50, _BOTTLENECK): (3, 4, 6, 3),
-    (101, _BOTTLENECK): (3, 4, 23, 3),
-    (110, _BOTTLENECK): (3, 4, 26, 3),
-    (152, _BOTTLENECK): (3, 8, 36, 3),
+_FOUR_STAGES: dict[str, dict[int, tuple[int, ...]]] = {
+    "basic": {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)},
+    "bottleneck": {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 110: (3, 4, 26, 3), 152: (3, 8, 36, 3)},
 }
 
 
@@ -50,12 +45,11 @@ class CifarResNetConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.block is None:
-            self.block = _BOTTLENECK if (self.depth, _BOTTLENECK) in _FOUR_STAGES else _BASIC
-        if self.block not in (_BASIC, _BOTTLENECK):
+            self.block = "bottleneck" if self.depth in _FOUR_STAGES["bottleneck"] else "basic"
+        if self.block not in _FOUR_STAGES:
             raise ValueError(f"expected block to be basic or bottleneck, got {self.block!r}")
-        if self.stages is None:
-            depths = ", ".join(str(depth) for depth, block in _FOUR_STAGES if block == self.block)
-            depths += " or 6n + 2" if self.block == _BASIC else ""
+        if not self.stages:
+            depths = ", ".join(map(str, _FOUR_STAGES[self.block])) + " or 6n + 2" * (self.block == "basic")
             raise ValueError(
                 f"expected depth with {self.block} blocks to be one of {depths}, got {self.depth}"
             )
@@ -67,12 +61,11 @@ class CifarResNetConfig(PreTrainedConfig):
             raise ValueError(f"expected stochastic_depth to be in [0, 1), got {self.stochastic_depth}")
 
     @property
-    def stages(self) -> tuple[int, ...] | None:
-        """How many blocks each stage has; None for a depth that there is not."""
-        found = _FOUR_STAGES.get((self.depth, str(self.block)))
-        if found is None and self.block == _BASIC and self.depth >= 8 and (self.depth - 2) % 6 == 0:
-            return ((self.depth - 2) // 6,) * 3
-        return found
+    def stages(self) -> tuple[int, ...]:
+        """How many blocks each stage has; none for a depth that there is not."""
+        thirds, rest = divmod(self.depth - 2, 6)
+        by_thirds = (thirds,) * 3 if self.block == "basic" and rest == 0 and thirds > 0 else ()
+        return _FOUR_STAGES[str(self.block)].get(self.depth, by_thirds)
 
 
 class CifarResNetForImageClassification(ImageClassifier):
@@ -97,32 +90,20 @@ class CifarResNetForImageClassification(ImageClassifier):
         self.he_initialization = bool(config.he_initialization)
         stages = config.stages
         width = 64 if len(stages) == 4 else 16
-        bottleneck = config.block == _BOTTLENECK
+        bottleneck, padded = config.block == "bottleneck", len(stages) == 3
         channels = [width, *(width * 2**stage * (4 if bottleneck else 1) for stage in range(len(stages)))]
         layers = OrderedDict[str, nn.Module](stem=nn.Sequential(*_convolution(3, width, 3), nn.ReLU()))
         blocks: list[_ResidualBlock] = []
         for number, ((n_in, n_out), n_blocks) in enumerate(zip(pairwise(channels), stages, strict=True)):
-            stage = [
-                _ResidualBlock(
-                    n_in if block == 0 else n_out,
-                    n_out,
-                    stride=2 if number and block == 0 else 1,
-                    bottleneck=bottleneck,
-                    padded=len(stages) == 3,
-                )
-                for block in range(n_blocks)
-            ]
-            layers[f"stage{number + 1}"] = nn.Sequential(*stage)
-            blocks += stage
+            first = _ResidualBlock(n_in, n_out, 2 if number else 1, bottleneck=bottleneck, padded=padded)
+            others = [_ResidualBlock(n_out, n_out, bottleneck=bottleneck) for _ in range(n_blocks - 1)]
+            layers[f"stage{number + 1}"] = nn.Sequential(first, *others)
+            blocks += [first, *others]
         self.features = nn.Sequential(layers)
         for number, block in enumerate(blocks, 1):
             block.drop = config.stochastic_depth * number / len(blocks)
         self.classifier = nn.Linear(channels[-1] * config.pooled_size**2, config.num_labels)
         self.post_init()
-
-    def pool(self, features: torch.Tensor) -> torch.Tensor:
-        """(N, channels, h, w) to what the classifier reads."""
-        return F.adaptive_avg_pool2d(features, self.config.pooled_size).flatten(1)
 
 
 class WideResNetConfig(PreTrainedConfig):
@@ -157,25 +138,21 @@ class WideResNetForImageClassification(ImageClassifier):
 
     def __init__(self, config: WideResNetConfig) -> None:
         super().__init__(config)
-        n_blocks, width = (config.depth - 2) // 6, 16 * config.width
-        blocks = [
-            _ResidualBlock(n_in if block == 0 else n_out, n_out, stride=stride if block == 0 else 1)
-            for n_in, n_out, stride in ((16, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2))
-            for block in range(n_blocks)
-        ]
+        width = 16 * config.width
+        blocks: list[nn.Module] = []
+        for n_in, n_out, stride in ((16, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)):
+            others = [_ResidualBlock(n_out, n_out) for _ in range((config.depth - 2) // 6 - 1)]
+            blocks += [_ResidualBlock(n_in, n_out, stride), *others]
         self.features = nn.Sequential(*_convolution(3, 16, 3), nn.ReLU(), *blocks)
         self.classifier = nn.Linear(4 * width, config.num_labels)
         self.post_init()
 
 
 class _ResidualBlock(nn.Module):
-    """relu(layers(x) + shortcut(x)).
-
-    `drop` is the share of training batches that skip the layers (stochastic depth); evaluation scales them instead.
-    """
+    """relu(layers(x) + shortcut(x)); the share `drop` of training batches skips the layers, evaluation scales them."""
 
     def __init__(
-        self, n_in: int, n_out: int, *, stride: int, bottleneck: bool = False, padded: bool = False
+        self, n_in: int, n_out: int, stride: int = 1, *, bottleneck: bool = False, padded: bool = False
     ) -> None:
         super().__init__()
         if bottleneck:  # 1x1 to a fourth of the channels, 3x3 with the stride, 1x1 back
@@ -183,17 +160,13 @@ class _ResidualBlock(nn.Module):
             convolutions = [(n_in, narrow, 1, 1), (narrow, narrow, 3, stride), (narrow, n_out, 1, 1)]
         else:
             convolutions = [(n_in, n_out, 3, stride), (n_out, n_out, 3, 1)]
-        layers: list[nn.Module] = []
-        for sizes in convolutions:
-            layers += [*_convolution(*sizes), nn.ReLU()]
+        layers = [layer for sizes in convolutions for layer in (*_convolution(*sizes), nn.ReLU())]
         self.layers = nn.Sequential(*layers[:-1])
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or n_in != n_out:
-            self.shortcut = (
-                _PaddedShortcut(n_out - n_in, stride)
-                if padded
-                else nn.Sequential(*_convolution(n_in, n_out, 1, stride))
-            )
+        if padded and n_in != n_out:
+            self.shortcut = _PaddedShortcut(n_out - n_in, stride)
+        elif stride != 1 or n_in != n_out:
+            self.shortcut = nn.Sequential(*_convolution(n_in, n_out, 1, stride))
         self.drop = 0.0
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.dynamics import Trace, TrainingTrace, learned_epoch, learned_groups, moving_average
+from papers.dynamics import Trace, TrainingTrace, learned_epoch, moving_average
 from transformers import TrainerCallback
 
 from hf_calib.metrics import expected_calibration_error
@@ -61,11 +61,8 @@ def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) ->
         for t, at in enumerate(seen):
             logits = at[name]
             probs = logits.softmax(dim=1).numpy()
-            confidence, right, of_label = (
-                probs.max(1),
-                probs.argmax(1) == labels,
-                probs[range(len(labels)), labels],
-            )
+            confidence, right = probs.max(1), probs.argmax(1) == labels
+            of_label = probs[range(len(labels)), labels]
             rival = np.where(probs < of_label[:, None], probs, 0).max(axis=1)
             low, high = np.r_[-1, found.edges[t][1:-1]], np.r_[found.edges[t][1:-1], 2]
             inside = [(confidence > a) & (confidence <= b) for a, b in zip(low, high, strict=True)]
@@ -93,13 +90,11 @@ def test_it_records_what_the_logits_say(loss: dict[str, Any], tmp_path: Path) ->
             for key, value in wanted.items():
                 np.testing.assert_allclose(getattr(found, key)[t], value, rtol=2e-5, atol=1e-6, err_msg=key)
     np.testing.assert_array_equal(trace.sets["eval"].edges, trace.sets["training"].edges)
-    assert trace.gammas_after.shape == ((4, 5) if "loss_kwargs" in loss else (0, 0))
+    assert trace.gammas.shape == ((4, 5) if "loss_kwargs" in loss else (0, 0))
     logged = [entry for entry in trainer.state.log_history if "gamma_00" in entry]
     after = [[entry[f"gamma_{m:02d}"] for m in range(5)] for entry in logged]
     if logged:
-        np.testing.assert_allclose(trace.gammas_after, after, rtol=1e-5)
-        np.testing.assert_array_equal(trace.gammas_before[0], np.ones(5))
-        np.testing.assert_array_equal(trace.gammas_before[1:], trace.gammas_after[:-1])
+        np.testing.assert_allclose(trace.gammas, after, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -138,14 +133,6 @@ def test_when_rows_are_learned_against_a_loop() -> None:
         first = epochs[np.flatnonzero(right)[0]] if right.any() else np.inf
         assert learned_epoch(epochs, correct)[r] == last
         assert learned_epoch(epochs, correct, when="first")[r] == first
-
-
-def test_each_row_is_in_one_group() -> None:
-    learned = np.r_[np.random.default_rng(0).integers(1, 50, 200), np.inf]
-    groups = learned_groups(learned, [10, 20, 40])
-    assert list(groups) == ["to 10", "10 to 20", "20 to 40", "after 40", "never"]
-    np.testing.assert_array_equal(np.sum(list(groups.values()), axis=0), 1)
-    assert groups["10 to 20"].sum() == ((learned > 10) & (learned <= 20)).sum()
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -161,12 +161,6 @@ def test_initial_weights(config: PreTrainedConfig, he: bool) -> None:
             assert weight.abs().max() <= math.sqrt(3) * expected
         # Twelve standard errors of the standard deviation of so many draws.
         assert abs(weight.std() / expected - 1) < 12 / math.sqrt(2 * weight.numel())
-    assert model.classifier.bias.abs().max() > 0
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            assert layer.weight.eq(1).all()
-            assert layer.bias.eq(0).all()
-            assert layer.running_var.eq(1).all()
 
 
 ELSEWHERE = """

@@ -17,7 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    pipeline,
 )
 
 TEXTS = ["the cat sat on the mat", "a dog barked at the cat", "stocks fell and bonds rose", "markets rose"]
@@ -38,40 +37,18 @@ def reference_logits(model: GlobalPoolingCNNForSequenceClassification, ids: list
     for number in range(3):
         if number:
             hidden = F.max_pool1d(hidden, 5, stride=1, padding=2)
-        hidden = F.relu(
-            F.conv1d(
-                hidden,
-                weights[f"convolutions.{number}.weight"],
-                weights[f"convolutions.{number}.bias"],
-                padding=2,
-            )
-        )
+        weight, bias = (weights[f"convolutions.{number}.{part}"] for part in ("weight", "bias"))
+        hidden = F.relu(F.conv1d(hidden, weight, bias, padding=2))
     dense = F.relu(F.linear(hidden.max(dim=2).values, weights["dense.weight"], weights["dense.bias"]))
     return F.linear(dense, weights["classifier.weight"], weights["classifier.bias"])[0]
-
-
-def with_biases(
-    model: GlobalPoolingCNNForSequenceClassification,
-) -> GlobalPoolingCNNForSequenceClassification:
-    """Positive biases make padding win the maximum wherever it is not masked."""
-    for convolution in model.convolutions:
-        nn.init.constant_(convolution.bias, 1.0)
-    return model
-
-
-@pytest.mark.parametrize("length", [1, 2, 4, 5, 30])
-def test_logits_equal_the_layers_written_out(length: int) -> None:
-    model = with_biases(make_model(initializer_range=1.0))
-    ids = torch.randint(1, 40, (length,)).tolist()
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits.double(), reference_logits(model, ids), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
     """Logits and gradients on a CPU, against the layers written out, one text at a time, in float64."""
-    model = with_biases(make_model(initializer_range=1.0)).double()
+    model = make_model(initializer_range=1.0).double()
+    for convolution in model.convolutions:  # with these, padding wins the maximum wherever it is not masked
+        nn.init.constant_(convolution.bias, 1.0)
     lengths = torch.randint(1, 30, (50,), generator=torch.Generator().manual_seed(1)).tolist()
     texts = [torch.randint(1, 40, (length,)) for length in [*lengths, 1, 30]]
     ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side=side)
@@ -101,11 +78,6 @@ def test_saved_model_and_tokenizer_load_with_the_auto_classes(tmp_path: Path) ->
     assert set(batch) == {"input_ids", "attention_mask"}
     with torch.no_grad():
         assert torch.equal(loaded(**batch).logits, model(**batch).logits)
-        probs = model(**batch).logits.softmax(dim=1)
-    classify = pipeline("text-classification", model=loaded, tokenizer=loaded_tokenizer, top_k=None)
-    for entries, row in zip(classify(TEXTS), probs, strict=True):
-        scores = {entry["label"]: entry["score"] for entry in entries}
-        assert scores["money"] == pytest.approx(row[1].item(), abs=1e-6)
 
 
 def test_tokenizer_keeps_the_most_frequent_words_lower_cased() -> None:
@@ -113,22 +85,6 @@ def test_tokenizer_keeps_the_most_frequent_words_lower_cased() -> None:
     assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "b": 2, "a": 3}
     assert tokenizer("A; c... B")["input_ids"] == [3, 1, 2]
     assert tokenizer("", padding=True)["input_ids"] == []
-
-
-def test_tokenizer_keeps_the_last_words(tmp_path: Path) -> None:
-    tokenizer = train_word_tokenizer(TEXTS, max_length=3)
-    assert tokenizer.decode(tokenizer(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.decode(loaded(TEXTS[0], truncation=True)["input_ids"]) == "on the mat"
-
-
-@pytest.mark.parametrize(
-    ("texts", "sizes"), [("one text", {}), (TEXTS, {"vocab_size": 2}), (["...", ""], {}), ([], {})]
-)
-def test_tokenizer_refuses(texts: list[str] | str, sizes: dict) -> None:
-    with pytest.raises(ValueError, match=r"^expected "):
-        train_word_tokenizer(texts, **sizes)
 
 
 def write_glove(folder: Path, *lines: str) -> Path:
@@ -157,10 +113,7 @@ def test_glove_fills_the_words_that_it_has(tmp_path: Path) -> None:
         (("cat 1 2 3", "dog 1 2"), "line 2 of .* to be a word and 3 finite numbers, got dog 1 2; check"),
         (("400000 3", "cat 1 2 3"), "word2vec"),
         (("dog 1 2 3", "cat 1 inf 3"), "line 2 of .* to be a word and 3 finite numbers, got cat 1 inf 3"),
-        (("cat 1 two 3",), "line 1 of .* to be a word and 3 finite numbers"),
-        (("cat 1 1e60 3",), "line 1 of .* to be a word and 3 finite numbers"),
         (("bird 1 2 3",), "to have vectors for some of the words"),
-        ((), "to have vectors for some of the words"),
     ],
 )
 def test_glove_refuses(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
