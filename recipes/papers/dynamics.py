@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.signal import lfilter
 from torch.utils.data import Subset
 from transformers import TrainerCallback
 
@@ -207,27 +206,15 @@ class Trace:
         found: dict[str, list[dict[str, Any]]] = {}
         for entry in entries:
             for name, fields in entry["sets"].items():
-                of_entry = {"steps": entry["step"], "epochs": entry["epoch"], **fields}
-                found.setdefault(name, []).append(of_entry)
+                when = {"steps": entry["step"], "epochs": entry["epoch"]}
+                found.setdefault(name, []).append(when | fields)
         sets = {}
         for name, traced in found.items():
             arrays = {key: np.array([each[key] for each in traced], float) for key in traced[0]}
-            sets[name] = TracedSet(**{**arrays, "rows": np.array(traced[0]["rows"])})
+            sets[name] = TracedSet(**(arrays | {"rows": np.array(traced[0]["rows"])}))
         tables = {entry["step"]: entry["gammas"] for entry in entries if "gammas" in entry}
         gammas = np.array(list(tables.values())) if tables else np.empty((0, 0))
         return cls(saved["loss"], sets, np.array(list(tables), float), gammas)
-
-
-def moving_average(values: ArrayLike, *, factor: float = 0.5) -> FloatArray:
-    """Exponential moving average over the first axis: `s_t = factor * s_(t-1) + (1 - factor) * x_t`, from `s_0 = x_0`.
-
-    Dual focal loss's figure 4a has a factor of 0.5.
-
-    >>> moving_average([0.4, 0.2, 0.2])
-    array([0.4 , 0.3 , 0.25])
-    """
-    series = np.asarray(values, float)
-    return lfilter([1 - factor], [1, -factor], series, axis=0, zi=factor * series[:1])[0]
 
 
 def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") -> FloatArray:

@@ -64,13 +64,11 @@ def class_activation_map(
 ) -> tuple[NDArray[np.float32], NDArray[np.float64], int]:
     """For pixels (1, 3, H, W), the map (h, w) in [0, 1] of the last feature map, the logits (C,) and the class."""
     modes = [(part, part.training) for part in model.modules()]
-    maps: list[Tensor] = []
-    sources: list[nn.Module] = []
+    found: list[tuple[nn.Module, Tensor]] = []
 
     def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
-            maps.append(output)
-            sources.append(module)
+            found.append((module, output))
 
     handles = [module.register_forward_hook(keep) for module in model.modules()]
     try:
@@ -78,20 +76,17 @@ def class_activation_map(
         with torch.enable_grad():
             logits = model(pixel_values=pixel_values.to(next(model.parameters())).requires_grad_()).logits[0]
             # Maps of nothing but patches of the image, of which the class has not been asked yet, are no features.
-            patches = all(getattr(each, "kernel_size", 0) == getattr(each, "stride", 1) for each in sources)
-            check(
-                not patches,
-                "the model to have a feature map",
-                type(model).__name__,
-                "take a convolutional one",
-            )
+            patches = all(getattr(each, "kernel_size", 0) == getattr(each, "stride", 1) for each, _ in found)
+            way_out = "take a network of convolutions"
+            check(not patches, "the model to have a feature map", type(model).__name__, way_out)
+            features = found[-1][1]
             chosen = int(logits.argmax()) if label is None else label
-            (gradient,) = torch.autograd.grad(logits[chosen], maps[-1])
+            (gradient,) = torch.autograd.grad(logits[chosen], features)
     finally:
         for handle in handles:
             handle.remove()
         for part, mode in modes:
             part.training = mode
-    heat = (gradient.mean(dim=(2, 3), keepdim=True) * maps[-1].detach()).sum(dim=1)[0].clamp_min(0).float()
+    heat = (gradient.mean(dim=(2, 3), keepdim=True) * features.detach()).sum(dim=1)[0].clamp_min(0).float()
     heat = heat / heat.max().clamp_min(1e-12)
     return heat.cpu().numpy(), logits.detach().double().cpu().numpy(), chosen

@@ -122,9 +122,8 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
     grows up to v^m, where the paper's over-confident region ends, and falls beyond it; the under-confident region
     starts where it is back at 1. phi is `gradient_factors` of `dual_focal(gamma=gamma, rival=C)`.
 
-    `rival` is C, the probability of the class next to the top one; 0 is the focal loss. The conditions are sufficient
-    ones, with C held fixed while v moves; `hf_calib.scaling.InverseLink` has the posterior that leads to any p. With
-    few classes the top one is above v^m, and nothing is over-confident.
+    `rival` is C, the probability of the class next to the top one; 0 is the focal loss. The conditions are sufficient,
+    with C held fixed while v moves. With few classes the top one is above v^m, and nothing is over-confident.
 
     References:
         Tao et al. 2023, "Dual focal loss for calibration", Lemma 1, Eq. 13 and Fig. 1.

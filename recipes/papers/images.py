@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,27 +86,22 @@ def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> lis
     decoded = decode_images(dataset, square)
     bottom, right = size - height, size - width
     places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (round(bottom / 2), round(right / 2))]
+    crop = partial(_one_crop, processor=processor)
     return [
-        decoded.with_transform(_FixedCrop(processor, (top, left, height, width), mirrored))
+        decoded.with_transform(
+            partial(crop, rows=slice(y, y + height), columns=slice(x, x + width), mirrored=mirrored)
+        )
         for mirrored in (False, True)
-        for top, left in places
+        for y, x in places
     ]
 
 
-@dataclass(frozen=True)
-class _FixedCrop:
-    """One part (top, left, height, width) of each decoded image, of its mirror image where `mirrored`."""
-
-    processor: BaseImageProcessor
-    part: tuple[int, int, int, int]
-    mirrored: bool
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        images = stacked_pixels(batch)
-        if self.mirrored:
-            images = images.flip(2)
-        top, left, height, width = self.part
-        return model_inputs(images[:, top : top + height, left : left + width], self.processor, batch)
+def _one_crop(
+    batch: Mapping[str, Any], *, processor: BaseImageProcessor, rows: slice, columns: slice, mirrored: bool
+) -> dict[str, Any]:
+    """The same part of each decoded image, or of its mirror image."""
+    images = stacked_pixels(batch)
+    return model_inputs((images.flip(2) if mirrored else images)[:, rows, columns], processor, batch)
 
 
 def write_ten_crop_report(

@@ -15,8 +15,7 @@ def post_processing_gap(
 ) -> float:
     r"""The squared error of the top label minus its least value after a smooth recalibration, in [0, 1].
 
-    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can remove it; 0
-    says that no recalibration of that kind will help.
+    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can remove it.
 
     $$\frac{1}{N} \sum_i (c_i - a_i)^2 - \min_\kappa \frac{1}{N} \sum_i (\kappa(c_i) - a_i)^2, \qquad
     \kappa(v) = v + \eta(v)$$

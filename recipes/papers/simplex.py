@@ -31,7 +31,6 @@ def simplex_surfaces(
         probs: (N, 3), as of `simplex_grid`.
         surfaces: name -> (N,) finite numbers, such as `uncertainty_weights` with the first class as the label.
         class_names: of the three corners: top, left, right.
-        title: a line above the whole figure.
     """
     columns = min(3, len(surfaces))
     rows = -(-len(surfaces) // columns)

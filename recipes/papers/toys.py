@@ -1,13 +1,12 @@
-"""Toys whose true class probabilities are known, so that calibration is measured without bins; means over runs."""
+"""Toys whose true class probabilities are known, so that calibration is measured without bins."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp, softmax, stdtrit
+from scipy.special import logsumexp, softmax
 
 from hf_calib._errors import check
-from hf_calib.metrics import Interval
 
 _ROWS = 1_000  # of points at a time, which bounds the memory of their distances
 
@@ -57,24 +56,3 @@ def two_moons_posteriors(points: ArrayLike, *, noise: float = 0.2) -> NDArray[np
             distances = ((at[part, :, None] - curve) ** 2).sum(axis=1)
             log_density[part, moon] = logsumexp(log_simpson - distances / (2 * noise**2), axis=1)
     return softmax(log_density, axis=1)
-
-
-def mean_interval(values: ArrayLike, *, confidence_level: float = 0.95) -> Interval:
-    r"""Student's interval of a mean over independent runs, such as seeds: the mean, and the ends of its interval.
-
-    For the differences of two methods, pass the differences of the runs that share a seed: what both have in
-    common drops out. `bootstrap_interval` instead is about the examples of one run.
-
-    $$\bar v \pm t_{R - 1} \, s / \sqrt{R}$$
-
-    >>> mean_interval([1.0, 2.0, 3.0])
-    Interval(value=2.0, low=-0.484137..., high=4.484137...)
-    """
-    runs = np.asarray(values, np.float64)
-    holds = len(runs) >= 2 and bool(np.isfinite(runs).all())
-    check(
-        holds, "values to be at least two numbers, all finite", runs, "run more seeds, or look at those runs"
-    )
-    mean = float(runs.mean())
-    reach = float(stdtrit(len(runs) - 1, (1 + confidence_level) / 2) * runs.std(ddof=1) / np.sqrt(len(runs)))
-    return Interval(mean, mean - reach, mean + reach)

@@ -11,8 +11,7 @@ About 3 minutes.
 import time
 
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
-from papers.dynamics import moving_average
-from records import in_words, kind_of_intervals, over_seeds, quartiles, write_record
+from records import in_words, kind_of_intervals, moving_average, over_seeds, quartiles, write_record
 from trace_figures import confidence_figures, learned_logits
 
 from hf_calib.plots import save_figure

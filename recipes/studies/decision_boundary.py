@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
-from papers.toys import mean_interval, two_moons_posteriors
-from records import in_words, write_record
+from papers.toys import two_moons_posteriors
+from records import in_words, mean_interval, write_record
 from sklearn.datasets import make_moons
 from torch import nn
 

@@ -18,8 +18,8 @@ import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
 from papers.gradients import uncertainty_weights
-from papers.toys import gaussian_posteriors, mean_interval
-from records import in_words, write_record
+from papers.toys import gaussian_posteriors
+from records import in_words, mean_interval, write_record
 from torch import nn
 
 from hf_calib.losses import make_loss

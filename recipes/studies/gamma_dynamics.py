@@ -13,8 +13,7 @@ import time
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
 from panels import small_multiples
-from papers.dynamics import moving_average
-from records import in_words, kind_of_intervals, over_seeds, write_record
+from records import in_words, kind_of_intervals, moving_average, over_seeds, write_record
 from trace_figures import of_three_bins
 
 from hf_calib.plots import gamma_dynamics, save_figure

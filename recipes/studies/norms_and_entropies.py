@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
-from papers.toys import mean_interval
-from records import in_words, write_record
+from records import in_words, mean_interval, write_record
 from scipy.special import entr, softmax
 from torch import nn
 

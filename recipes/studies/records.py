@@ -1,10 +1,14 @@
-"""Results of studies: a JSON file, and means over seeds."""
+"""Results of studies: a JSON file, means over seeds, smoothed series."""
 
 import json
 import os
 
 import numpy as np
-from papers.toys import mean_interval
+import pandas as pd
+from scipy.stats import ttest_1samp
+
+from hf_calib._errors import check
+from hf_calib.metrics import Interval
 
 
 def write_record(path, record):
@@ -22,6 +26,28 @@ def listed(values):
 
 def quartiles(values):
     return listed(np.quantile(values, [0.25, 0.5, 0.75])) if len(values) else None
+
+
+def mean_interval(values):
+    """Student's 95% interval of a mean over independent runs, as `Interval(value, low, high)`.
+
+    For the difference of two methods, pass the differences of the runs that share a seed: what both have in common
+    drops out.
+    """
+    holds = len(values) >= 2 and np.isfinite(values).all()
+    check(
+        holds,
+        "values to be at least two numbers, all finite",
+        values,
+        "run more seeds, or look at those runs",
+    )
+    interval = ttest_1samp(values, 0).confidence_interval(0.95)
+    return Interval(float(np.mean(values)), float(interval.low), float(interval.high))
+
+
+def moving_average(series):
+    """s_t = (s_(t-1) + x_t) / 2 from s_0 = x_0, as the dual focal paper smooths its figure 4a."""
+    return pd.Series(series).ewm(alpha=0.5, adjust=False).mean().to_numpy()
 
 
 def over_seeds(values):

@@ -2,7 +2,8 @@
 
 import numpy as np
 from panels import group_boxes, small_multiples, spread_by_epoch
-from papers.dynamics import learned_epoch, learned_groups, moving_average
+from papers.dynamics import learned_epoch, learned_groups
+from records import moving_average
 
 
 def mean_of_parts(values, n_bins):

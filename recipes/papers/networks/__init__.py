@@ -10,12 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
+from transformers import PreTrainedConfig as Config
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 
@@ -40,7 +36,7 @@ for _model in (*_IMAGE, GlobalPoolingCNNForSequenceClassification):
     _model.register_for_auto_class(_auto.__name__)
 
 
-def network_config(config_class: type[PreTrainedConfig], settings: str, **labels: Any) -> PreTrainedConfig:
+def network_config(config_class: type[Config], settings: str, **labels: Any) -> Config:
     """The configuration of a network; a misspelt setting, which transformers would keep unread, is refused.
 
     Args:

@@ -12,17 +12,13 @@ from transformers import PreTrainedConfig
 
 from .image_classifier import ImageClassifier
 
-# Layers of the last two blocks by depth; the first two have 6 and 12. A layer adds 32 channels, where nothing is said.
-_LAST_BLOCKS = {121: (24, 16), 161: (36, 24), 169: (32, 32), 201: (48, 32)}
-_GROWTH = {40: 12, 161: 48}
-
 
 class DenseNetConfig(PreTrainedConfig):
     """Depth and stem of a `DenseNetForImageClassification`.
 
     Args:
-        depth: 121, 161, 169 or 201; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks nor
-            compression, and the small stem.
+        depth: 121; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks nor compression, and
+            the small stem.
         stem: "small" (a 3x3 convolution) for images of 32 or 64 pixels, "large" (7x7 with stride 2, a pooling) for 224.
     """
 
@@ -33,9 +29,8 @@ class DenseNetConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.depth not in (40, *_LAST_BLOCKS):
-            depths = ", ".join(map(str, (40, *_LAST_BLOCKS)))
-            raise ValueError(f"expected depth to be one of {depths}, got {self.depth!r}")
+        if self.depth not in (40, 121):
+            raise ValueError(f"expected depth to be 40 or 121, got {self.depth!r}")
         stems = ("small",) if self.depth == 40 else ("small", "large")
         if self.stem not in stems:
             raise ValueError(f"expected stem to be {' or '.join(stems)}, got {self.stem!r}")
@@ -60,8 +55,8 @@ class DenseNetForImageClassification(ImageClassifier):
         super().__init__(config)
         # As in torchvision; the papers' code has torch's default.
         self.he_initialization = config.stem == "large"
-        growth = _GROWTH.get(config.depth, 32)
         plain = config.depth == 40
+        growth = 12 if plain else 32
         channels = 16 if plain else 2 * growth
         small = config.stem == "small"
         kernel, stride = (3, 1) if small else (7, 2)
@@ -69,7 +64,7 @@ class DenseNetForImageClassification(ImageClassifier):
         layers["conv0"] = nn.Conv2d(3, channels, kernel, stride, kernel // 2, bias=False)
         if not small:
             layers |= {"norm0": nn.BatchNorm2d(channels), "relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
-        blocks = (12, 12, 12) if plain else (6, 12, *_LAST_BLOCKS[config.depth])
+        blocks = (12, 12, 12) if plain else (6, 12, 24, 16)
         for number, n_layers in enumerate(blocks, 1):
             if number > 1:
                 n_out = channels if plain else channels // 2

@@ -34,14 +34,8 @@ class GlobalPoolingCNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        for name in (
-            "vocab_size",
-            "embedding_size",
-            "hidden_size",
-            "num_conv_layers",
-            "kernel_size",
-            "pool_size",
-        ):
+        sizes = "vocab_size embedding_size hidden_size num_conv_layers kernel_size pool_size"
+        for name in sizes.split():
             size = getattr(self, name)
             if size < 1:
                 raise ValueError(f"expected {name} to be at least 1, got {size}")
@@ -63,9 +57,8 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         win: a text's logits do not depend on the batch it is in. "Same" convolutions let a single word work too.
 
     References:
-        Lin, Chen, Yan, Network In Network, 2014 (global pooling); Kumar, Sarawagi, Jain, Trainable
-        Calibration Measures, 2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal
-        Loss, 2020, whose code has this network.
+        Lin, Chen, Yan, Network In Network, 2014 (pooling); Kumar, Sarawagi, Jain, Trainable Calibration Measures,
+        2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal Loss, 2020, whose code has this network.
 
     >>> model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(vocab_size=50, num_labels=4))
     >>> model(input_ids=torch.tensor([[7, 3, 9], [5, 0, 0]])).logits.shape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.dynamics import Trace, TrainingTrace, learned_epoch, moving_average
+from papers.dynamics import Trace, TrainingTrace, learned_epoch
 from transformers import TrainerCallback
 
 from hf_calib.metrics import expected_calibration_error
@@ -112,14 +112,6 @@ def test_the_training_is_the_same_with_it_and_when_resumed(tmp_path: Path) -> No
     assert_same(weights(plain.model), weights(stopped.model))
     texts = [(tmp_path / name / "training_trace.json").read_text() for name in ("whole", "stopped")]
     assert texts[0] == texts[1]
-
-
-def test_the_moving_average_is_a_geometric_sum() -> None:
-    values = np.random.default_rng(0).random((30, 2))
-    for factor in (0.0, 0.5, 0.9):
-        shares = (1 - factor) * factor ** np.arange(29, -1, -1)
-        shares[0] = factor**29  # of the first value, which stands for all that was before
-        np.testing.assert_allclose(moving_average(values, factor=factor)[-1], shares @ values)
 
 
 def test_when_rows_are_learned_against_a_loop() -> None:

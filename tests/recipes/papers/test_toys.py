@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from papers.toys import gaussian_posteriors, mean_interval, two_moons_posteriors
+from papers.toys import gaussian_posteriors, two_moons_posteriors
 from scipy import stats
 from sklearn.datasets import make_moons
 
@@ -38,13 +38,3 @@ def test_two_moons_posteriors_are_calibrated_on_draws_of_scikit_learn() -> None:
         kernels = [np.exp(-((point - moon) ** 2).sum(axis=1) / 0.08) for moon in (upper, [1, 0.5] - upper)]
         share = kernels[0].sum() / np.sum(kernels)
         assert two_moons_posteriors([point])[0, 0] == pytest.approx(share, rel=1e-6)
-
-
-def test_the_interval_is_students_and_covers() -> None:
-    values = np.random.default_rng(0).normal(size=(2_000, 5))
-    found = np.array([mean_interval(row) for row in values])
-    low, high = stats.t.interval(0.95, 4, loc=values.mean(axis=1), scale=stats.sem(values, axis=1))
-    np.testing.assert_allclose(found[:, 1:], np.stack([low, high], axis=1))
-    assert ((found[:, 1] < 0) & (found[:, 2] > 0)).mean() == pytest.approx(0.95, abs=0.015)
-    with pytest.raises(ValueError, match="values to be at least two numbers"):
-        mean_interval([1.0])
