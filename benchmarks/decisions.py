@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
-from hf_calib.decisions._promise import rows_needed
+from hf_calib.decisions.promise import rows_needed
 from hf_calib.scaling import SCALERS
 
 METHODS = ("temperature", "vector", "auto")

@@ -1,6 +1,6 @@
 """Wrong lines, made by mutmut in a copy of the project: does a test notice each?
 
-    python tests/mutants.py hf_calib/decisions/_promise.py hf_calib/losses --sample 40
+    python tests/mutants.py hf_calib/decisions.promise.py hf_calib/losses --sample 40
 
 Prints the share that is killed, and each survivor as a diff. A survivor asks for a test, or changes nothing that
 anybody could see: look. The tests are the quick ones of the folder of the same name.

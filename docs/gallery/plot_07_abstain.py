@@ -42,11 +42,6 @@ print(f"answered {answered.mean():.1%}, right {(answers == labels['test'])[answe
 # %%
 # The same for several promises.
 
-curve = rule.curve(
-    probs["calibration"],
-    labels["calibration"],
-    probs["test"],
-    labels["test"],
-    accuracies=[0.75, 0.8, 0.85, 0.9],
-)
+rows = (probs["calibration"], labels["calibration"], probs["test"], labels["test"])
+curve = rule.curve(*rows, accuracies=[0.75, 0.8, 0.85, 0.9])
 figure = promise_diagram({"linear model": curve}, title="What is answered for which promise")

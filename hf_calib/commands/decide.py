@@ -17,8 +17,8 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
 from hf_calib.commands.opening import Opened, Running, name_of, open_source, task_of_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.decisions._rule import Part, Rule, measure_parts, percent
 from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
 from hf_calib.metrics.resamples import Interval
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
@@ -231,7 +231,7 @@ def _measure(
         )
     opened.running.stages(f"fitting the rule on {len(found):,} rows, measuring {len(measured):,}")
     fitted, of_the_fit = _fitted(rule, found.probabilities(), found.labels)
-    plain = [Part(p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in parts]
+    plain: list[Part] = [(p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in parts]
     before = measure_parts(rule, plain)
     curves = {"as it is" if scaler is None else "before": _curve(rule, plain)}
     after_notes: list[str] = []
@@ -243,7 +243,7 @@ def _measure(
         notes += fit(scaler, calibrating)
         n_calibrated_on, n_fitted_after = len(calibrating), len(rest)
         whole = _calibrated_part(scaler, rest, measured)
-        _, after_notes = _fitted(rule, whole.probs, rest.labels)
+        _, after_notes = _fitted(rule, whole[0], rest.labels)
         calibrated = [whole] if tested is not None else [_own_part(scaler, p, q, seed) for p, q in parts]
         after = measure_parts(rule, calibrated)
         curves["after calibration"] = _curve(rule, calibrated)
@@ -303,7 +303,7 @@ def _own_part(scaler: Any, pool: Predictions, others: Predictions, seed: int) ->
 def _calibrated_part(scaler: Any, rows: Predictions, others: Predictions) -> Part:
     """Rows to fit a rule on, and others to measure it on, after a fitted scaler."""
     probs, other_probs = (scaler.predict_proba(part.as_logits()) for part in (rows, others))
-    return Part(probs, rows.labels, other_probs, others.labels)
+    return probs, rows.labels, other_probs, others.labels
 
 
 def _broken_promise(rule: Rule, measured: Mapping[str, Interval]) -> list[str]:
@@ -322,7 +322,7 @@ def _curve(rule: Rule, parts: Sequence[Part]) -> PromiseCurve | None:
     """Other promised accuracies, of a rule that promises one."""
     if not isinstance(rule, AbstainRule):
         return None
-    return rule.curve_of_parts(parts, accuracies=sorted({*_CURVE, rule.accuracy}))
+    return promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))
 
 
 def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool) -> None:

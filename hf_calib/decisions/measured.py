@@ -54,13 +54,11 @@ def mean(
     Interval(value=1.0, low=1.0, high=1.0)
     """
     sample: FloatArray = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    draws = []
-    for part in row_chunks(n_resamples, len(sample), elements=2**20):
-        drawn = rng.integers(0, len(sample), (part.stop - part.start, len(sample)))
-        draws.append(sample[drawn].mean(axis=1))
+    n, rng = len(sample), np.random.default_rng(seed)
+    parts = row_chunks(n_resamples, n, elements=2**20)
+    means = [sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1) for part in parts]
     tail = (1 - confidence_level) / 2
-    low, high = np.quantile(np.concatenate(draws), [tail, 1 - tail])
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return Interval(float(sample.mean()), float(low), float(high))
 
 

@@ -15,19 +15,13 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import whole_file
-from hf_calib.decisions._rule import Rule, percent
-from hf_calib.decisions.abstain import AbstainRule
-from hf_calib.decisions.costs import CostRule
 from hf_calib.decisions.measured import TITLES
-from hf_calib.decisions.sets import PredictionSets
-from hf_calib.decisions.thresholds import LabelThresholds
+from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule, percent
 from hf_calib.metrics.resamples import Interval
 
 FILE = "decisions.json"
 VERSION = 1
-RULES: dict[str, type[Rule]] = {
-    rule.kind: rule for rule in (AbstainRule, CostRule, LabelThresholds, PredictionSets)
-}
+RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
 _WAY_OUT = (
     f"save it again with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 )
@@ -61,13 +55,12 @@ class Decisions:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        names = tuple(map(str, self.class_names))
+        names, rule = tuple(map(str, self.class_names)), self.rule
         object.__setattr__(self, "class_names", names)
-        rule = self.rule
         n_classes = len(np.asarray(rule.costs) if isinstance(rule, CostRule) else rule._fitted_thresholds())
-        is_each_named = len(names) == len(set(names)) == n_classes
         way_out = "name each of the model's classes once, in its order"
-        check(is_each_named, f"class_names to be {n_classes} different names", few(names), way_out)
+        named = len(names) == len(set(names)) == n_classes
+        check(named, f"class_names to be {n_classes} different names", few(names), way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
         """For each text the name of a class, or None for "hand over"; of labels and of sets, a list of names.
@@ -91,20 +84,18 @@ class Decisions:
 
     def _matrix(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """The scores (N, C) of a pipeline's outputs, in the model's order."""
-        scores = np.empty((len(rows), len(self.class_names)))
+        names = self.class_names
+        requirement = f"the outputs to score each of the model's {len(names)} classes ({few(names)})"
+        way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
+        scores = []
         for i, row in enumerate(rows):
             found = {entry.get("label"): entry.get("score") for entry in row}
-            is_whole = found.keys() == set(self.class_names) and len(row) == len(found)
-            if not (is_whole and all(isinstance(score, Real) for score in found.values())):
-                requirement = (
-                    f"score each of the model's {len(self.class_names)} classes ({few(self.class_names)})"
-                )
+            holds = found.keys() == set(names) and len(row) == len(found)
+            if not (holds and all(isinstance(score, Real) for score in found.values())):
                 listed = few([f"{entry.get('label')}: {entry.get('score')}" for entry in row])
-                way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
-                got = f"{len(row)} ({listed}) for text {i}"
-                raise InputValueError(expected("the outputs", requirement, got, way_out))
-            scores[i] = [found[name] for name in self.class_names]
-        return scores
+                check(False, requirement, f"{len(row)} ({listed}) for text {i}", way_out)
+            scores.append([found[name] for name in names])
+        return np.array(scores, float)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json into a folder, the model's: the whole file or nothing."""
@@ -137,19 +128,18 @@ class Decisions:
             token: for the Hub; None uses the stored one.
         """
         folder = Path(name) if os.path.isdir(name) else _downloaded(str(name), revision, token)
-        path = folder / FILE
+        path, config = folder / FILE, folder / "config.json"
         way_out = "write one with hf-calib decide --output, or Decisions.save"
         check(path.is_file(), f"the model to come with a {FILE}", f"none in {name}", way_out)
         decisions = cls.from_dict(_read(path), str(path))
-        config = _read(folder / "config.json") if (folder / "config.json").is_file() else None
-        by_id = config.get("id2label") if isinstance(config, dict) else None
-        names = None
+        read = _read(config) if config.is_file() else None
+        by_id = read.get("id2label") if isinstance(read, dict) else None
         if by_id and all(map(str.isdecimal, by_id)):
             names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may stand before "2"
-        requirement = f"the classes of the decisions to be those of config.json ({few(names or ())})"
-        got = f"{few(decisions.class_names)} in {path}"
-        way_out = "fit the rule again on probabilities of this model"
-        check(names in (None, decisions.class_names), requirement, got, way_out)
+            requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
+            got = f"{few(decisions.class_names)} in {path}"
+            way_out = "fit the rule again on probabilities of this model"
+            check(names == decisions.class_names, requirement, got, way_out)
         return decisions
 
     @classmethod
@@ -178,12 +168,12 @@ class Decisions:
         rows = f"on {self.n_measured:,} rows that it was not fitted on"
         results = ""
         if isinstance(self.rule, AbstainRule):
-            accuracy = percent(self.rule.accuracy)
+            accuracy = f"{percent(self.rule.accuracy)} accuracy"
             if self.rule.answers_nothing:
-                return f"It hands over every input: {accuracy} accuracy could not be promised."
+                return f"It hands over every input: {accuracy} could not be promised."
             if "answered" in found:
                 kept = f"{found['accuracy']:.1%} of its answers were right" if "accuracy" in found else "none"
-                share = f"{found['answered']:.0%} of inputs at {accuracy} accuracy"
+                share = f"{found['answered']:.0%} of inputs at {accuracy}"
                 return f"It answers {share} and hands over the rest ({kept}, {rows})."
         elif "cost" in found:
             results = f" ({found['cost']:.4g} per input, {found['cost_argmax']:.4g} without, {rows})"

@@ -299,7 +299,7 @@ class TestRefusals:
             ),
             (
                 ",art,law,film,sport\nart,0,1,1,nan\nlaw,1,0,1,1\nfilm,1,1,0,1\nsport,1,1,1,0\n",
-                "expected costs to be finite, got nan in row 0, column 3",
+                "expected costs to be finite and at most 1e\\+12, got nan in row 0, column 3",
             ),
         ],
     )

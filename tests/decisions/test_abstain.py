@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from hf_calib._errors import InputError, InputValueError
 from hf_calib.decisions import AbstainRule
-from hf_calib.decisions._promise import certified_threshold, starts
+from hf_calib.decisions.promise import certified_threshold, starts
 from tests.decisions.populations import POPULATIONS, population
 
 N_DRAWS, FEW_DRAWS, DELTA = 1000, 300, 0.05
@@ -250,9 +250,8 @@ def test_what_is_measured() -> None:
     assert found["answered"].value == answered.mean()
     assert found["accuracy"].value == (decided == labels[2000:6000])[answered].mean()
     assert found["accuracy"].low < found["accuracy"].value < found["accuracy"].high
-    curve = rule.curve(
-        probs[:2000], labels[:2000], probs[2000:6000], labels[2000:6000], accuracies=[0.8, 0.9, 0.9999]
-    )
+    rows = (probs[:2000], labels[:2000], probs[2000:6000], labels[2000:6000])
+    curve = rule.curve(*rows, accuracies=[0.8, 0.9, 0.9999])
     assert curve.promised == (0.8, 0.9)
     assert curve.answered[1] == found["answered"].value
     assert curve.kept[1] == found["accuracy"]

@@ -89,21 +89,13 @@ def certified_threshold(
     Rows of equal scores are answered together or not at all: they are tested in a random order, and a threshold
     lies below the last of them that passed.
 
-    Args:
-        scores: (N,) in [0, 1].
-        right: (N,), whether answering is right.
-        promised: a, in (0, 1).
-        delta: in (0, 1).
-        tested: where the sequence starts; None for `starts`.
-
-    Returns:
-        In [0, 1]; answer where the score is *above* it. 1 if nothing can be promised, 0 if all may be answered.
+    Scores (N,) are in [0, 1], `right` (N,) is whether answering is right, `tested` where the sequence starts (None
+    for `starts`). Answer where the score is *above* what is returned: 1 promises nothing, 0 answers all.
 
     Notes:
-        The thresholds are scores of the rows themselves, so they fit any scale. The p-values stay valid: given
-        the (m + 1)-th highest score, the rows above it are a random sample of all that are above it. So does
-        the order, also where accuracy does not grow with the score: between two scores at which the accuracy
-        of all above them is a, rows are wrong with probability 1 - a, however many of them were drawn.
+        The p-values stay valid: given the (m + 1)-th highest score, the rows above it are a random sample of all that
+        are above it. So does the order, also where accuracy does not grow with the score: between two scores at which
+        the accuracy of all above them is a, rows are wrong with probability 1 - a, however many were drawn.
 
     References:
         Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003

@@ -1,0 +1,662 @@
+"""The rules: a decision for each row of probabilities is a score and a threshold, which calibration rows choose."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hf_calib._errors import check, few
+from hf_calib.decisions.measured import PromiseCurve, Results, answers, mean, share
+from hf_calib.decisions.promise import (
+    ALWAYS,
+    NEVER,
+    certified_threshold,
+    check_promise,
+    check_rows_for,
+    rows_needed,
+    starts,
+)
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
+    as_floats,
+    check_choice,
+    check_flag,
+    check_probs,
+    check_probs_and_labels,
+    check_share,
+)
+from hf_calib.metrics.sums import winners
+
+Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
+_LARGEST_COST = 1e12  # beyond, means over rows lose the small ones
+_IN_EVERY_SET = 1.0  # no score of a class is larger
+
+#: probs and labels to fit a rule on; probs and labels of other rows to measure it on.
+Part = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
+
+
+class Rule(ABC):
+    """A decision for each row of probabilities; subclasses are dataclasses of their options."""
+
+    kind: ClassVar[str]  # its name in decisions.json
+    fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) in [0, 1] that `fit` makes
+
+    thresholds_: FloatArray
+
+    @abstractmethod
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> Any:
+        """Fit on calibration rows; return the rule itself."""
+
+    @abstractmethod
+    def predict(self, probs: ArrayLike) -> NDArray[Any]:
+        """Decide on rows of probabilities."""
+
+    @abstractmethod
+    def promise(self) -> str:
+        """The rule in words, to end a sentence that begins with "It"."""
+
+    def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
+        """Raise where so few calibration rows cannot keep the promise."""
+
+    def measure(self, probs: ArrayLike, labels: ArrayLike) -> Results:
+        """Results of the rule on other rows; see `hf_calib.decisions.measured.TITLES`."""
+        return self.measure_decided(self.predict(probs), probs, labels)
+
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
+        """The same of decisions on rows, whichever rules of this kind have made them."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that it was made with, of JSON's own types."""
+        return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether every input is handed over, so that there is nothing worth saving."""
+        return False
+
+    def _fitted_thresholds(self) -> FloatArray:
+        way_out = "call fit(probs, labels) with calibration rows first"
+        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
+        return self.thresholds_
+
+
+def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
+    """A rule on the other rows of all parts, as it was fitted in each; warnings of the fits are left out.
+
+    Of one part: what it does on other data. Of folds: cross-fitting, in which each row is decided by a rule that was
+    fitted without it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decided = [copy.copy(rule).fit(probs, labels).predict(others) for probs, labels, others, _ in parts]
+    probs, labels = (np.concatenate([np.asarray(part[k]) for part in parts]) for k in (2, 3))
+    return rule.measure_decided(np.concatenate(decided), probs, labels)
+
+
+def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
+    """What rules like this one do that promise each of the accuracies for which all parts have rows enough."""
+    fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
+    possible = [a for a in accuracies if fewest >= rows_needed(a, rule.delta)]
+    found = [measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible]
+    answered = tuple(row["answered"].value for row in found)
+    return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
+
+
+def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArray]:
+    """Checked probs (N, C), as they are served, and labels (N,)."""
+    checked, targets = check_probs_and_labels(probs, labels)
+    way_out = "there is nothing to decide between fewer"
+    check(checked.shape[1] > 1, "probs to have at least 2 classes", f"shape {checked.shape}", way_out)
+    return _as_served(checked), targets
+
+
+def class_probs(probs: ArrayLike, n_classes: int) -> FloatArray:
+    """Checked probs (N, C) to decide on, with the classes of `fit`."""
+    return _as_served(check_probs(probs), n_classes)
+
+
+def label_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Checked probs (N, C) of independent labels, and which of these are true, (N, C)."""
+    rows, targets = label_probs(probs), as_floats("labels", labels)
+    way_out = "pass 0 or 1 for every label of every row, and no row whose labels are not known"
+    check(targets.shape == rows.shape, f"labels to have shape {rows.shape}", targets.shape, way_out)
+    valid = np.isin(targets, (0, 1))
+    row, column = np.unravel_index(valid.argmin(), targets.shape)
+    check(valid.all(), "labels to be 0 or 1", f"{targets[row, column]:g} in row {row}", way_out)
+    return rows, targets == 1
+
+
+def label_probs(probs: ArrayLike, n_labels: int | None = None) -> FloatArray:
+    """Checked probs (N, C) of independent labels, as they are served."""
+    rows = as_floats("probs", probs)
+    way_out = "pass scipy.special.expit(logits), one probability per row and label"
+    is_matrix = rows.ndim == 2 and rows.size > 0
+    check(is_matrix, "probs to have shape (N, C), N >= 1", f"shape {rows.shape}", way_out)
+    low, high = rows.min(), rows.max()
+    inside = low >= 0 and high <= 1 + 1e-6  # false for NaN too
+    check(inside, "probs to lie in [0, 1]", f"values from {low:.6g} to {high:.6g}", way_out)
+    return _as_served(rows, n_labels)
+
+
+def _as_served(probs: NDArray[Any], n_columns: int | None = None) -> FloatArray:
+    """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1].
+
+    A threshold between two probabilities that differ in float64 only, such as 1 - 1e-9 and 1 - 1e-10, would
+    let more rows pass once these are served in float32 than when it was fitted.
+    """
+    fits, way_out = n_columns in (None, probs.shape[1]), "pass probabilities of the model it was fitted for"
+    check(fits, f"probs to have the {n_columns} columns of fit", f"shape {probs.shape}", way_out)
+    return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
+
+
+def listed(numbers: IntArray, noun: str) -> str:
+    """Name classes or labels in a warning: "class 3", or "classes 0, 2, 5"."""
+    plural = noun if len(numbers) == 1 else {"class": "classes"}.get(noun, f"{noun}s")
+    return f"{plural} {few(numbers.tolist())}"
+
+
+def percent(value: float) -> str:
+    """A share as people write it.
+
+    >>> percent(0.95), percent(0.999)
+    ('95%', '99.9%')
+    """
+    return f"{100 * value:.4g}%"
+
+
+@dataclass(kw_only=True, eq=False)
+class AbstainRule(Rule):
+    r"""Answer with the most probable class where its probability is high enough; else -1, "hand over".
+
+    For "answer when you are 95% right". The threshold is the lowest confidence above which the answers are
+    right at least that often, which is promised, not estimated: of users who each draw calibration rows of their
+    own, at most a share `delta` gets a rule whose answers are right less often,
+
+    $$P\big(\,P(\text{right} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
+
+    It holds whether or not the probabilities are calibrated: it only needs calibration rows that are drawn as the
+    inputs are, and that neither the model nor its scaler was fitted on. Better probabilities answer more. For the
+    least cost take `CostRule`; for several candidate classes, `PredictionSets`.
+
+    Args:
+        accuracy: a, in (0, 1).
+        delta: in (0, 1).
+        by_class: promise it for the answers of every class, with a threshold for each: all hold together with
+            confidence 1 - delta. A class that is predicted too seldom is always handed over.
+
+    Attributes:
+        thresholds_: (C,) a prediction of this class is answered if its probability is above it.
+
+    Notes:
+        An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; by class,
+        from so many predictions of each, at their share of delta. Where the model does not reach it, everything is
+        handed over, with a warning. `hf_calib.decisions.promise.certified_threshold` describes the test.
+
+    References:
+        Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
+        "Learn then Test".
+
+    >>> rng = np.random.default_rng(0)
+    >>> positive = rng.random(2000)
+    >>> probs = np.stack([1 - positive, positive], axis=1)
+    >>> labels = (rng.random(2000) < positive).astype(int)
+    >>> rule = AbstainRule(accuracy=0.9).fit(probs, labels)
+    >>> rule.predict([[0.02, 0.98], [0.6, 0.4]])
+    array([ 1, -1])
+    """
+
+    kind: ClassVar[str] = "abstain"
+
+    accuracy: float = 0.95
+    delta: float = 0.05
+    by_class: bool = False
+
+    def __post_init__(self) -> None:
+        check_promise("accuracy", self.accuracy, self.delta)
+        check_flag("by_class", self.by_class)
+
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
+        """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
+        rows, targets = class_rows(probs, labels)
+        self.check_rows(len(rows))
+        self.thresholds_ = self._thresholds(rows, targets, self.accuracy)
+        never = np.flatnonzero(self.thresholds_ == NEVER)
+        if self.answers_nothing:
+            right = (rows.argmax(axis=1) == targets).mean()
+            # The larger the accuracy, the less is answered.
+            lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
+            failing = bisect_left(
+                lower, True, key=lambda a: (self._thresholds(rows, targets, a) == NEVER).all()
+            )
+            less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
+            warnings.warn(
+                f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
+                f"of which {right:.1%} are right. Every input will be handed over. Promise less"
+                f"{less}, or use more rows or a better model.",
+                stacklevel=2,
+            )
+        elif len(never):
+            warnings.warn(
+                f"An accuracy of {self.accuracy:g} cannot be promised for predictions of {listed(never, 'class')}. "
+                "They will always be handed over. Promise less, or use more calibration rows: at least "
+                f"{rows_needed(self.accuracy, self.delta):,} predictions of a class.",
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, probs: ArrayLike) -> IntArray:
+        """(N,) int: the most probable class, or -1 for "hand over"."""
+        thresholds = self._fitted_thresholds()
+        confidences, predicted = winners(class_probs(probs, len(thresholds)))
+        return np.where(confidences > thresholds[predicted], predicted, -1)
+
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether every input is handed over."""
+        return bool((self._fitted_thresholds() == NEVER).all())
+
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
+        """The share "answered" and its "accuracy" on other rows, with exact binomial intervals of 95%."""
+        return answers(decided, class_rows(probs, labels)[1])
+
+    def promise(self) -> str:
+        each = "the answers of each class" if self.by_class else "its answers"
+        return (
+            f"answers where at least {percent(self.accuracy)} of {each} are right, which is promised with "
+            f"{percent(1 - self.delta)} confidence"
+        )
+
+    def check_rows(self, n_rows: int) -> None:
+        """Raise where so few calibration rows cannot promise the accuracy."""
+        check_rows_for(self.accuracy, self.delta, n_rows)
+
+    def curve(
+        self,
+        probs: ArrayLike,
+        labels: ArrayLike,
+        other_probs: ArrayLike,
+        other_labels: ArrayLike,
+        *,
+        accuracies: Sequence[float],
+    ) -> PromiseCurve:
+        """Coverage and accuracy on (K, C) other_probs of rules like this one, fitted on (N, C) probs.
+
+        Each promises one of the accuracies; those that N rows are too few for are left out.
+        """
+        return promise_curve(self, [(probs, labels, other_probs, other_labels)], accuracies)
+
+    def _thresholds(self, rows: FloatArray, targets: IntArray, accuracy: float) -> FloatArray:
+        """The thresholds (C,) for a promised accuracy."""
+        confidences, predicted = winners(rows)
+        right, n_classes = predicted == targets, rows.shape[1]
+        if not self.by_class:
+            found = certified_threshold(confidences, right, promised=accuracy, delta=self.delta)
+            return np.full(n_classes, found)
+        # delta is shared among those classes predicted most often that have rows enough for their share. A class all of
+        # whose predictions can be answered needs its share no longer, and the others share anew (Holm's step-down): as
+        # long as no promise is broken, the classes left hold all those whose promise could be, and their levels sum to
+        # at most delta. More classes left never raise the level of one, and a class keeps its starts, so that a larger
+        # level passes all that a smaller one does.
+        counts = np.bincount(predicted, minlength=n_classes)
+        left = np.argsort(-counts, kind="stable")
+        thresholds = np.full(n_classes, NEVER)
+        tested: dict[int, IntArray] = {}
+        while True:
+            enough = [n for n, c in enumerate(left, 1) if counts[c] >= rows_needed(accuracy, self.delta / n)]
+            sharing = max(enough, default=0)
+            for c in left[:sharing]:
+                own, delta = predicted == c, self.delta / sharing
+                at = tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta))
+                options: dict[str, Any] = {"promised": accuracy, "delta": delta, "tested": at}
+                thresholds[c] = certified_threshold(confidences[own], right[own], **options)
+            needing = left[thresholds[left] != ALWAYS]
+            if len(needing) in (0, len(left)):
+                return thresholds
+            left = needing
+
+
+@dataclass(eq=False)
+class CostRule(Rule):
+    r"""Take the decision whose expected cost is least; where that is the last column, -1, "hand over".
+
+    For errors that cost different amounts, or where handing over has a price. Unlike the other rules it believes
+    the probabilities, so it is as good as they are calibrated:
+
+    $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
+
+    Args:
+        costs: (C, C) float, what it costs to decide d (column) where y (row) is true, in any unit, gains below
+            0; or (C, C + 1), whose last column is what it costs to hand over.
+
+    Notes:
+        Nothing is estimated, and `predict` needs no `fit`. Of equal costs the first column is taken.
+
+    References:
+        Chow 1970 (handing over at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
+
+    >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])  # to miss class 1 costs 10, to hand over 0.3
+    >>> rule.predict([[0.99, 0.01], [0.9, 0.1], [0.2, 0.8]])
+    array([ 0, -1,  1])
+    """
+
+    kind: ClassVar[str] = "costs"
+    fitted: ClassVar[tuple[str, ...]] = ()
+
+    costs: ArrayLike
+
+    def __post_init__(self) -> None:
+        costs = as_floats("costs", self.costs)
+        is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
+        requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
+        way_out = "give each true class a row, each decision a column, and handing over the last one"
+        check(is_matrix, requirement, f"shape {costs.shape}", way_out)
+        allowed = np.abs(costs) <= _LARGEST_COST  # NaN is not
+        row, column = np.unravel_index(allowed.argmin(), costs.shape)
+        got = f"{costs[row, column]} in row {row}, column {column}"
+        way_out = "give a decision that must never be taken a cost that is large; only their ratios matter"
+        check(allowed.all(), f"costs to be finite and at most {_LARGEST_COST:g}", got, way_out)
+        self.costs = costs
+
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> CostRule:
+        """Check that probs (N, C) and labels (N,) have the classes of the costs."""
+        rows, _ = class_rows(probs, labels)
+        class_probs(rows, len(np.asarray(self.costs)))
+        return self
+
+    def predict(self, probs: ArrayLike) -> IntArray:
+        """(N,) int: the class to decide for, or -1 for "hand over"."""
+        costs = np.asarray(self.costs)
+        decided = (class_probs(probs, len(costs)) @ costs).argmin(axis=1)
+        return np.where(decided == len(costs), -1, decided)
+
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
+        """The "cost", "cost_argmax" of the most probable class and "saving" per input; what is "answered", as above."""
+        costs = np.asarray(self.costs)
+        rows, targets = class_rows(probs, labels)
+        paid = costs[targets, decided]  # -1 is the last column
+        argmax = costs[targets, rows.argmax(axis=1)]
+        found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
+        return answers(decided, targets) | found
+
+    def promise(self) -> str:
+        rows, columns = np.asarray(self.costs).shape
+        last = ", or hands over where that is cheaper" if columns > rows else ""
+        return f"takes the decision of least expected cost{last}"
+
+
+@dataclass(kw_only=True, eq=False)
+class PredictionSets(Rule):
+    r"""All classes that are probable enough, so that the true one is among them with probability 1 - alpha.
+
+    For a person or a second model that chooses among few candidates. The promise, unlike that of `AbstainRule`,
+    is an average over calibration rows and inputs alike, and holds for every input, none is handed over.
+
+    With scores s of the N calibration rows, and q the k-th smallest of them, k = ceil((N + 1) (1 - alpha)):
+
+    $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
+
+    Args:
+        alpha: in (0, 1), the share of sets that may miss the true class.
+        method: "lac" gives the smallest sets on average if the probabilities are right, and an empty one where no class
+            is probable enough; "aps" gives larger sets where the model is unsure and smaller ones where it is sure,
+            and the most probable class is in each.
+        by_class: hold the promise for the inputs of every true class, with a threshold for each.
+
+    Attributes:
+        thresholds_: (C,) a class is in the set if its score is at most this.
+
+    Notes:
+        APS is deterministic here; the authors leave out the last class at random, for smaller sets on average. By
+        class, a class of fewer than 1 / alpha - 1 rows is in every set. The sets are those of MAPIE 1.6.
+
+    References:
+        Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS).
+
+    >>> probs = np.tile([[0.9, 0.08, 0.02], [0.5, 0.4, 0.1]], (20, 1))
+    >>> sets = PredictionSets(alpha=0.2).fit(probs, np.tile([0, 1], 20))
+    >>> sets.predict([[0.7, 0.2, 0.1], [0.45, 0.45, 0.1]])
+    array([[ True, False, False],
+           [ True,  True, False]])
+    """
+
+    kind: ClassVar[str] = "sets"
+
+    alpha: float = 0.1
+    method: Literal["lac", "aps"] = "lac"
+    by_class: bool = False
+
+    def __post_init__(self) -> None:
+        check_share("alpha", self.alpha, "0.1 lets one set in ten miss the true class")
+        check_choice("method", self.method, ("lac", "aps"))
+        check_flag("by_class", self.by_class)
+
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> PredictionSets:
+        """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
+        rows, targets = class_rows(probs, labels)
+        self.check_rows(len(rows))
+        scores = self._scores(rows)[np.arange(len(rows)), targets]
+        counts = np.bincount(targets, minlength=rows.shape[1])
+        if not self.by_class:
+            self.thresholds_ = np.full(len(counts), self._quantile(scores))
+            return self
+        self.thresholds_ = np.array([self._quantile(scores[targets == c]) for c in range(len(counts))])
+        rare = np.flatnonzero(counts < self._rows_needed)
+        if len(rare):
+            warnings.warn(
+                f"{listed(rare, 'class').capitalize()}: fewer than the {self._rows_needed} rows that "
+                f"alpha={self.alpha:g} needs, so every set holds them. Use more calibration rows.",
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, probs: ArrayLike) -> NDArray[np.bool_]:
+        """(N, C) bool: which classes are in the set of each row."""
+        thresholds = self._fitted_thresholds()
+        return self._scores(class_probs(probs, len(thresholds))) <= thresholds
+
+    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
+        """The "coverage" of other rows, with its exact binomial interval of 95%, and the mean "size" of the sets."""
+        targets = class_rows(probs, labels)[1]
+        covered = share(decided[np.arange(len(decided)), targets])
+        return {"coverage": covered, "size": mean(decided.sum(axis=1))}
+
+    def promise(self) -> str:
+        share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
+        return f"gives sets of classes that hold the true one for at least {share_of}"
+
+    def check_rows(self, n_rows: int) -> None:
+        """Raise where so few calibration rows leave no class out."""
+        requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
+        way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
+        check(n_rows >= self._rows_needed, requirement, f"{n_rows:,}", way_out)
+
+    @property
+    def _rows_needed(self) -> int:
+        return math.ceil(1 / self.alpha - 1 - 1e-9)
+
+    def _scores(self, probs: FloatArray) -> FloatArray:
+        """(N, C) the score of each class, at most 1."""
+        if self.method == "lac":
+            return 1 - probs
+        order = np.argsort(-probs, axis=1, kind="stable")
+        sums = np.cumsum(np.take_along_axis(probs, order, axis=1), axis=1)
+        scores = np.zeros_like(sums)
+        np.put_along_axis(scores, order[:, 1:], np.minimum(sums[:, :-1], _IN_EVERY_SET), axis=1)
+        return scores
+
+    def _quantile(self, scores: FloatArray) -> float:
+        rank = math.ceil((len(scores) + 1) * (1 - self.alpha) - 1e-9)
+        return _IN_EVERY_SET if rank > len(scores) else float(np.partition(scores, rank - 1)[rank - 1])
+
+
+class _Cuts(NamedTuple):
+    """Predictions at each threshold: m rows, `hits` of them right, out of `positives` in the data."""
+
+    thresholds: FloatArray
+    m: IntArray
+    hits: IntArray
+    positives: int
+
+
+@dataclass(kw_only=True, eq=False)
+class LabelThresholds(Rule):
+    r"""Predict each label of a multi-label model where its probability is above a threshold of its own.
+
+    Instead of 0.5 for all, which is best for none of F1, precision and costs. With $m$ predictions, $t$ of them
+    true, of $P$ rows that have the label, the threshold is the one that on the calibration rows has
+
+    - "f1_macro": the largest F1 of the label, $2 t / (m + P)$;
+    - "f1_micro": together with the others, the largest $2 \sum t / (\sum m + \sum P)$;
+    - "precision": the most predictions of which a share of at least `precision` is right, which is promised with
+      confidence 1 - delta for all labels together, as `AbstainRule` does for classes;
+    - "cost": the least $c_1 (m - t) + c_2 (P - t)$.
+
+    Args:
+        criterion: one of these.
+        precision, delta: in (0, 1), for "precision" only.
+        costs: (c_1, c_2), each above 0, of a false positive and of a false negative; for "cost" only.
+        min_positives: a label that fewer rows have gets the threshold that is best for all labels together, with
+            a warning; a promised precision does not hold for it.
+
+    Attributes:
+        thresholds_: (C,) a label is predicted if its probability is above it.
+        pooled_: (C,) bool, which labels have the threshold of all.
+
+    Notes:
+        A threshold lies midway between the two probabilities that it separates, but for "precision", where it is
+        the lower one. A probability of 0 is never predicted.
+
+    References:
+        Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1 measure".
+
+    >>> probs = np.tile([[0.9, 0.3], [0.4, 0.1], [0.35, 0.2]], (10, 1))
+    >>> rule = LabelThresholds().fit(probs, np.tile([[1, 1], [1, 0], [0, 0]], (10, 1)))
+    >>> rule.thresholds_.round(3)
+    array([0.375, 0.25 ])
+    >>> rule.predict([[0.38, 0.2]])
+    array([[ True, False]])
+    """
+
+    kind: ClassVar[str] = "labels"
+    fitted: ClassVar[tuple[str, ...]] = ("thresholds_", "pooled_")
+
+    criterion: Criterion = "f1_macro"
+    precision: float | None = None
+    delta: float = 0.05
+    costs: tuple[float, float] | None = None
+    min_positives: int = 10
+
+    def __post_init__(self) -> None:
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        for argument, criterion in (("precision", "precision"), ("costs", "cost")):
+            given = getattr(self, argument)
+            wanted = self.criterion == criterion
+            way_out = f"{argument} is what {criterion!r} needs"
+            check(given is not None or not wanted, f"{argument} to be given", "none", way_out)
+            requirement = f"{argument} to be given for criterion={criterion!r} only"
+            check(given is None or wanted, requirement, given, f"pass criterion={criterion!r}")
+        if self.precision is not None:
+            check_promise("precision", self.precision, self.delta)
+        if self.costs is not None:
+            costs = as_floats("costs", self.costs)
+            is_pair = costs.shape == (2,) and bool(((costs > 0) & np.isfinite(costs)).all())
+            way_out = "pass (cost of a false positive, cost of a false negative)"
+            check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
+        way_out = "a label without positives has no threshold of its own"
+        check(self.min_positives >= 1, "min_positives to be at least 1", self.min_positives, way_out)
+
+    def fit(self, probs: ArrayLike, labels: ArrayLike) -> LabelThresholds:
+        """Find the thresholds on calibration rows: probs (N, C) and labels (N, C) of 0 and 1."""
+        rows, targets = label_rows(probs, labels)
+        positives = targets.sum(axis=0)
+        self.pooled_: NDArray[np.bool_] = positives < self.min_positives
+        enough = not self.pooled_.all() or positives.sum() >= self.min_positives
+        requirement = f"labels to have at least min_positives={self.min_positives} positives in all"
+        check(enough, requirement, positives.sum(), "pass more rows")
+        own = np.flatnonzero(~self.pooled_)
+        self.thresholds_ = np.full(rows.shape[1], NEVER)
+        self.thresholds_[own] = self._best([(rows[:, c], targets[:, c]) for c in own])
+        never = own[self.thresholds_[own] == NEVER]
+        if len(never):
+            warnings.warn(
+                f"No probability of {listed(never, 'label')} keeps what was asked for. It will never be predicted. "
+                "Ask for less, or use more calibration rows.",
+                stacklevel=2,
+            )
+        if self.pooled_.any():
+            (pooled,) = self._best([(rows.ravel(), targets.ravel())])
+            self.thresholds_[self.pooled_] = pooled
+            promise = " No precision is promised for them." if self.criterion == "precision" else ""
+            warnings.warn(
+                f"{listed(np.flatnonzero(self.pooled_), 'label').capitalize()}: fewer than {self.min_positives} "
+                f"positives. The threshold is that of all labels together, {pooled:.3g}.{promise} Use more "
+                "calibration rows.",
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, probs: ArrayLike) -> NDArray[np.bool_]:
+        """(N, C) bool: which labels each row has."""
+        thresholds = self._fitted_thresholds()
+        return label_probs(probs, len(thresholds)) > thresholds
+
+    def promise(self) -> str:
+        if self.precision is not None:
+            return (
+                f"predicts a label where at least {percent(self.precision)} of its predictions are right, which is "
+                f"promised with {percent(1 - self.delta)} confidence"
+            )
+        aim = {"f1_macro": "a large macro F1", "f1_micro": "a large micro F1", "cost": "a small cost"}
+        return f"predicts a label above a threshold of its own, chosen for {aim[self.criterion]}"
+
+    def _best(self, columns: list[tuple[FloatArray, NDArray[np.bool_]]]) -> list[float]:
+        """The threshold of each (probs, labels)."""
+        if self.precision is not None:
+            promise = {"promised": self.precision, "delta": self.delta / max(len(columns), 1)}
+            for probs, _ in columns:
+                check_rows_for(**promise, n_rows=len(probs), argument="precision")
+            return [certified_threshold(probs, labels, **promise) for probs, labels in columns]
+        cuts = [_cuts(probs, labels) for probs, labels in columns]
+        if self.criterion == "f1_micro":
+            return _best_together(cuts)
+        return [float(cut.thresholds[self._gain(cut).argmax()]) for cut in cuts]
+
+    def _gain(self, cut: _Cuts) -> FloatArray:
+        """The gain of each threshold of one label."""
+        if self.costs is None:
+            return 2 * cut.hits / (cut.m + cut.positives)
+        false_positive, false_negative = self.costs
+        return (false_positive + false_negative) * cut.hits - false_positive * cut.m
+
+
+def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> _Cuts:
+    """All thresholds that differ in what they predict, from the highest, which predicts nothing."""
+    order = np.argsort(-probs, kind="stable")
+    ordered = probs[order]
+    ends = np.append(np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1)  # of runs of ties
+    midway = (ordered[ends] + np.append(ordered[ends[:-1] + 1], 0.0)) / 2
+    hits = np.cumsum(labels[order])
+    return _Cuts(np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends]), int(hits[-1]))
+
+
+def _best_together(cuts: list[_Cuts]) -> list[float]:
+    """The thresholds with the largest micro F1, by Dinkelbach's method for the largest ratio of sums."""
+    f1 = 0.0
+    while True:  # fewer than ten times
+        chosen = [(cut, int((2 * cut.hits - f1 * cut.m).argmax())) for cut in cuts]
+        hits = sum(int(cut.hits[i]) for cut, i in chosen)
+        size = sum(int(cut.m[i]) + cut.positives for cut, i in chosen)
+        before, f1 = f1, 2 * hits / max(size, 1)
+        if f1 <= before:
+            return [float(cut.thresholds[i]) for cut, i in chosen]
