@@ -33,11 +33,7 @@ class PromiseCurve(NamedTuple):
 
 
 def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
-    """How many of N are true, with the exact interval of Clopper and Pearson.
-
-    >>> share(np.array([True, True, True, False])).high.__round__(4)
-    0.9937
-    """
+    """How many of N are true, with the exact interval of Clopper and Pearson."""
     n, k = len(flags), int(np.count_nonzero(flags))
     tail = (1 - confidence_level) / 2
     low = betaincinv(k, n - k + 1, tail) if k else 0.0
@@ -48,11 +44,7 @@ def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
 def mean(
     values: ArrayLike, confidence_level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """A mean with its percentile bootstrap interval.
-
-    >>> mean([1.0, 1.0])
-    Interval(value=1.0, low=1.0, high=1.0)
-    """
+    """A mean with its percentile bootstrap interval."""
     sample: FloatArray = np.asarray(values, dtype=np.float64)
     n, rng = len(sample), np.random.default_rng(seed)
     parts = row_chunks(n_resamples, n, elements=2**20)

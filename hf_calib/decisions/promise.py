@@ -35,11 +35,7 @@ def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "
 
 
 def rows_needed(promised: float, delta: float) -> int:
-    """The least number of rows that can promise an accuracy: if all are right, the chance of that is delta.
-
-    >>> rows_needed(0.95, 0.05), rows_needed(0.99, 0.05)
-    (59, 299)
-    """
+    """The least number of rows that can promise an accuracy: if all are right, the chance of that is delta."""
     return math.ceil(math.log(delta) / math.log(promised))
 
 
@@ -51,11 +47,7 @@ def _first(promised: float, level: float, errors: int) -> int:
 
 
 def starts(n_rows: int, promised: float, delta: float) -> IntArray:
-    """Where the sequence of tests starts, at numbers of rows; none where these are too few.
-
-    >>> [starts(n, 0.95, 0.05).tolist() for n in (58, 60, 300, 1000, 3000)]
-    [[], [59], [93], [110, 332], [119, 349, 1023]]
-    """
+    """Where the sequence of tests starts, at numbers of rows; none where these are too few."""
     for n_starts, errors, times in _LADDER:
         first = _first(promised, delta / n_starts, errors)
         if first * times <= n_rows:

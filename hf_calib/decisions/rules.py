@@ -68,12 +68,11 @@ class Rule(ABC):
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
         """Raise where so few calibration rows cannot keep the promise."""
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike) -> Results:
-        """Results of the rule on other rows; see `hf_calib.decisions.measured.TITLES`."""
-        return self.measure_decided(self.predict(probs), probs, labels)
+    def measure(self, probs: ArrayLike, labels: ArrayLike, *, decided: NDArray[Any] | None = None) -> Results:
+        """Results on other rows, by the names of `measured.TITLES`; `decided` by other rules of this kind, if given."""
+        return self._results(self.predict(probs) if decided is None else decided, *class_rows(probs, labels))
 
-    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
-        """The same of decisions on rows, whichever rules of this kind have made them."""
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
         warnings.simplefilter("ignore")
         decided = [copy.copy(rule).fit(probs, labels).predict(others) for probs, labels, others, _ in parts]
     probs, labels = (np.concatenate([np.asarray(part[k]) for part in parts]) for k in (2, 3))
-    return rule.measure_decided(np.concatenate(decided), probs, labels)
+    return rule.measure(probs, labels, decided=np.concatenate(decided))
 
 
 def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
@@ -167,11 +166,7 @@ def listed(numbers: IntArray, noun: str) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as people write it.
-
-    >>> percent(0.95), percent(0.999)
-    ('95%', '99.9%')
-    """
+    """A share as people write it, such as 95% or 99.9%."""
     return f"{100 * value:.4g}%"
 
 
@@ -207,12 +202,8 @@ class AbstainRule(Rule):
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
         "Learn then Test".
 
-    >>> rng = np.random.default_rng(0)
-    >>> positive = rng.random(2000)
-    >>> probs = np.stack([1 - positive, positive], axis=1)
-    >>> labels = (rng.random(2000) < positive).astype(int)
-    >>> rule = AbstainRule(accuracy=0.9).fit(probs, labels)
-    >>> rule.predict([[0.02, 0.98], [0.6, 0.4]])
+    >>> probs, labels = np.tile([[0.02, 0.98], [0.6, 0.4]], (100, 1)), np.tile([1, 0, 1, 1], 50)
+    >>> AbstainRule(accuracy=0.9).fit(probs, labels).predict(probs[:2])
     array([ 1, -1])
     """
 
@@ -266,9 +257,9 @@ class AbstainRule(Rule):
         """Whether every input is handed over."""
         return bool((self._fitted_thresholds() == NEVER).all())
 
-    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
-        """The share "answered" and its "accuracy" on other rows, with exact binomial intervals of 95%."""
-        return answers(decided, class_rows(probs, labels)[1])
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        """The share "answered" and its "accuracy", with exact binomial intervals of 95%."""
+        return answers(decided, labels)
 
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
@@ -380,14 +371,13 @@ class CostRule(Rule):
         decided = (class_probs(probs, len(costs)) @ costs).argmin(axis=1)
         return np.where(decided == len(costs), -1, decided)
 
-    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
-        """The "cost", "cost_argmax" of the most probable class and "saving" per input; what is "answered", as above."""
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        """Per input the "cost", "cost_argmax" of the most probable class and "saving"; what is answered, as above."""
         costs = np.asarray(self.costs)
-        rows, targets = class_rows(probs, labels)
-        paid = costs[targets, decided]  # -1 is the last column
-        argmax = costs[targets, rows.argmax(axis=1)]
+        paid = costs[labels, decided]  # -1 is the last column
+        argmax = costs[labels, probs.argmax(axis=1)]
         found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
-        return answers(decided, targets) | found
+        return answers(decided, labels) | found
 
     def promise(self) -> str:
         rows, columns = np.asarray(self.costs).shape
@@ -465,10 +455,9 @@ class PredictionSets(Rule):
         thresholds = self._fitted_thresholds()
         return self._scores(class_probs(probs, len(thresholds))) <= thresholds
 
-    def measure_decided(self, decided: NDArray[Any], probs: ArrayLike, labels: ArrayLike) -> Results:
-        """The "coverage" of other rows, with its exact binomial interval of 95%, and the mean "size" of the sets."""
-        targets = class_rows(probs, labels)[1]
-        covered = share(decided[np.arange(len(decided)), targets])
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        """The "coverage", with its exact binomial interval of 95%, and the mean "size" of the sets."""
+        covered = share(decided[np.arange(len(decided)), labels])
         return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
     def promise(self) -> str:

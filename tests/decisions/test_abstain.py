@@ -127,7 +127,8 @@ def rows_with(wrong: list[int], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_sequence_that_fails_passes_no_level_on() -> None:
     """With k wrong ones of 332, p lies between delta / 2 and delta: enough only after a sequence that passed."""
-    assert starts(1000, 0.95, DELTA).tolist() == [110, 332]
+    found = [starts(n, 0.95, DELTA).tolist() for n in (58, 60, 300, 1000, 3000)]
+    assert found == [[], [59], [93], [110, 332], [119, 349, 1023]]
     k = next(k for k in range(50, 0, -1) if binom.cdf(k, 332, 0.05) <= DELTA)
     assert binom.cdf(k - 1, 331, 0.05) <= DELTA / 2 < binom.cdf(k, 332, 0.05)
     failed = rows_with([0, 1, 2, *range(331, 331 - k + 3, -1)], 1000)  # p is .2 at 110
