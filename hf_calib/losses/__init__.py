@@ -2,75 +2,30 @@
 
     loss_i = w(p_i, y_i; gamma_i) * CE_i  +  sum_k lambda_k * penalty_k
 
-Each has a constructor here, `focal(gamma=2.0)`, whose docstring says what it is and when to take it. `LOSSES` is
-the table of them; `make_loss` makes one by its name.
+Each has a constructor here, `focal(gamma=2.0)`, whose docstring says what it is and when to take it. `LOSSES` is the
+table of them; `make_loss` makes one by its name, and says what they all take and return.
 """
 
 from __future__ import annotations
 
-from hf_calib.losses._distributed import all_gather_rows
-from hf_calib.losses.pointwise import (  # first, so that the table begins with the simplest losses
-    brier,
-    bsce,
-    bsce_gra,
-    cross_entropy,
-    dft,
-    dual_focal,
-    dual_focal_gra,
-    entropy_regularized,
-    flsd,
-    flsd_gra,
-    focal,
-    focal_calibration,
-    focal_gra,
-    inverse_focal,
-    label_smoothing,
-    logit_norm,
-    mbls,
-    power,
+# The order of the imports is that of the table: the simplest losses first.
+# isort: off
+# fmt: off
+from hf_calib.losses.pointwise import (
+    brier, bsce, bsce_gra, cross_entropy, dft, dual_focal, dual_focal_gra, entropy_regularized, flsd, flsd_gra, focal,
+    focal_calibration, focal_gra, inverse_focal, label_smoothing, logit_norm, mbls, power,
 )
-
-from hf_calib.losses.adaptive import AdaptiveLoss, ada_dual_focal, adafocal, calfocal, ece_ce  # isort: skip
-from hf_calib.losses.batch import avuc, kde_ece, mdca, mmce, soft_ece  # isort: skip
+from hf_calib.losses.adaptive import AdaptiveLoss, ada_dual_focal, adafocal, calfocal, ece_ce
+from hf_calib.losses.batch import avuc, kde_ece, mdca, mmce, soft_ece
+from hf_calib.losses._distributed import all_gather_rows
 from hf_calib.losses.adapters import for_cross_encoder
 from hf_calib.losses.linear import linear_calibration_loss
 from hf_calib.losses.loss import LOSSES, CalibrationLoss, LossEntry, logits_of, make_loss
 
 __all__ = [
-    "LOSSES",
-    "AdaptiveLoss",
-    "CalibrationLoss",
-    "LossEntry",
-    "ada_dual_focal",
-    "adafocal",
-    "all_gather_rows",
-    "avuc",
-    "brier",
-    "bsce",
-    "bsce_gra",
-    "calfocal",
-    "cross_entropy",
-    "dft",
-    "dual_focal",
-    "dual_focal_gra",
-    "ece_ce",
-    "entropy_regularized",
-    "flsd",
-    "flsd_gra",
-    "focal",
-    "focal_calibration",
-    "focal_gra",
-    "for_cross_encoder",
-    "inverse_focal",
-    "kde_ece",
-    "label_smoothing",
-    "linear_calibration_loss",
-    "logit_norm",
-    "logits_of",
-    "make_loss",
-    "mbls",
-    "mdca",
-    "mmce",
-    "power",
-    "soft_ece",
+    "LOSSES", "AdaptiveLoss", "CalibrationLoss", "LossEntry", "ada_dual_focal", "adafocal", "all_gather_rows", "avuc",
+    "brier", "bsce", "bsce_gra", "calfocal", "cross_entropy", "dft", "dual_focal", "dual_focal_gra", "ece_ce",
+    "entropy_regularized", "flsd", "flsd_gra", "focal", "focal_calibration", "focal_gra", "for_cross_encoder",
+    "inverse_focal", "kde_ece", "label_smoothing", "linear_calibration_loss", "logit_norm", "logits_of", "make_loss",
+    "mbls", "mdca", "mmce", "power", "soft_ece",
 ]

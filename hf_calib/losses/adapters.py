@@ -27,9 +27,7 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
         super().__init__()
         check_loss(loss)
         if not (hasattr(model, "preprocess") and hasattr(model, "num_labels")):
-            way_out = (
-                "pass the sentence_transformers.CrossEncoder; other models' logits go to the loss itself"
-            )
+            way_out = "pass the sentence_transformers.CrossEncoder; other logits go to the loss itself"
             raise InputTypeError(expected("model", "be a CrossEncoder", type(model).__name__, way_out))
         self.has_sigmoid = model.num_labels == 1
         if self.has_sigmoid:
@@ -37,27 +35,10 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
         self.model = model
         self.loss = loss
 
-    def forward(
-        self,
-        inputs: Sequence[Sequence[str]],
-        labels: Tensor,
-        prompt: str | None = None,
-        task: str | None = None,
-    ) -> Tensor:
-        """Compute the mean loss, in nats.
-
-        Args:
-            inputs: the columns of texts, as the trainer passes them.
-            labels: (N,) class indices, or 0 and 1.
-            prompt: of the trainer's arguments, for the model.
-            task: likewise.
-        """
-        features = self.model.preprocess(list(zip(*inputs, strict=True)), prompt=prompt, task=task)
-        device = self.model.device
-        scores = self.model(
-            {name: f.to(device) if isinstance(f, Tensor) else f for name, f in features.items()}
-        )["scores"]
-        given = labels.view(-1)
-        wanted = given.to(scores.dtype)[:, None] if self.has_sigmoid else given.long()
-        loss: Tensor = self.loss(scores, wanted)
-        return loss
+    def forward(self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any) -> Tensor:
+        """Compute the mean loss, in nats, of columns of texts; the options, prompt and task, are the model's."""
+        features = self.model.preprocess(list(zip(*inputs, strict=True)), **options)
+        on_device = {k: f.to(self.model.device) if isinstance(f, Tensor) else f for k, f in features.items()}
+        scores = self.model(on_device)["scores"]
+        rows = labels.view(-1)
+        return self.loss(scores, rows.to(scores.dtype)[:, None] if self.has_sigmoid else rows.long())

@@ -237,10 +237,10 @@ class GapTableLoss(AdaptiveLoss):
         self.class_gaps = torch.zeros_like(saved, dtype=torch.float64)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _check(self, logits: Tensor, labels: Tensor, reduction: str) -> bool:
+    def _check(self, logits: Tensor, labels: Tensor) -> bool:
         requirement = f"class_gaps to have one entry for each of {logits.shape[-1]} classes"
         way_out = "update the loss with the gaps of this model's classes"
-        multi_label = super()._check(logits, labels, reduction)
+        multi_label = super()._check(logits, labels)
         check(len(self.class_gaps) in (0, logits.shape[-1]), requirement, len(self.class_gaps), way_out)
         return multi_label
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.losses.loss import CalibrationLoss, check_labels, check_loss
+from hf_calib.losses.loss import CalibrationLoss, check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.losses.statistics.door import check_labels
 
 # Logits of a chunk: few enough to be little beside the head's weight, enough for its product to be efficient.
 CPU_CHUNK_ELEMENTS = 2**23

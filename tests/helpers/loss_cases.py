@@ -16,38 +16,39 @@ from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss, make_loss
 torch.set_num_threads(1)  # the batches are tiny, and the cores are shared
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-
 Variant = tuple[str, dict[str, Any]]
 
 _BESIDE_THE_DEFAULT: dict[str, list[dict[str, Any]]] = {
-    "label_smoothing": [{"smoothing": 0.3}],
+    "label_smoothing": [{"smoothing": 0}, {"smoothing": 0.3}],
     "focal": [{"gamma": 0}, {"gamma": 0.5}, {"gamma": 1}],
     "flsd": [{"thresholds": (0.1, 0.2, 0.5), "gammas": (7, 5, 3, 2)}],
     "inverse_focal": [{"gamma": 0.5}],
-    "dual_focal": [
-        {"gamma": 0.5},
-        *({"rival": rival} for rival in ("second", "third", "mean2", "mean3", "mean_all", 0.1)),
-    ],
+    "dual_focal": [{"rival": each} for each in ("second", "third", "mean2", "mean3", "mean_all", 0.1)],
     "bsce": [{"norm": 1}, {"norm": 1.5}, {"gamma": 4, "norm": 3}, {"gamma": 0.5}],
     "bsce_gra": [{"norm": 1}],
     "focal_calibration": [{"distance": "l1"}],
     "calfocal": [{"per_sample": True}],
-    "logit_norm": [{"p": 1.5}, {"p": 2}, {"p": 3}],
+    "logit_norm": [{"norm_weight": 0}, {"p": 1.5}, {"p": 2}, {"p": 3}],
     "mmce": [{"authors_code": True}, {"variant": "plain"}, {"variant": "plain", "authors_code": True}],
     "soft_ece": [{"variant": "dece"}],
     "kde_ece": [{"kind": "canonical"}],
-    "mbls": [{"margin": 1.0}, {"margin": 0.0, "margin_weight": 0.5}],
+    "mbls": [{"margin": 1.0}, {"margin": 0.0, "margin_weight": 0.5}, {"margin_weight": 0}],
     "mdca": [{"gamma": 2.0}],
     "power": [{"exponent": 0.3}, {"exponent": 5.0}],
 }
 VARIANTS: list[Variant] = [
     (name, given) for name in LOSSES for given in ({}, *_BESIDE_THE_DEFAULT.get(name, ()))
 ]
+# Numbers of classes: few logits take plain operations, many (of 8 rows and more) blocks, of 30 rows two and more.
+WIDTHS = (5, 9000)
 
 
 def variant_id(variant: Variant) -> str:
-    name, hyperparameters = variant
-    return "-".join([name, *(f"{key}={value}" for key, value in hyperparameters.items())])
+    return "-".join([variant[0], *(f"{key}={value}" for key, value in variant[1].items())])
+
+
+every_width = pytest.mark.parametrize("width", WIDTHS)
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 
 
 def make_variant(variant: Variant, n_classes: int, **kwargs: Any) -> CalibrationLoss:
@@ -58,8 +59,8 @@ def make_variant(variant: Variant, n_classes: int, **kwargs: Any) -> Calibration
     confidences = torch.rand(400, generator=generator, dtype=torch.float64)
     correct = torch.rand(400, generator=generator, dtype=torch.float64) < 0.2 + 0.4 * confidences
     if isinstance(loss, AdaptiveLoss):
-        class_gaps = torch.linspace(0.05, 0.4, n_classes)
         for progress in (0.3, 0.6):
+            class_gaps = torch.linspace(0.05, 0.4, n_classes)
             loss.update(confidences, correct, class_gaps=class_gaps, progress=progress)
     return loss
 
@@ -73,12 +74,6 @@ def random_batch(
     labels = torch.randint(n_classes, (n_examples,), generator=generator)
     labels[::3] = logits[::3].argmax(1)
     return logits, labels
-
-
-# Numbers of classes: few logits take plain operations, many (of 8 rows and more) blocks, of 30 rows two and more.
-WIDTHS = (5, 9000)
-every_width = pytest.mark.parametrize("width", WIDTHS)
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 
 
 def widened(logits: Tensor, width: int) -> Tensor:
@@ -122,8 +117,7 @@ class Row:
 
     def of_bins(self, values: Tensor, position: Tensor) -> Tensor:
         """The table's values in the bins of its edges, [low, high)."""
-        position = position.detach()
-        inside = sum((position >= edge).long() for edge in self.table.edges[1:-1])
+        inside = sum((position.detach() >= edge).long() for edge in self.table.edges[1:-1])
         return values[inside].to(self.z)
 
 
@@ -136,17 +130,8 @@ def flsd(t: Row, thresholds: Any = (0.2,), gammas: Any = (5.0, 3.0)) -> Tensor:
     return focal(t, t.z.new_tensor([gammas[step] for step in steps]))
 
 
-def dual_focal(t: Row, gamma: float = 5.0, rival: Any = "next") -> Tensor:
-    return (1 - t.p_y + t.rival(rival)) ** gamma * t.ce
-
-
-def bsce(t: Row, gamma: float = 2.0, norm: float = 2.0) -> Tensor:
-    return (t.p - t.truth).abs().pow(norm).sum(1) ** (gamma / norm) * t.ce
-
-
 def focal_calibration(t: Row, gamma: float = 3.0, brier_weight: float = 0.5, distance: str = "l2") -> Tensor:
-    far = t.brier if distance == "l2" else (t.p - t.truth).abs().sum(1)
-    return focal(t, gamma) + brier_weight * far
+    return focal(t, gamma) + brier_weight * (t.brier if distance == "l2" else (t.p - t.truth).abs().sum(1))
 
 
 def adafocal(t: Row) -> Tensor:
@@ -160,27 +145,12 @@ def ada_dual_focal(t: Row) -> Tensor:
 
 
 def calfocal(t: Row, per_sample: bool = False) -> Tensor:
-    if not per_sample:
-        return focal(t, t.of_bins(t.table.gammas, t.p_y))
-    gap = t.p_y - t.of_bins(t.table.accuracies, t.p_y)
-    return focal(t, (10.0 * gap.detach()).exp())
-
-
-def logit_norm(t: Row, norm_weight: float = 0.01, p: float = 1.0) -> Tensor:
-    return t.ce + norm_weight * t.z.abs().pow(p).sum(1).pow(1 / p)
+    gap = t.p_y.detach() - t.of_bins(t.table.accuracies, t.p_y)
+    return focal(t, (10.0 * gap).exp() if per_sample else t.of_bins(t.table.gammas, t.p_y))
 
 
 def mbls(t: Row, margin_weight: float = 0.1, margin: float = 10.0) -> Tensor:
     return t.ce + margin_weight * (t.z.amax(1, keepdim=True) - t.z - margin).relu().mean(1)
-
-
-def _gradient_only(weighted: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def formula(t: Row, **given: Any) -> Tensor:
-        weight_alone = copy.copy(t)
-        weight_alone.ce = torch.ones_like(t.ce)
-        return weighted(weight_alone, **given).detach() * t.ce
-
-    return formula
 
 
 # A value per row, (N,).
@@ -189,26 +159,36 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "label_smoothing": lambda t, smoothing=0.05: (1 - smoothing) * t.ce - smoothing * t.log_p.mean(1),
     "brier": lambda t: t.brier,
     "focal": focal,
-    "focal_gra": _gradient_only(focal),
     "flsd": flsd,
-    "flsd_gra": _gradient_only(flsd),
     "inverse_focal": lambda t, gamma=2.0: (1 + t.p_y) ** gamma * t.ce,
-    "dual_focal": dual_focal,
-    "dual_focal_gra": _gradient_only(dual_focal),
-    "bsce": bsce,
-    "bsce_gra": _gradient_only(bsce),
+    "dual_focal": lambda t, gamma=5.0, rival="next": (1 - t.p_y + t.rival(rival)) ** gamma * t.ce,
+    "bsce": lambda t, gamma=2, norm=2: (t.p - t.truth).abs().pow(norm).sum(1) ** (gamma / norm) * t.ce,
     "focal_calibration": focal_calibration,
     "adafocal": adafocal,
     "ada_dual_focal": ada_dual_focal,
     "calfocal": calfocal,
     "ece_ce": lambda t: t.table.weight(t.p_y.detach(), t.column.squeeze(1)) * t.ce,
     "entropy_regularized": lambda t, entropy_weight=0.1: t.ce + entropy_weight * (t.p * t.log_p).sum(1),
-    "logit_norm": logit_norm,
+    "logit_norm": lambda t, norm_weight=0.01, p=1: t.ce + norm_weight * t.z.abs().pow(p).sum(1).pow(1 / p),
     "mbls": mbls,
     "dft": lambda t: t.p_y.detach() * t.ce,
     "power": lambda t, exponent=1.0: (1 - t.p_y**exponent) / exponent,
     "mdca": lambda t, gamma=0.0: focal(t, gamma),
     **dict.fromkeys(("mmce", "soft_ece", "kde_ece", "avuc"), lambda t, **_: t.ce),
+}
+
+
+def _weight_on_the_gradient_only(name: str) -> Callable[..., Tensor]:
+    def formula(t: Row, **given: Any) -> Tensor:
+        weight_alone = copy.copy(t)
+        weight_alone.ce = torch.ones_like(t.ce)
+        return FORMULAS[name](weight_alone, **given).detach() * t.ce
+
+    return formula
+
+
+FORMULAS |= {
+    f"{name}_gra": _weight_on_the_gradient_only(name) for name in ("focal", "flsd", "dual_focal", "bsce")
 }
 
 
@@ -219,15 +199,11 @@ def mmce(t: Row, mmce_weight: float = 0.5, variant: str = "weighted", authors_co
     if variant == "plain":
         squared = (c - r) @ kernel @ (c - r) / len(r) ** 2
         return mmce_weight * (squared if authors_code else squared.sqrt())
-    right, wrong = (1 - r)[c == 1], r[c == 0]
     total = torch.zeros_like(r[0])
-    for one, other, of_one, of_other, sign in (
-        (right, right, 1, 1, 1),
-        (wrong, wrong, 0, 0, 1),
-        (right, wrong, 1, 0, -2),
-    ):
-        pairs = len(one) * len(other)
-        mean = one @ kernel[c == of_one][:, c == of_other] @ other / pairs
+    for one, other, sign in ((1, 1, 1), (0, 0, 1), (1, 0, -2)):
+        left, right = (c - r)[c == one].abs(), (c - r)[c == other].abs()
+        pairs = len(left) * len(right)
+        mean = left @ kernel[c == one][:, c == other] @ right / pairs
         total = total + sign * mean / (pairs + 1e-5 if authors_code else 1)
     return mmce_weight * total.sqrt()
 
@@ -275,8 +251,8 @@ def mdca(t: Row, mdca_weight: float = 1.0, gamma: float = 0.0) -> Tensor:
 
 # A number for the batch, which is added to the mean.
 PENALTIES: dict[str, Callable[..., Tensor]] = {
-    "mmce": mmce, "soft_ece": soft_ece, "kde_ece": kde_ece, "avuc": avuc, "mdca": mdca,
-}  # fmt: skip
+    each.__name__: each for each in (mmce, soft_ece, kde_ece, avuc, mdca)
+}
 
 
 def by_formula(variant: Variant, table: Any = None, weights: Tensor | None = None) -> Callable[..., Tensor]:
@@ -290,8 +266,7 @@ def by_formula(variant: Variant, table: Any = None, weights: Tensor | None = Non
         rows = w * FORMULAS[name](row, **given)
         if reduction == "none":
             return torch.zeros_like(logits[:, 0]).masked_scatter(counts, rows)
-        penalty = PENALTIES[name](row, **given) if name in PENALTIES else 0
-        mean = rows.sum() / w.sum() + penalty
+        mean = rows.sum() / w.sum() + (PENALTIES[name](row, **given) if name in PENALTIES else 0)
         return mean if reduction == "mean" else mean * w.sum()
 
     return formula

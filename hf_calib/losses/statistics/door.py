@@ -8,13 +8,14 @@ gradient that is itself differentiated. In a multi-label problem every decision 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_calib._errors import InputValueError
 from hf_calib.losses.statistics import fused
 from hf_calib.losses.statistics.chunked import ChunkedStatistics
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Statistic
@@ -26,24 +27,39 @@ DIRECT_ELEMENTS = 2**16
 
 def row_statistics(
     logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...]
-) -> Mapping[Statistic, Tensor]:
+) -> dict[Statistic, Tensor]:
     """Reduce logits (N, C) with labels (N,) to statistics, the first of which is the cross entropy.
 
     Each is (N,), float32 (float64 for float64 logits), and 0 where an example is ignored. A label outside [0, C) that
-    is not -100 is an IndexError (on a GPU: a device-side assertion).
+    is not -100 is refused (on a GPU: a device-side assertion).
     """
+    try:
+        return dict(zip(statistics, _values(logits, labels, statistics), strict=True))
+    except (IndexError, RuntimeError):
+        check_labels(labels, logits.shape[1])  # PyTorch's indexing error names none
+        raise
+
+
+def check_labels(labels: Tensor, n_classes: int) -> None:
+    """Refuse labels (N,) that are no class and not ignored, naming one; it waits for the device."""
+    wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+        got = f"{int(labels[row])} in row {row}"
+        raise InputValueError(f"expected {requirement}, got {got}; set the model's num_labels, or relabel")
+
+
+def _values(logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...]) -> Sequence[Tensor]:
     traced = is_traced()
     if not traced and fused.takes(logits, statistics):
-        values = fused.FusedStatistics.apply(logits, labels, statistics)
-    elif traced or logits.numel() <= DIRECT_ELEMENTS:
+        return fused.FusedStatistics.apply(logits, labels, statistics)
+    if traced or logits.numel() <= DIRECT_ELEMENTS:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         if traced or len(statistics) > 1:
-            values = direct_statistics(wide, labels, statistics)
-        else:
-            values = [_CrossEntropy.apply(wide, labels)]
-    else:
-        values = ChunkedStatistics.apply(logits, labels, statistics)
-    return dict(zip(statistics, values, strict=True))
+            return direct_statistics(wide, labels, statistics)
+        return [_CrossEntropy.apply(wide, labels)]
+    return ChunkedStatistics.apply(logits, labels, statistics)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -69,7 +85,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def decision_statistics(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
-) -> tuple[Mapping[Statistic, Tensor], Tensor]:
+) -> tuple[dict[Statistic, Tensor], Tensor]:
     """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
 
     "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
