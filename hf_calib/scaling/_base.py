@@ -28,7 +28,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
     The base class of all in `SCALERS`. As every classifier of scikit-learn it has `predict`, `score` (the accuracy) and
     `classes_`. What `fit` finds is in attributes whose names end with "_"; these are what is saved.
-    `Scaler.from_pretrained` loads any scaler, `SplineScaling.from_pretrained` that one only.
 
     The arguments of `fit`, in all of them, are logits (N, C) of any real dtype, read in float64, where -inf masks a
     class that is not the label; labels (N,) int in [0, C) without -100, or, with several labels a row, (N, C) of 0 and
@@ -36,15 +35,12 @@ class Scaler(ClassifierMixin, BaseEstimator):
     counts every row once. It returns the scaler. The other methods take logits of any shape that ends in C.
 
     >>> import numpy as np, tempfile
-    >>> from hf_calib.scaling import SplineScaling
-    >>> rng = np.random.default_rng(0)
-    >>> logits, labels = rng.normal(size=(50, 3)), rng.integers(3, size=50)
-    >>> scaler = SplineScaling().fit(logits, labels)
+    >>> from hf_calib.scaling import TemperatureScaling
+    >>> scaler = TemperatureScaling().fit([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]], [0, 0, 0, 0])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     scaler.save_pretrained(folder)
-    ...     loaded = Scaler.from_pretrained(folder)
-    >>> loaded, bool((loaded.predict_proba(logits) == scaler.predict_proba(logits)).all())
-    (SplineScaling(), True)
+    ...     Scaler.from_pretrained(folder).predict_proba([[4.0, 0.0]]).round(2)
+    array([[0.75, 0.25]])
     """
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -65,10 +61,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the fitted scaler into a folder, new or that of its model, where `hf_calib.pipeline` finds it.
-
-        Files named calibration.json and calibration/scaler.safetensors are replaced, others stay.
-        """
+        """Write the fitted scaler into a folder, new or that of its model, where `hf_calib.pipeline` finds it."""
         from hf_calib.scaling.saved_map import MAP_NAME, save_map  # here, because it imports the scalers
 
         save_map(self, Path(folder) / MAP_NAME)
@@ -77,16 +70,16 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
     ) -> Self:
-        """Load a fitted scaler, bit for bit, from a folder or a repository on the Hub; nothing in its files is run.
+        """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any); nothing in its files is run.
 
         Args:
-            name: a folder, or a repository such as "me/my-model"; a folder of that name goes first.
+            name: a folder, or a repository on the Hub such as "me/my-model"; a folder of that name goes first.
             revision: branch, tag or commit of a repository.
             token: for the Hub; None uses the stored one.
         """
-        from hf_calib.scaling.saved_map import load_pretrained  # here, because it imports the scalers
+        from hf_calib.scaling import saved_map  # here, because it imports the scalers
 
-        scaler = load_pretrained(name, revision=revision, token=token).scaler
+        scaler = saved_map.load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
         way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
         check(isinstance(scaler, cls), f"{name} to hold a {cls.__name__}", f"a {other}", way_out)
@@ -112,18 +105,17 @@ class Scaler(ClassifierMixin, BaseEstimator):
         """
         from hf_calib._hub import push_files
 
+        where: dict[str, Any] = {
+            "revision": revision,
+            "token": token,
+            "private": private,
+            "create_pr": create_pr,
+        }
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-            pushed: Any = push_files(
-                {path.relative_to(folder).as_posix(): path for path in paths},
-                repo_id,
-                revision=revision,
-                token=token,
-                private=private,
-                create_pr=create_pr,
-                message=f"Add {type(self).__name__}",
-            )
+            files = {path.relative_to(folder).as_posix(): path for path in paths}
+            pushed: Any = push_files(files, repo_id, message=f"Add {type(self).__name__}", **where)
         return pushed
 
 

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, check, expected, few
-from hf_calib.metrics.checks import as_array, check_weights, row_chunks
+from hf_calib.metrics.checks import ROW_SUM_TOLERANCE, as_array, check_weights, row_chunks
 
 FloatArray = NDArray[np.float64]
 
 IGNORED_LABEL = -100  # as in torch and transformers
 _LARGEST = 1e100  # whose squares are finite
-_ROW_SUM = 1e-3  # of probabilities in 16 bits
 
 
 def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
@@ -34,10 +33,11 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
     requirement, way_out = "logits to hold at least one example", "pass an (N, C) array"
     check(logits.ndim > 0 and logits.size > 0, requirement, f"shape {logits.shape}", way_out)
     rows = logits.reshape(-1, logits.shape[-1])
-    if not all(block.max() < np.inf for _, block in blocks(rows)):  # NaN compares false
-        bad = sum(np.count_nonzero(~(block < np.inf).all(axis=1)) for _, block in blocks(rows))
-        got = f"NaN or +inf in {bad} of {len(rows)} rows"
-        check(False, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
+    bad = sum(
+        np.count_nonzero(~(block.max(axis=1) < np.inf)) for _, block in blocks(rows)
+    )  # of NaN false, too
+    got = f"NaN or +inf in {bad} of {len(rows)} rows"
+    check(not bad, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
     return logits
 
 
@@ -48,10 +48,11 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     check(logits.ndim == 2, "logits to have shape (N, C)", shape, "use logits.reshape(-1, num_labels)")
     way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
     check(logits.shape[1] >= least_columns, "logits to have at least 2 classes", shape, way_out)
-    largest = max(float(block.max()) for _, block in blocks(logits))
+    low, high = float(logits.min()), float(logits.max())
     way_out = "divide them by a number, which a temperature makes up for"
-    check(largest <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{largest:g}", way_out)
-    if _look_like_probabilities(logits):
+    check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
+    within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
+    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= ROW_SUM_TOLERANCE:
         warnings.warn(
             "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
             "logits calibrates badly. Pass numpy.log(probs) instead.",
@@ -59,13 +60,6 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
             stacklevel=4,
         )
     return logits
-
-
-def _look_like_probabilities(logits: NDArray[Any]) -> bool:
-    if logits.shape[1] < 2 or logits.min() < 0 or logits.max() > 1:
-        return False
-    inside = ((logits > 0) & (logits < 1)).any()  # 0 and 1 alone may be anything
-    return bool(inside and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= _ROW_SUM)
 
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
@@ -99,10 +93,8 @@ def without_zero_weights(
     weights = check_weights(sample_weight, len(labels))
     if weights is None:
         return logits, labels, None
-    kept = weights > 0
-    if not kept.all():
-        logits, labels, weights = logits[kept], labels[kept], weights[kept]
-    return logits, labels, weights / weights.mean()
+    kept = slice(None) if weights.all() else weights > 0
+    return logits[kept], labels[kept], weights[kept] / weights[kept].mean()
 
 
 def as_binary_labels(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from itertools import combinations
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import make_interp_spline
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import check_choice, check_n_bins
+from hf_calib.metrics.checks import check_choice, check_integer, check_n_bins
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
 from hf_calib.scaling._inputs import FloatArray, blocks
@@ -28,14 +27,9 @@ EnsembleCriterion = Literal["mse", "nll"]
 
 # The share of the model's own probability that is added: it ranks classes that were given equal ones, and it is all
 # that is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
-OWN_SHARE = 1e-9
-MSE_BOUNDS = (0.05, 5.0)
-
+_OWN_SHARE = 1e-9
 _LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
-_COARSE = 24  # temperatures at which the squared error, which need not be convex, is looked at first
-_SAMPLE_VALUES = 2**21  # values of a large problem that are looked at there
-_MAX_STEPS = 100
-_FACES = [list(face) for size in (1, 2, 3) for face in combinations(range(3), size)]
+_FURTHEST = np.log(30)  # from the temperature of the likelihood that of the squared error is looked for
 
 
 class ClassProbabilityScaling(Scaler):
@@ -46,10 +40,10 @@ class ClassProbabilityScaling(Scaler):
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
         rows = Rows.checked(logits, labels, sample_weight)
-        probs = softmax_in_place(rows.logits.astype(np.float64))
-        is_label = rows.labels[:, None] == np.arange(probs.shape[1])
-        self._fit_curves(probs, is_label, np.ones(len(probs)) if rows.weights is None else rows.weights)
-        self.n_classes_ = probs.shape[1]
+        self.n_classes_ = rows.logits.shape[1]
+        is_label = rows.labels[:, None] == np.arange(self.n_classes_)
+        weights = np.ones(len(rows)) if rows.weights is None else rows.weights
+        self._fit_curves(softmax_in_place(rows.logits.astype(np.float64)), is_label, weights)
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
@@ -59,19 +53,16 @@ class ClassProbabilityScaling(Scaler):
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
         scores, probs = self._scores(logits)
-        scores += OWN_SHARE * probs
-        scores /= scores.sum(axis=-1, keepdims=True)
-        return scores
+        scores += _OWN_SHARE * probs
+        return scores / scores.sum(axis=-1, keepdims=True)
 
     def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """The recalibrated probabilities, and the model's own."""
         check_is_fitted(self, "n_classes_")
         wide = as_fitted_logits(logits, self.n_classes_)
-        masked = np.isneginf(wide)
+        allowed = ~np.isneginf(wide)  # the lowest bin may have a frequency above 0
         probs = softmax_in_place(wide)
-        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
-        scores[masked] = 0  # the lowest bin may have a frequency above 0
-        return scores, probs
+        return self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape) * allowed, probs
 
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         raise NotImplementedError
@@ -83,25 +74,20 @@ class ClassProbabilityScaling(Scaler):
 class HistogramBinning(ClassProbabilityScaling):
     r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
 
-    The baseline of the binning methods. `IsotonicScaling` chooses its steps by the data and keeps the order of the
-    examples, `SplineScaling` is smooth.
+    The baseline of the binning methods: `IsotonicScaling` chooses its steps by the data, `SplineScaling` is smooth. The
+    predicted class can change.
 
     $$m_k(b) = \frac{\sum_i [y_i = k]\,[p_{ik} \in b]}{\sum_i [p_{ik} \in b]}, \qquad
-      \hat p_{ik} \propto m_k(b(p_{ik}))$$
+      \hat p_{ik} \propto m_k(b(p_{ik})) + 10^{-9} p_{ik}$$
 
     Args:
-        n_bins: M, bins per class.
-        binning: "uniform": equal-width bins, the same for all classes. "equal_mass": bins with about equal
-            numbers of examples, for each class its own; the better choice with many classes.
+        n_bins: M, bins per class. One in which nothing was seen keeps its midpoint.
+        binning: "uniform": equal-width bins, the same for all classes; "equal_mass": bins with about equal numbers of
+            examples, for each class its own, the better choice with many classes.
 
     Attributes:
         edges_: (C, M + 1) of the bins (lower, upper]; the first and last also take what lies beyond.
-        frequencies_: (C, M) in [0, 1].
-        n_classes_: C.
-
-    Notes:
-        A bin in which nothing was seen keeps its midpoint. `class_scores` gives m; 1e-9 of the model's own probability
-        is added before rows are scaled to sum to 1. The predicted class can change.
+        frequencies_: (C, M) m in [0, 1], which `class_scores` gives.
 
     References:
         Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates from decision trees and naive
@@ -109,10 +95,7 @@ class HistogramBinning(ClassProbabilityScaling):
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
     >>> scaler = HistogramBinning(n_bins=2).fit(logits, np.array([0, 0, 1, 1]))
-    >>> scaler.frequencies_.round(4)  # class 0 was right in 2 of 3, class 1 in 1 of 1
-    array([[0.    , 0.6667],
-           [0.3333, 1.    ]])
-    >>> scaler.predict_proba(logits[:1]).round(4)
+    >>> scaler.predict_proba(logits[:1]).round(4)  # class 0 was right in 2 of 3
     array([[0.6667, 0.3333]])
     """
 
@@ -143,11 +126,11 @@ class HistogramBinning(ClassProbabilityScaling):
 class IsotonicScaling(ClassProbabilityScaling):
     r"""Map probabilities to frequencies by a curve that only has to rise, fitted on held-out predictions.
 
-    The most flexible map that keeps the order of the examples; it takes about a thousand examples not to
-    over-fit (a temperature, tens). `HistogramBinning` has steps at fixed places and may fall.
+    The most flexible map that keeps the order of the examples; it takes about a thousand examples not to over-fit (a
+    temperature, tens): with few the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
 
     $$m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2, \qquad
-      \hat p_{ik} \propto m(p_{ik})$$
+      \hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}$$
 
     Args:
         multiclass: "one_vs_rest": a curve for each class; it can change the predicted class. "joint": one curve for
@@ -155,14 +138,8 @@ class IsotonicScaling(ClassProbabilityScaling):
 
     Attributes:
         sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
-        knots_: (S,) the probabilities between which m is linear, curve after curve, rising in each.
-        frequencies_: (S,) m at each of them, in [0, 1].
-        n_classes_: C.
-
-    Notes:
-        m is constant beyond the probabilities that were seen. `class_scores` gives m(p), which the authors of "joint"
-        compare; 1e-9 of the model's own probability is added before rows are scaled to sum to 1. With few examples the
-        curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
+        knots_: (S,) the probabilities between which m is linear, and beyond which constant, curve after curve.
+        frequencies_: (S,) m at each of them, in [0, 1]; `class_scores` gives m(p).
 
     References:
         Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
@@ -189,11 +166,10 @@ class IsotonicScaling(ClassProbabilityScaling):
         self.frequencies_ = np.concatenate([curve.y_thresholds_ for curve in curves])
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        if len(self.sizes_) == 1:
-            return np.interp(probs, self.knots_, self.frequencies_)
         ends = np.cumsum(self.sizes_)[:-1]
-        columns = zip(probs.T, np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True)
-        return np.stack([np.interp(p, knots, found) for p, knots, found in columns], axis=1)
+        columns = probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)  # one curve for all probabilities
+        curves = zip(columns, np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True)
+        return np.stack([np.interp(p, knots, found) for p, knots, found in curves], axis=1)
 
 
 class SplineScaling(Scaler):
@@ -205,7 +181,8 @@ class SplineScaling(Scaler):
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
     with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the cubic spline of
-    `n_knots` knots nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1].
+    `n_knots` knots nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts
+    the predicted class below another one, that class gets the least probability that keeps it first.
 
     Args:
         spline: what the spline does at its ends: "natural", second derivative 0, as in the paper; "parabolic",
@@ -213,14 +190,8 @@ class SplineScaling(Scaler):
         n_knots: knots, at equal steps of i / N; the paper takes 6. At least 4.
 
     Attributes:
-        scores_: (S,) the different confidences that were seen, rising.
+        scores_: (S,) the different confidences that were seen, rising; equal ones share their mean accuracy.
         accuracies_: (S,) r at each of them, in [0, 1].
-        n_classes_: C.
-
-    Notes:
-        Nothing makes r rise. Where it puts the predicted class below another one (of two classes, where r < 1/2), that
-        class gets the least probability that keeps it first; `predict_confidence` gives r itself. Unlike in the
-        authors' code, which swaps the two weights of its interpolation, equal confidences share their mean accuracy.
 
     References:
         Gupta et al. 2021, "Calibration of neural networks using splines".
@@ -240,17 +211,13 @@ class SplineScaling(Scaler):
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
         """Fit the curve, on at least `n_knots` rows."""
         check_choice("spline", self.spline, get_args(Spline))
-        sound = isinstance(self.n_knots, int | np.integer) and self.n_knots >= _LEAST_KNOTS
-        requirement = f"n_knots to be an integer of at least {_LEAST_KNOTS}"
-        check(sound, requirement, self.n_knots, "the paper takes 6")
+        check_integer("n_knots", self.n_knots, _LEAST_KNOTS, "the paper takes 6")
         rows = Rows.checked(logits, labels)
         n = len(rows)
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"
         way_out = "use TemperatureScaling, which has one parameter"
         check(n >= self.n_knots, requirement, f"{n} examples", way_out)
-        confidences = np.concatenate(
-            [softmax_in_place(block).max(axis=1) for _, block in blocks(rows.logits)]
-        )
+        confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
         correct = (rows.logits.argmax(axis=1) == rows.labels).astype(np.float64)
         # Equal confidences share their mean accuracy, and the mean slope.
@@ -269,10 +236,7 @@ class SplineScaling(Scaler):
         return np.interp(confidences, self.scores_, self.accuracies_)
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the probabilities, of the shape of the logits, in float64; rows sum to 1.
-
-        The predicted class gets `predict_confidence`, or the least that keeps it first if that is more.
-        """
+        """Return the probabilities, of the shape of the logits, in float64; rows sum to 1."""
         target = self.predict_confidence(logits).reshape(-1)
         checked = as_fitted_logits(logits, self.n_classes_)
         rows = checked.reshape(-1, self.n_classes_)
@@ -310,18 +274,12 @@ class EnsembleTemperatureScaling(Scaler):
       \qquad w \ge 0, \quad \sum_k w_k = 1$$
 
     Args:
-        criterion: what T, and then w, minimise on the data they are fitted on.
-            "mse": the mean squared error of the probabilities (the Brier score over C), the authors' default.
-            "nll": negative log-likelihood.
+        criterion: what T alone, and then w, minimise on the data they are fitted on: "mse", the mean squared error of
+            the probabilities (the Brier score over C), the authors' default; or "nll", negative log-likelihood.
 
     Attributes:
-        temperature_: T, a float; in [0.05, 5] for "mse" as in the authors' code, in [1e-5, 1e5] for "nll".
-        weights_: w, (3,), for scaled, plain and uniform.
-        n_classes_: C.
-
-    Notes:
-        T is found alone, and w after it, by convex problems that are solved exactly. In a row with masked classes, the
-        uniform distribution is that over the others. `fit` warns where data do not determine T.
+        temperature_: T, a float, for "mse" within a factor of 30 of that of the likelihood.
+        weights_: w, (3,), for scaled, plain and uniform: of a row with masked classes, over the others.
 
     References:
         Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty
@@ -337,28 +295,29 @@ class EnsembleTemperatureScaling(Scaler):
         self.criterion = criterion
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
-        """Choose the temperature, then the weights."""
+        """Choose the temperature, then the weights; it warns where data do not determine T."""
         check_choice("criterion", self.criterion, get_args(EnsembleCriterion))
         rows = Rows.checked(logits, labels)
         loss = ScaledLoss(rows)
-        likely = self.temperature_ = loss.best_temperature()
-        loss.warn(likely)
+        self.temperature_ = loss.best_temperature()
+        loss.warn(self.temperature_)
         if self.criterion == "mse" and not loss.is_constant:
-            self.temperature_ = _least_mse_temperature(rows)
-            # Far from the right scale the squared error is flat, so the likelihood is asked too.
-            low, high = MSE_BOUNDS
-            inside = low * 1.001 < self.temperature_ < high / 1.001 and low / 10 < likely < high * 10
-            if not inside and not loss.problem(likely):
-                warnings.warn(
-                    f"The best temperature, {self.temperature_:.4g}, is at the end of the range that is searched, "
-                    f"{MSE_BOUNDS}, or far from that of the likelihood. Check the scale of the logits, or use "
-                    'criterion="nll", which has wider bounds.',
-                    UserWarning,
-                    stacklevel=2,
-                )
-        products, own = _sums(rows, self.temperature_)
-        by_mse = self.criterion == "mse"
-        self.weights_ = _least_on_simplex(products, own.mean(axis=1)) if by_mse else _least_nll_weights(own)
+            self.temperature_ = _least_mse_temperature(rows, self.temperature_)
+        products, own = np.zeros((3, 3)), np.empty((3, len(rows)))
+        for part, block in blocks(rows.logits):
+            parts = np.stack(_parts(block, self.temperature_))
+            products += np.einsum("inc,jnc->ij", parts, parts) / len(rows)
+            own[:, part] = parts[:, np.arange(len(block)), rows.labels[part]]
+
+        def squared_error(weights: FloatArray) -> tuple[float, FloatArray]:
+            slope = products @ weights - own.mean(axis=1)
+            return float(weights @ (slope - own.mean(axis=1)) / 2), slope
+
+        def likelihood(weights: FloatArray) -> tuple[float, FloatArray]:
+            mixture = np.maximum(weights @ own, 1e-300)
+            return float(-np.log(mixture).mean()), -(own / mixture).mean(axis=1)
+
+        self.weights_ = _least_on_simplex(squared_error if self.criterion == "mse" else likelihood)
         self.n_classes_ = rows.logits.shape[1]
         return self
 
@@ -367,8 +326,8 @@ class EnsembleTemperatureScaling(Scaler):
         check_is_fitted(self, "weights_")
         first, second, third = _parts(as_fitted_logits(logits, self.n_classes_), self.temperature_)
         mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
-        if self.weights_[2] > 1 - OWN_SHARE:  # the uniform part alone would rank nothing
-            mixture += OWN_SHARE * (second - third)
+        if self.weights_[2] > 1 - _OWN_SHARE:  # the uniform part alone would rank nothing
+            mixture += _OWN_SHARE * (second - third)
         return mixture
 
 
@@ -379,71 +338,31 @@ def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArr
     return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
 
 
-def _least_mse_temperature(rows: Rows) -> float:
-    """Look at a coarse grid of log T, then closely around the best point of it."""
-    grid = np.linspace(np.log(MSE_BOUNDS[0]), np.log(MSE_BOUNDS[1]), _COARSE)
-    sample = rows[:: max(1, rows.logits.size // _SAMPLE_VALUES)]
-    best = int(np.argmin([_mse(log_t, sample) for log_t in grid]))
-    around = grid[max(best - 1, 0)], grid[min(best + 1, _COARSE - 1)]
-    found = minimize_scalar(_mse, bounds=around, args=(rows,), options={"xatol": 1e-9}).x
-    return float(np.exp(min([found, *around], key=lambda log_t: _mse(log_t, rows))))
+def _least_mse_temperature(rows: Rows, likely: float) -> float:
+    """Look at a coarse grid around the likely T, as the squared error is not convex, then closely at its best point."""
+
+    def error(log_temperature: float) -> float:
+        """The squared error summed over classes, less what T does not change: |p|^2 - 2 p_y."""
+        total = 0.0
+        for part, block in blocks(rows.logits):
+            probs = softmax_in_place(block / np.exp(log_temperature))
+            total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
+        return float(total) / len(rows)
+
+    grid = np.log(likely) + np.linspace(-_FURTHEST, _FURTHEST, 25)
+    best = int(np.argmin([error(log_t) for log_t in grid]))
+    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(error, bounds=around, options={"xatol": 1e-9}).x
+    return float(np.exp(min([found, *around], key=error)))
 
 
-def _mse(log_temperature: float, rows: Rows) -> float:
-    """The squared error summed over classes, less what T does not change: |p|^2 - 2 p_y."""
-    total = 0.0
-    for part, block in blocks(rows.logits):
-        block /= np.exp(log_temperature)
-        probs = softmax_in_place(block)
-        total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
-    return float(total) / len(rows)
-
-
-def _sums(rows: Rows, temperature: float) -> tuple[FloatArray, FloatArray]:
-    """The mean products (3, 3) of the three distributions, and what they give the labels (3, N)."""
-    products, own = np.zeros((3, 3)), np.empty((3, len(rows)))
-    for part, block in blocks(rows.logits):
-        parts = np.stack(_parts(block, temperature))
-        flat = parts.reshape(3, -1)
-        products += flat @ flat.T
-        own[:, part] = parts[:, np.arange(len(block)), rows.labels[part]]
-    return products / len(rows), own
-
-
-def _least_nll_weights(own: FloatArray) -> FloatArray:
-    """Minimise the quadratic model of the loss on the simplex, go there or part of the way, and repeat."""
-    weights = np.full(3, 1 / 3)
-    for _ in range(_MAX_STEPS):
-        before = weights @ own
-        ratios = own / before
-        hessian, slope = ratios @ ratios.T / own.shape[1], -ratios.mean(axis=1)
-        step = _least_on_simplex(hessian, hessian @ weights - slope) - weights
-        if -slope @ step <= 1e-15:
-            break
-        for length in 0.5 ** np.arange(31):  # until the loss falls by a part of what its slope promises
-            mixture = (weights + length * step) @ own
-            gain = np.log(mixture).mean() - np.log(before).mean() if mixture.min() > 0 else -np.inf
-            if gain >= -1e-4 * length * (slope @ step):
-                weights = weights + length * step
-                break
-    return weights
-
-
-def _least_on_simplex(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
-    """The w >= 0 with sum 1 at which w' quadratic w / 2 - linear w is least.
-
-    The minimum lies within one of the faces, where it solves linear equations. Of equally good faces the
-    smallest is taken: T = 1, for instance, makes two of the distributions the same.
-    """
-    best, least = np.zeros(3), np.inf
-    for face in _FACES:
-        system = np.pad(quadratic[np.ix_(face, face)], (0, 1), constant_values=1)
-        system[-1, -1] = 0
-        weights = np.zeros(3)
-        weights[face] = np.linalg.lstsq(system, np.append(linear[face], 1))[0][:-1]
-        if weights.min() >= 0:
-            weights /= weights.sum()
-            value = float(weights @ quadratic @ weights / 2 - linear @ weights)
-            if value < least - 1e-15:
-                best, least = weights, value
-    return best
+def _least_on_simplex(loss: Callable[[FloatArray], tuple[float, FloatArray]]) -> FloatArray:
+    """The weights (3,) of at least 0, with sum 1, at which a convex loss, given with its gradient, is least."""
+    sums_to_1 = {"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": np.ones_like}
+    options = {"ftol": 1e-16, "maxiter": 300}
+    start, within = np.full(3, 1 / 3), [(0, 1)] * 3
+    found = minimize(
+        loss, start, jac=True, method="SLSQP", bounds=within, constraints=sums_to_1, options=options
+    )
+    weights = found.x.clip(0)
+    return weights / weights.sum()

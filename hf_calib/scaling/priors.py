@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,6 +14,7 @@ from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.metrics.checks import (
     ROW_SUM_TOLERANCE,
     as_array,
+    as_floats,
     check_choice,
     check_n_resamples,
     check_probs,
@@ -32,12 +32,11 @@ Method = Literal["em", "bbse", "bbse_soft"]
 METHODS = get_args(Method)
 
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
-_ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
 _BLOCK = 2**22  # weights of resamples in memory at once
-_MOST_CYCLES = 1000
-# Nats that the last EM step gains in all, for the estimate and for a resample.
-_NATS = 1e-6
-_NATS_OF_RESAMPLE = 1e-4
+_ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
+_MOST_STEPS = 5000
+_NATS = 1e-9  # that the last step of EM gains in all
+_NATS_OF_RESAMPLE = 1e-5
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
 # Times as many of those rows for the correction: labels suffer more by noise than the likelihood of the rows does.
@@ -59,16 +58,12 @@ class PriorCorrection(LogitScaling):
         train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
             as integers. The shares of the calibration rows after a map with biases, else the mean probability there.
         target_prior: (C,) the frequencies where the model is used, given likewise.
-        scaler: a fitted scaler that folds, which is applied first; None corrects the logits directly.
-
-    Notes:
-        Correct only calibrated probabilities: the order is scaler, then correction. Together they are one affine
-        map of the logits, so `hf_calib.fold` writes both into the head at once.
+        scaler: a fitted scaler that folds, which is applied first, as only calibrated probabilities are corrected
+            rightly; `hf_calib.fold` writes both into the head as one affine map. None corrects the logits directly.
 
     References:
         Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a priori
-        probabilities", Eq. 2.4; Alexandari et al. 2020, "Maximum likelihood with bias-corrected calibration is
-        hard-to-beat at label shift adaptation", for the mean probability as the prior.
+        probabilities", Eq. 2.4; the mean probability as the prior: Alexandari et al. 2020.
 
     >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
@@ -88,17 +83,16 @@ class PriorCorrection(LogitScaling):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
         """Check the logits (N, C); nothing is fitted, labels are not read, and the other methods work without it."""
-        as_fitted_logits(as_matrix(logits, least_columns=2), len(self._bias()))
+        as_fitted_logits(as_matrix(logits, least_columns=2), len(self.classes_))
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the corrected logits in float64; logits of any shape that ends in C."""
-        return self.affine_map()(as_fitted_logits(logits, len(self._bias())))
+        return self.affine_map()(as_fitted_logits(logits, len(self.classes_)))
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head: the scaler's map, and then the bias."""
-        bias = self._bias()
-        own = AffineMap(np.ones(len(bias)), bias)
+        own = AffineMap(np.ones(len(self.classes_)), self._bias())
         return own if self.scaler is None else self.scaler.affine_map().then(own)
 
     @property
@@ -120,15 +114,10 @@ class PriorCorrection(LogitScaling):
 def as_prior(argument: str, values: ArrayLike) -> FloatArray:
     """The shares (C,) of a prior or of class counts, in float64; refused unless all are above 0."""
     given = as_array(argument, values)
-    if given.dtype.kind not in "iuf":
-        way_out = "pass shares as floats, or class counts as integers"
-        raise InputTypeError(expected(argument, "hold numbers", f"dtype {given.dtype}", way_out))
+    numbers = as_floats(argument, given)
     is_vector = given.ndim == 1 and len(given) >= 2
     check(is_vector, f"{argument} to have shape (C,)", f"shape {given.shape}", "give one share per class")
-    numbers = given.astype(np.float64)
-    finite = bool(np.isfinite(numbers).all())
-    check(finite, f"{argument} to be finite", "NaN or infinity", "give each class a finite share")
-    absent = numbers <= 0
+    absent = ~(numbers > 0)
     got = f"{numbers[absent.argmax()]:g} for {_classes(absent)}"
     way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
     check(not absent.any(), f"{argument} to be above 0 for every class", got, way_out)
@@ -172,15 +161,11 @@ class PriorEstimate:
 
     @property
     def corrects(self) -> bool:
-        """Whether `correction` corrects anything."""
+        """Whether `correction` corrects anything: the frequencies differ, and the probabilities are calibrated."""
         return self.shifted and self.calibrated
 
     def correction(self, scaler: Any = None) -> PriorCorrection:
-        """The correction to these frequencies, after a fitted scaler where one is given.
-
-        Where they do not differ significantly from the source's, or come from probabilities that are not calibrated,
-        it corrects nothing, and a warning says so.
-        """
+        """The correction to these frequencies, after a fitted scaler where one is given; it warns if it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
         message = (
@@ -223,7 +208,8 @@ def estimate_prior(
 
     Args:
         probs: (N, C) a calibrated model's probabilities on the unlabelled target rows, at least two that differ.
-        source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on.
+        source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on. Their
+            mean is the train prior, so that a bias that is left in the calibration is not taken for a shift.
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, or class
             counts, taken as exact.
@@ -232,32 +218,26 @@ def estimate_prior(
         seed: of the resamples.
 
     Returns:
-        The shares with their intervals, and the test whether they differ from the source's at all.
+        The shares, with percentile intervals of the Bayesian bootstrap of all rows (without the uncertainty of the
+        calibration), and a permutation test of source and target rows, which finds a change of the texts, too; without
+        source rows, the likelihood ratio test of EM.
 
     Notes:
-        With source rows, their mean probability is the train prior, so that a bias that is left in the calibration is
-        not taken for a shift, and the test is a permutation test of source and target rows, which finds a change of the
-        texts, too. With a train prior only, it is the likelihood ratio test of EM, with C - 1 degrees of freedom.
-
         Shares are shrunk towards the train prior as if by more rows of it, so that none is 0: by C / 2, or with "em"
         by as many of C / 2, C, 2 C ... 128 C as give held-out rows the highest likelihood (five folds). The correction
-        takes four times as many. The intervals are percentiles of the Bayesian bootstrap of source and target rows and
-        of C / 2 added rows, without the uncertainty of the calibration map.
+        takes four times as many, the intervals C / 2.
 
     References:
-        EM: Saerens et al. 2002, section 2.3, extrapolated as by Varadhan and Roland 2008; BBSE: Lipton et al. 2018,
-        "Detecting and correcting for label shift with black box predictors", Eq. 3; the mean probability: Alexandari
-        et al. 2020; tests of outputs: Rabanser et al. 2019, "Failing loudly".
+        EM: Saerens et al. 2002, section 2.3; BBSE: Lipton et al. 2018, "Detecting and correcting for label shift with
+        black box predictors", Eq. 3; tests of outputs: Rabanser et al. 2019, "Failing loudly".
 
     >>> rng = np.random.default_rng(0)
     >>> def draw(n, share):  # two classes, one normal feature
-    ...     labels = (rng.random(n) < share).astype(int)
-    ...     p = 1 / (1 + np.exp(-2 * rng.normal(2 * labels - 1)))
-    ...     return np.stack([1 - p, p], axis=1), labels
-    >>> source_probs, source_labels = draw(2000, 0.5)
-    >>> found = estimate_prior(draw(2000, 0.2)[0], source_probs=source_probs)
+    ...     p = 1 / (1 + np.exp(-2 * rng.normal(2 * (rng.random(n) < share) - 1)))
+    ...     return np.stack([1 - p, p], axis=1)
+    >>> found = estimate_prior(draw(2000, 0.2), source_probs=draw(2000, 0.5))
     >>> found.prior.round(2), found.shifted
-    (array([0.78, 0.22]), True)
+    (array([0.79, 0.21]), True)
     """
     check_choice("method", method, METHODS)
     check_n_resamples(n_resamples)
@@ -266,72 +246,63 @@ def estimate_prior(
     n_rows, n_classes = target.shape
     differ = n_rows >= 2 and np.ptp(target, axis=0).max() >= _ALIKE
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
-    way_out = "pass the model's probabilities on many different texts"
-    check(differ, "probs to hold rows that differ", got, way_out)
+    check(differ, "probs to hold rows that differ", got, "pass the probabilities on many different texts")
     source, train = _source(source_probs, train_prior, n_classes)
-    whole = method == "em" or not (source is None or source_labels is None)
+    known = source is not None and source_labels is not None
     requirement = f"source_probs and source_labels to be given with method={method!r}"
-    check(whole, requirement, "not both", "or use method='em'")
-    labels = None
-    if source is not None and source_labels is not None:
-        labels = check_probs_and_labels(source, source_labels)[1]
+    check(known or method == "em", requirement, "not both", "or use method='em'")
+    labels = check_probs_and_labels(source, source_labels)[1] if known else np.zeros(0, np.int64)
 
-    pseudo_rows, calibrated, said, said_source = n_classes / 2, True, target, source
-    start, ones, added = train[:, None], np.ones((n_rows, 1)), pseudo_rows * train[:, None]
     n_source = 0 if source is None else len(source)
-    if source is not None and labels is not None and method != "em":
+    start = train[:, None]
+    said, said_source = target, source
+    pseudo_rows, more, calibrated = n_classes / 2, 1, True
+    if method == "em":
+        calibrated = not known or _is_calibrated(source, labels)
+        pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
+    else:
         if method == "bbse":
             said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
-        assert said_source is not None
-        resampled = _black_box(said, said_source, labels, method)
-        prior = corrected_to = resampled(ones, np.ones((n_source, 1)), added)
-    else:
-        calibrated = source is None or labels is None or _is_calibrated(source, labels)
-        pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
-        prior, corrected_to = (
-            _maximum_likelihood(target, start, ones, times * pseudo_rows * start, start, _NATS)
-            for times in (1, _MORE)
-        )
+        _check_confusion(said_source, labels, method)
 
-        def resampled(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
-            trains = start if source is None else source.T @ _shares(source_weights)
-            return _maximum_likelihood(target, trains, weights, added, prior, _NATS_OF_RESAMPLE)
+    def estimated(weights: FloatArray, of_source: FloatArray, added: FloatArray, nats: float) -> FloatArray:
+        """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
+        if method != "em":
+            return _black_box(
+                said.T @ _shares(weights), said_source, labels, of_source, added, weights.sum(axis=0)
+            )
+        trains = start if source is None else source.T @ _shares(of_source)
+        return _maximum_likelihood(target, trains, weights, added, nats)
 
+    ones = np.ones((n_rows, 1)), np.ones((n_source, 1))
+    prior, corrected_to = (estimated(*ones, pseudo_rows * times * start, _NATS)[:, 0] for times in (1, more))
     drawn = []
-    for size in _sizes(n_resamples, n_rows + n_source):
-        source_weights, weights = rng.exponential(size=(n_source, size)), rng.exponential(size=(n_rows, size))
-        pseudo = np.maximum(rng.gamma(np.broadcast_to(added, (n_classes, size))), 1e-12)
-        drawn.append(resampled(weights, source_weights, pseudo))
+    for part in row_chunks(n_resamples, n_rows + n_source, elements=_BLOCK):
+        size = part.stop - part.start
+        of_source, weights = rng.exponential(size=(n_source, size)), rng.exponential(size=(n_rows, size))
+        added = rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size)))
+        drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), _NATS_OF_RESAMPLE))
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if said_source is None:
-        ratio = 2 * float(np.log(target @ (prior[:, 0] / train)).sum())
+        ratio = 2 * float(np.log(target @ (prior / train)).sum())
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
     else:
         p_value = _permutation_test(said, said_source, n_resamples, rng)
     return PriorEstimate(
-        method=method,
-        prior=prior[:, 0],
-        interval=interval,
-        train_prior=train,
-        pseudo_rows=pseudo_rows,
-        p_value=p_value,
-        n_rows=n_rows,
-        corrected_to=corrected_to[:, 0],
-        calibrated=calibrated,
+        method, prior, interval, train, pseudo_rows, p_value, n_rows, corrected_to, calibrated
     )
 
 
 def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray | None, FloatArray]:
     """The checked source rows or None, and the shares that the probabilities assume."""
-    one_of_them = (probs is None) != (prior is None)
     got = "neither" if probs is None else "both"
-    requirement = "source_probs or train_prior to be given"
-    check(one_of_them, requirement, got, "source_probs are the better choice")
-    source = None if probs is None else check_probs(probs, argument="source_probs").astype(np.float64)
-    train = as_prior("train_prior", prior) if source is None else source.mean(axis=0)
-    requirement = (
-        f"{'train_prior' if source is None else 'source_probs'} to have the {n_classes} classes of probs"
-    )
+    one_of_them = (probs is None) != (prior is None)
+    way_out = "source_probs are the better choice"
+    check(one_of_them, "source_probs or train_prior to be given", got, way_out)
+    given = "train_prior" if probs is None else "source_probs"
+    source = None if probs is None else check_probs(probs, argument=given).astype(np.float64)
+    train = as_prior(given, prior) if source is None else source.mean(axis=0)
+    requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
     got = f"0 in all rows for {_classes(train == 0)}"
     way_out = "leave out the columns of classes that the model cannot predict"
@@ -346,7 +317,7 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
     likelihood = np.zeros(len(rows))
     for fold in range(folds.max() + 1):
         fitted_on = np.repeat((folds != fold)[:, None].astype(np.float64), len(rows), axis=1)
-        found = _maximum_likelihood(target, train, fitted_on, rows * train, train, _NATS_OF_RESAMPLE)
+        found = _maximum_likelihood(target, train, fitted_on, rows * train, _NATS_OF_RESAMPLE)
         likelihood += np.log(target[folds == fold] @ (found / train)).sum(axis=0)
     return float(rows[likelihood.argmax()])
 
@@ -355,7 +326,7 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     """Whether no temperature would make the source's rows clearly more likely; warn if not."""
     rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
     temperature = ScaledLoss(rows).best_temperature()
-    gains = -rows.logits[np.arange(len(rows)), labels] - rows.losses(rows.logits / temperature)
+    gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
     gain = float(gains.mean())
     if gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))):
         return True
@@ -370,78 +341,48 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
 
 
 def _maximum_likelihood(
-    probs: FloatArray,
-    train: FloatArray,
-    weights: FloatArray,
-    pseudo: FloatArray,
-    start: FloatArray,
-    nats: float,
+    probs: FloatArray, train: FloatArray, weights: FloatArray, added: FloatArray, nats: float
 ) -> FloatArray:
-    """The shares (C, B) of B resamples by EM, extrapolated every other step, until one gains less than `nats` in all.
+    """The shares (C, B) by EM from the train prior (C, B or 1) on, until no step gains `nats` in all.
 
-    Of train and start (C, B) or (C, 1), weights (N, B) of the rows, and pseudo (C, B) weights of rows of known class.
+    Extrapolated steps need fewer passes over the rows, and as much time, as each has to be checked.
     """
-    total = weights.sum(axis=0) + pseudo.sum(axis=0)
-    train = np.broadcast_to(train, pseudo.shape)
-    found = np.broadcast_to(start, pseudo.shape).copy()
-
-    def step(shares: FloatArray, chosen: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        """One step of EM, and the objective before it."""
-        ratio = shares / train[:, chosen]
-        mixed = probs @ ratio
-        expected_rows = ratio * (probs.T @ (weights[:, chosen] / mixed)) + pseudo[:, chosen]
-        objective = (weights[:, chosen] * np.log(mixed)).sum(axis=0)
-        objective += (pseudo[:, chosen] * np.log(shares)).sum(axis=0)
-        return expected_rows / total[chosen], objective
-
-    running = np.arange(pseudo.shape[1])
-    for _ in range(_MOST_CYCLES):
-        shares = found[:, running]
-        once, objective = step(shares, running)
-        twice, _ = step(once, running)
-        found[:, running] = twice
-        gained = total[running] * (twice * np.log(twice / once)).sum(axis=0)
-        # Squared extrapolation of the logarithms, taken where it is no worse than the two steps' start.
-        change = np.log(once) - np.log(shares)
-        bend = np.log(twice) - np.log(once) - change
-        size = np.linalg.norm(change, axis=0) / np.maximum(np.linalg.norm(bend, axis=0), 1e-300)
-        size = np.clip(size, 1, 1e6)
-        far = np.log(shares) + 2 * size * change + size**2 * bend
-        far = np.maximum(np.exp(far - far.max(axis=0)), 1e-300)
-        leap, reached = step(_shares(far), running)
-        better = (reached >= objective) & (gained >= nats)
-        found[:, running[better]] = leap[:, better]
-        running = running[gained >= nats]
-        if not len(running):
+    total = weights.sum(axis=0) + added.sum(axis=0)
+    found = np.broadcast_to(train, added.shape)
+    for _ in range(_MOST_STEPS):
+        before, ratio = found, found / train
+        found = (ratio * (probs.T @ (weights / (probs @ ratio))) + added) / total
+        if (total * (found * np.log(found / before)).sum(axis=0)).max() < nats:
             break
     return found
 
 
-def _black_box(
-    said: FloatArray, said_source: FloatArray, labels: NDArray[np.int64], method: str
-) -> Callable[[FloatArray, FloatArray, FloatArray], FloatArray]:
-    """BBSE: from weights (N, B) and (M, B) of the rows, and rows (C, B) that are added, to the shares (C, B)."""
-    n_classes = said.shape[1]
-    one_hot = np.eye(n_classes)[labels]
-    got = f"none of {_classes(~one_hot.any(axis=0))}"
-    every_class = bool(one_hot.any(axis=0).all())
-    check(every_class, "source_labels to hold every class", got, "use method='em', or more labelled rows")
-    rank = np.linalg.matrix_rank(said_source.T @ _shares(one_hot))
-    never = ~said_source.any(axis=0)
-    got = f"one of rank {rank} of {n_classes}"
+def _check_confusion(said: FloatArray, labels: NDArray[np.int64], method: str) -> None:
+    """Refuse source rows (M, C) whose confusion matrix has no inverse."""
+    absent = np.bincount(labels, minlength=said.shape[1]) == 0
+    got, way_out = f"none of {_classes(absent)}", "use method='em', or more labelled rows"
+    check(not absent.any(), "source_labels to hold every class", got, way_out)
+    rank = np.linalg.matrix_rank(said.T @ np.eye(len(absent))[labels])
+    never = ~said.any(axis=0)
+    got = f"one of rank {rank} of {len(absent)}"
     got += f", as {_classes(never)} is never predicted" if never.any() else ""
     way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-    check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
+    check(rank == len(absent), "the confusion matrix to be invertible", got, way_out)
 
-    def shares(weights: FloatArray, source_weights: FloatArray, added: FloatArray) -> FloatArray:
-        frequencies = said.T @ _shares(weights)
-        solved = np.empty_like(added)
-        for b, row_weights in enumerate(source_weights.T):
-            confusion = said_source.T @ _shares(one_hot * row_weights[:, None])
-            solved[:, b] = np.linalg.solve(confusion, frequencies[:, b])
-        return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
 
-    return shares
+def _black_box(
+    frequencies: FloatArray,
+    said: FloatArray,
+    labels: NDArray[np.int64],
+    weights: FloatArray,
+    added: FloatArray,
+    total: FloatArray,
+) -> FloatArray:
+    """BBSE: the shares (C, B) at which the confusion matrices give how often each class is predicted (C, B)."""
+    one_hot = np.eye(len(added))[labels]
+    confusions = np.stack([said.T @ _shares(one_hot * each[:, None]) for each in weights.T])
+    solved = np.linalg.solve(confusions, frequencies.T[:, :, None])[:, :, 0].T
+    return _shares(_shares(np.maximum(solved, 0)) * total + added)
 
 
 def _permutation_test(
@@ -457,18 +398,13 @@ def _permutation_test(
     scores = (rows[:, varied] - rows[:, varied].mean(axis=0)) / spread[varied]
     found = (scores[: len(target)].sum(axis=0) ** 4).sum()
     as_far = 0
-    for size in _sizes(n_resamples, len(rows)):
-        order = rng.random((size, len(rows))).argpartition(len(target) - 1, axis=1)
-        chosen = np.zeros((size, len(rows)))
+    for part in row_chunks(n_resamples, len(rows), elements=_BLOCK):
+        order = rng.random((part.stop - part.start, len(rows))).argpartition(len(target) - 1, axis=1)
+        chosen = np.zeros(order.shape)
         np.put_along_axis(chosen, order[:, : len(target)], 1.0, axis=1)
         distances = ((chosen @ scores) ** 4).sum(axis=1)
         as_far += int(np.count_nonzero(distances >= found * (1 - 1e-9)))
     return (1 + as_far) / (1 + n_resamples)
-
-
-def _sizes(n_resamples: int, n_rows: int) -> list[int]:
-    """Numbers of resamples that add up, whose weights fit in memory."""
-    return [part.stop - part.start for part in row_chunks(n_resamples, n_rows, elements=_BLOCK)]
 
 
 def _shares(columns: FloatArray) -> FloatArray:

@@ -314,7 +314,7 @@ def no_head(folder: Path) -> None:
 
 REFUSED = {
     no_map: r"hold a calibrated model, got no calibration.json; calibrate it first \(hf-calib calibrate\), or",
-    half_a_map: "calibration.json to hold a fitted map, got 'temperature' with entries missing",
+    half_a_map: "calibration.json to hold a fitted map, got a file that cannot be read",
     no_json: "calibration.json to be readable JSON",
     adapters: r"hold a whole model, got adapters; merge them \(save_calibrated_model",
     another_task: "hold a classifier .*got BertForQuestionAnswering; save it with fold",

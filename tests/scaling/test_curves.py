@@ -16,7 +16,6 @@ from hf_calib.scaling import (
     Scaler,
     SplineScaling,
 )
-from hf_calib.scaling.curves import MSE_BOUNDS
 from tests.helpers.sampled import sampled
 
 BINNINGS = ["uniform", "equal_mass"]
@@ -206,8 +205,7 @@ class TestProbabilitiesOfSpline:
         (IsotonicScaling("multi"), 20, "expected multiclass to be one of 'one_vs_rest', 'joint'"),
         (EnsembleTemperatureScaling("nl"), 20, "did you mean 'nll'"),
         (SplineScaling("quadratic"), 50, "expected spline to be one of .* got 'quadratic'"),
-        (SplineScaling(n_knots=3), 50, "expected n_knots to be an integer of at least 4, got 3"),
-        (SplineScaling(n_knots=5.5), 50, "expected n_knots to be an integer of at least 4, got 5.5"),
+        (SplineScaling(n_knots=3), 50, "expected n_knots to be at least 4, got 3"),
         (SplineScaling(), 5, "at least n_knots=6 rows, got 5 examples; use TemperatureScaling"),
         (SplineScaling(), 1, "at least n_knots=6 rows, got 1 examples"),
     ],
@@ -256,26 +254,18 @@ class TestTemperatureOfMixture:
     def test_mse_is_the_least_of_a_dense_grid(self, true_temperature: float) -> None:
         logits, labels = noisy(400, 6, true_temperature)
         temperature = EnsembleTemperatureScaling().fit(logits, labels).temperature_
-        grid = np.geomspace(*MSE_BOUNDS, 2000)
+        grid = np.geomspace(0.02, 20, 2000)
         least = min(mse(softmax(logits / t, axis=1), labels) for t in grid)
         assert mse(softmax(logits / temperature, axis=1), labels) <= least + 1e-15
 
-    @pytest.mark.deep
-    def test_a_large_problem_that_starts_from_a_sample(self) -> None:
-        logits, labels = noisy(45_000, 100, 2.0)
-        temperature = EnsembleTemperatureScaling().fit(logits.astype(np.float32), labels).temperature_
-        values = [mse(softmax(logits / (temperature * f), axis=1), labels) for f in (0.999, 1, 1.001)]
-        assert np.argmin(values) == 1
-
     @pytest.mark.parametrize("factor", [1e-3, 1e3])
-    def test_out_of_bounds(self, factor: float) -> None:
+    def test_follows_the_scale_of_the_logits(self, factor: float) -> None:
         logits, labels = noisy(400, 6, 1.0)
-        with pytest.warns(UserWarning, match=r"searched, \(0\.05, 5\.0\), or far .*criterion=.nll."):
-            EnsembleTemperatureScaling().fit(logits * factor, labels)
+        one, other = (EnsembleTemperatureScaling().fit(f * logits, labels) for f in (1, factor))
+        assert other.temperature_ == pytest.approx(factor * one.temperature_, rel=1e-6)
 
 
 class TestWeightsOfMixture:
-    @pytest.mark.filterwarnings("ignore:The best temperature")
     @pytest.mark.parametrize(("criterion", "loss"), [("mse", mse), ("nll", nll)])
     @pytest.mark.parametrize("true_temperature", [0.5, 3.0])
     @pytest.mark.parametrize("noise", [0.0, 1.0])
@@ -301,11 +291,6 @@ class TestWeightsOfMixture:
         assert slopes.max() <= 1 + 1e-7  # no part could gain by more weight
         np.testing.assert_allclose(slopes[scaler.weights_ > 0], 1, atol=1e-7)
 
-    def test_of_equal_parts_only_one_is_taken(self) -> None:
-        with pytest.warns(UserWarning, match="logits of each row are equal"):
-            scaler = EnsembleTemperatureScaling().fit(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
-        assert sorted(scaler.weights_) == [0, 0, 1]
-
 
 class TestEdgesOfMixture:
     @pytest.mark.parametrize("criterion", ["mse", "nll"])
@@ -322,9 +307,7 @@ class TestEdgesOfMixture:
     def test_saturated_logits(self) -> None:
         logits = np.where(np.eye(3)[[0, 1, 2, 0] * 25], 1e4, -1e4).astype(np.float16)
         labels = np.array([0, 1, 2, 1] * 25)
-        with pytest.warns(UserWarning, match="at the end of the range that is searched"):
-            probs = EnsembleTemperatureScaling().fit(logits, labels).predict_proba(logits)
-        # Right 3 times in 4, which the uniform part alone can say.
+        probs = EnsembleTemperatureScaling().fit(logits, labels).predict_proba(logits)  # right 3 times in 4
         np.testing.assert_allclose(probs[np.arange(100), logits.argmax(axis=1)], 0.75, atol=1e-8)
 
 
@@ -333,7 +316,7 @@ def test_the_uniform_part_alone_still_ranks() -> None:
     logits, labels = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
     with pytest.warns(UserWarning, match="no better than the average class"):
         scaler = EnsembleTemperatureScaling().fit(logits, labels)
-    np.testing.assert_array_equal(scaler.weights_, [0, 0, 1])
+    assert scaler.weights_[1] == pytest.approx(0, abs=1e-12)  # the first part is uniform, too
     probs = scaler.predict_proba(logits)
     np.testing.assert_allclose(probs, 1 / 3, atol=1e-8)
     np.testing.assert_array_equal(probs.argmax(axis=1), logits.argmax(axis=1))

@@ -72,10 +72,10 @@ class TestCorrection:
             ([0.5, 0.5, 0.0], "to be above 0 for every class, got 0 for class 2; give"),
             ([5, 0, 0], "to be above 0 for every class, got 0 for class 1, class 2; give a class"),
             ([0.7, 0.5, -0.2], "to be above 0 for every class, got -0.2 for class 2"),
-            ([0.5, 0.5, np.nan], "to be finite, got NaN or infinity"),
+            ([0.5, 0.5, np.nan], "to be above 0 for every class, got nan for class 2"),
             ([[0.5, 0.5]], r"to have shape \(C,\), got shape \(1, 2\)"),
             ([0.5, 0.5], "to have the 3 classes of train_prior, got 2"),
-            (["a", "b", "c"], "to hold numbers, got dtype <U1"),
+            (["a", "b", "c"], "to hold real numbers, got dtype <U1"),
         ],
     )
     def test_refused(self, prior: Any, message: str) -> None:
