@@ -13,7 +13,6 @@ from hf_calib.data.arguments import BUILT_IN, NEWSGROUPS, DataArguments, rows_or
 from hf_calib.data.sources import load_splits
 from hf_calib.data.splits import limit_samples, read_column, split_calibration
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.entities import are_bio, check_seqeval
 
 _OUTSIDE = "O"
 
@@ -25,8 +24,7 @@ def load_tagged(args: DataArguments) -> DatasetDict:
         args: `text_column` has the tokens of a sentence, `label_column` its tags.
 
     Raises:
-        ValueError: if an argument is not for sentences, seqeval is not installed for tags that need it, or as
-            `choose_tokens`.
+        ValueError: if an argument is not for sentences, or as `choose_tokens`.
         TypeError: as `choose_tokens`.
     """
     for name in (
@@ -54,8 +52,6 @@ def load_tagged(args: DataArguments) -> DatasetDict:
         tags_column=args.label_column,
         tag_names=args.class_names,
     )
-    if are_bio(dataset["train"].features["tags"].feature.names):
-        check_seqeval()
     dataset = split_calibration(
         dataset,
         size=rows_or_share(args.calibration_size),

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import isotonic_regression
 
 from hf_calib._errors import check
 from hf_calib.metrics.checks import (
@@ -21,17 +20,13 @@ from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import TopLabel, top_label
 
 Score = Literal["brier", "log"]
-_SCORES = ("brier", "log")
 
 
 class CorpDecomposition(NamedTuple):
     """A mean score of the top label, in parts: score = miscalibration - discrimination + uncertainty.
 
-    Args:
-        score: of the confidences as they are.
-        miscalibration: by how much the score falls when the confidences are recalibrated; at least 0.
-        discrimination: by how much the recalibrated ones are better than the overall accuracy; at least 0.
-        uncertainty: the score of the overall accuracy, stated for every row.
+    Miscalibration, at least 0, is what recalibrated confidences save; discrimination, at least 0, what these save over
+    stating the overall accuracy for every row; uncertainty is the score of that.
     """
 
     score: float
@@ -41,14 +36,7 @@ class CorpDecomposition(NamedTuple):
 
 
 class CorpCurve(NamedTuple):
-    """The recalibrated confidence as a function of the confidence, on its K different values.
-
-    Args:
-        confidences: (K,) rising.
-        recalibrated: (K,) the frequency of right predictions, never falling.
-        low: (K,) of the pointwise band in which the curve of a calibrated model would be at each confidence.
-        high: (K,).
-    """
+    """The K different confidences, the recalibrated ones, and the ends of a calibrated model's band; each (K,)."""
 
     confidences: FloatArray
     recalibrated: FloatArray
@@ -59,26 +47,19 @@ class CorpCurve(NamedTuple):
 def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "brier") -> CorpDecomposition:
     r"""Decompose the top label's mean score by isotonic regression, without bins.
 
-    `brier_decomposition` cuts the confidences into bins, and changes with them; here the recalibrated confidences
-    $\hat x_i$ are the best of all non-decreasing functions of the confidences, found by pooling adjacent violators:
+    Unlike in `brier_decomposition`, the recalibrated confidences $\hat x$ are the best non-decreasing function of x:
 
-    $$\bar S = \underbrace{\bar S(x) - \bar S(\hat x)}_{\text{miscalibration}}
-             - \underbrace{(\bar S(\bar y) - \bar S(\hat x))}_{\text{discrimination}}
-             + \underbrace{\bar S(\bar y)}_{\text{uncertainty}}$$
+    $$\bar S = (\bar S(x) - \bar S(\hat x)) - (\bar S(\bar y) - \bar S(\hat x)) + \bar S(\bar y)$$
 
     with y = 1 where the prediction is right, and $\bar y$ the accuracy.
 
     Args:
         labels: (N,) int in [0, C).
-        score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats.
-
-    Returns:
-        The score and its three parts. With "log" a confidence of 0 or 1 that is wrong costs 708 nats: the
-        probability of what happened counts as 2e-308, as in `negative_log_likelihood`.
+        score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
 
     Notes:
-        The same rows choose the recalibration and are scored with it, so that noise counts as miscalibration, the more
-        so with few rows. Confidences that are equal in float32 are recalibrated together.
+        Rows choose the recalibration and are scored with it, so that noise counts as miscalibration. Confidences that
+        are equal in float32 are recalibrated together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers", Eq. 1 to 3.
@@ -88,18 +69,17 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
     >>> [round(part, 4) for part in found]
     [0.175, 0.05, 0.0625, 0.1875]
     """
-    check_choice("score", score, _SCORES)
+    check_choice("score", score, ("brier", "log"))
     return decompose(top_label(*check_probs_and_labels(probs, labels)), score)
 
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
     """The same of rows whose top label is known."""
     _, rows, right = _pooled(top)
-    n_rows = len(top.confidence)
-    overall = np.full_like(rows, right.sum() / n_rows)
-    own = _scores(top.confidence, np.ones(n_rows), top.correct, score) / n_rows
-    best = _scores(_recalibrated(rows, right), rows, right, score) / n_rows
-    uncertainty = _scores(overall, rows, right, score) / n_rows
+    overall = np.full_like(rows, right.sum() / rows.sum())
+    own = _mean_score(top.confidence, np.ones_like(top.correct), top.correct, score)
+    best = _mean_score(_recalibrated(rows, right), rows, right, score)
+    uncertainty = _mean_score(overall, rows, right, score)
     return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
 
 
@@ -111,19 +91,11 @@ def corp_curve(
     confidence_level: float = 0.9,
     seed: int = 0,
 ) -> CorpCurve:
-    r"""The recalibrated confidence against the confidence, with the band of a calibrated model.
+    """The recalibrated confidence against the confidence, with the band of a calibrated model.
 
-    For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. The band is of
-    consistency: labels are drawn from the confidences themselves, and recalibrated. It is pointwise: the curve of a
-    calibrated model, too, leaves it somewhere in most samples. `consistency_test` tests all confidences together.
-
-    Args:
-        labels: (N,) int in [0, C).
-        n_resamples: of the labels, at least 1.
-        confidence_level: of the band at each point, in (0, 1).
-
-    Returns:
-        The curve on the K different confidences.
+    For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. For the band,
+    labels (N,) are drawn from the confidences themselves, and recalibrated. It is pointwise: the curve of a calibrated
+    model, too, leaves it somewhere in most samples. `consistency_test` tests all confidences together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, section on uncertainty quantification (consistency bands).
@@ -145,8 +117,7 @@ def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: 
     rng = np.random.default_rng(seed)
     drawn = rng.binomial(rows.astype(np.int64), np.clip(values, 0, 1), size=(n_resamples, len(values)))
     curves = np.stack([_recalibrated(rows, hits) for hits in drawn])
-    levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
-    low, high = np.quantile(curves, levels, axis=0)
+    low, high = np.quantile(curves, [(1 - confidence_level) / 2, (1 + confidence_level) / 2], axis=0)
     return CorpCurve(values, _recalibrated(rows, right), low, high)
 
 
@@ -161,29 +132,25 @@ def _pooled(top: TopLabel) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 def _recalibrated(rows: FloatArray, right: FloatArray) -> FloatArray:
     """The non-decreasing frequencies (K,) nearest to those of the values."""
-    return np.asarray(np.clip(isotonic_regression(right / rows, weights=rows).x, 0, 1))
+    from sklearn.isotonic import isotonic_regression
+
+    return np.asarray(isotonic_regression(right / rows, sample_weight=rows, y_min=0, y_max=1))
 
 
-def _scores(stated: FloatArray, rows: FloatArray, right: FloatArray, score: Score) -> float:
-    """The sum of the scores of all rows."""
-    wrong = rows - right
+def _mean_score(stated: FloatArray, rows: FloatArray, right: FloatArray, score: Score) -> float:
+    """Of K values stated for so many rows each, of which so many are right."""
     if score == "brier":
-        return float(right @ (1 - stated) ** 2 + wrong @ stated**2)
-    logs = [np.log(np.maximum(each, SMALLEST_PROBABILITY)) for each in (stated, 1 - stated)]
-    return -float(right @ logs[0] + wrong @ logs[1])
+        if_right, if_wrong = (1 - stated) ** 2, stated**2
+    else:
+        if_right, if_wrong = (-np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated))
+    return float(right @ if_right + (rows - right) @ if_wrong) / float(rows.sum())
 
 
 # Over- and under-confidence
 
 
 class ConfidenceErrors(NamedTuple):
-    """The top label's calibration error in its two directions.
-
-    Args:
-        over: of rows that are too sure; their part of E|confidence - accuracy|.
-        under: of rows that are not sure enough.
-        total: over + under, a lower bound of the calibration error of the top label, on average.
-    """
+    """E|confidence - accuracy| of the top label: its part of rows that are too sure, of others, and their sum."""
 
     over: float
     under: float
@@ -195,28 +162,24 @@ def confidence_errors(
 ) -> ConfidenceErrors:
     r"""Split the calibration error of the top label into over- and under-confidence, each a lower bound.
 
-    An ECE says how far confidences are from accuracies, and not on which side. Here a recalibration g, an isotonic
-    regression on the other folds, says for each row on which side its confidence r is; what the row's own outcome y
-    then says about it is unbiased:
+    A recalibration g, an isotonic regression on the other folds, says for each row on which side its confidence r is;
+    what the row's own outcome y then says about it is unbiased:
 
     $$\widehat{\text{over}} = \frac{1}{N} \sum_i [g(r_i) < r_i]\,(r_i - y_i), \qquad
       \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
 
-    For whatever g the expectation of the sum is at most the calibration error $E\,|r - P(y = 1 \mid r)|$, and equal to
-    it where g is on the right side everywhere: noise cannot add to it, as it does to an ECE.
+    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$, and equal to it where
+    g is on the right side everywhere: noise cannot add to it, as it does to an ECE.
 
     Args:
         labels: (N,) int in [0, C).
         n_folds: K, from 2 to N.
-        seed: of the folds.
 
     Returns:
-        Fractions. Each may be negative where there is nothing to find: a bound that stopped at 0 would be too large on
-        average.
+        Fractions. Each may be negative where there is nothing to find, so that it is a bound on average.
 
     Notes:
-        The paper's own code takes a boosted classifier for g, and calls a confidence below .5 over-confident where it
-        is too low: that of the other of two classes. Here over-confident is what states more than is right.
+        The authors' code has a boosted classifier for g, and calls a confidence below .5 over if it is too low.
 
     References:
         "A variational estimator for Lp calibration errors", arXiv 2602.24230; for p = 1 and the top label.
@@ -228,17 +191,17 @@ def confidence_errors(
     >>> round(found.over, 2), abs(round(found.under, 2))
     (0.1, 0.0)
     """
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.model_selection import PredefinedSplit, cross_val_predict
+
     check_seed(seed)
     top = top_label(*check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"
     check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")
-    fold = np.random.default_rng(seed).permutation(n_rows) % n_folds
-    recalibrated = np.empty(n_rows)
-    for k in range(n_folds):
-        own = fold == k
-        recalibrated[own] = _isotonic(top.part(~own), top.confidence[own])
-    return errors_by_side(top, recalibrated)
+    folds = PredefinedSplit(np.random.default_rng(seed).permutation(n_rows) % n_folds)
+    regression = IsotonicRegression(out_of_bounds="clip")
+    return errors_by_side(top, cross_val_predict(regression, top.confidence, top.correct, cv=folds))
 
 
 def errors_by_side(top: TopLabel, recalibrated: FloatArray) -> ConfidenceErrors:
@@ -247,11 +210,3 @@ def errors_by_side(top: TopLabel, recalibrated: FloatArray) -> ConfidenceErrors:
     over = float(gaps[recalibrated < top.confidence].sum() / len(gaps))
     under = float(-gaps[recalibrated > top.confidence].sum() / len(gaps))
     return ConfidenceErrors(over, under, over + under)
-
-
-def _isotonic(top: TopLabel, at: FloatArray) -> FloatArray:
-    """The isotonic regression of outcomes on confidences, linear between them and constant beyond."""
-    values, places = np.unique(top.confidence, return_inverse=True)
-    rows = np.bincount(places).astype(np.float64)
-    fitted = isotonic_regression(np.bincount(places, top.correct) / rows, weights=rows).x
-    return np.interp(at, values, fitted)

@@ -1,12 +1,9 @@
-"""Calibration error by kernel density estimation on the simplex, of the top label or of whole distributions.
-
-A confidence c is the point (c, 1 - c), so that the beta and the Dirichlet kernel are one function.
-"""
+"""Calibration error by kernel density estimation on the simplex, of the top label or of whole distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,9 +14,7 @@ from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_an
 from hf_calib.metrics.sums import top_label
 
 KernelKind = Literal["top_label", "canonical"]
-KINDS: tuple[KernelKind, ...] = ("top_label", "canonical")
 KernelNorm = Literal["l1", "l2"]
-NORMS: tuple[KernelNorm, ...] = ("l1", "l2")
 
 BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # the authors' grid
 
@@ -39,20 +34,17 @@ def kde_calibration_error(
 ) -> float:
     r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or of all probabilities.
 
-    The one estimate here of the canonical error: whether labels follow the whole predicted distribution, not
-    the winner's confidence (`expected_calibration_error`) or each class alone (`classwise_calibration_error`).
-    For the top label `smooth_calibration_error` is far cheaper and has no bandwidth to choose.
+    For the canonical error: whether labels follow the whole predicted distribution, not each class alone
+    (`classwise_calibration_error`). For the top label `smooth_calibration_error` is far cheaper.
 
     $$\left(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\right)^{1/q}, \qquad
     \hat\eta(p_i) = \frac{\sum_{j \ne i} k(p_i; p_j) \, y_j}{\sum_{j \ne i} k(p_i; p_j)}$$
 
-    with $k(\cdot; p_j)$ the Dirichlet density of parameters $p_j / h + 1$ (for the top label: the beta
-    density) and $h$ the bandwidth.
+    with $k(\cdot; p_j)$ the Dirichlet density of parameters $p_j / h + 1$; a confidence c is the point (c, 1 - c).
 
     Args:
         probs: of at least two rows.
-        bandwidth: h, at least 1e-8; None takes the one of 20 from 1e-5 to 1 that makes the confidences, or the
-            distributions, most likely, each under the density of the others.
+        bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn.
         kind: "top_label", or "canonical", which sums over the classes.
         norm: q, "l1" or "l2"; the l2 error is a root.
 
@@ -63,7 +55,7 @@ def kde_calibration_error(
         Takes O(N^2) time and O(N) memory; above 1,000 examples the bandwidth is chosen on 1,000 of them.
         Unlike in the authors' code, probabilities are kept 1e-6 away from 0 and 1 (theirs gives NaN there), the l2
         error is a root, and no log h is subtracted from the log-likelihoods, which favours the smallest h.
-        The canonical error needs examples near each other: with many classes it mostly shows the bandwidth.
+        With many classes no examples are near each other, and the canonical error mostly shows the bandwidth.
 
     References:
         Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.
@@ -73,52 +65,43 @@ def kde_calibration_error(
     0.41
     """
     checked, targets = check_probs_and_any_labels(probs, labels)
-    check_choice("kind", kind, KINDS)
-    check_choice("norm", norm, NORMS)
+    check_choice("kind", kind, get_args(KernelKind))
+    check_choice("norm", norm, get_args(KernelNorm))
     way_out = "the density around an example is estimated from the others"
     check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
-    width = None if bandwidth is None else _check_bandwidth(bandwidth)
+    requirement = f"bandwidth to be finite and at least {_SMALLEST_BANDWIDTH}"
+    fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth < np.inf
+    check(fits, requirement, bandwidth, "bandwidth=None chooses one")
     if kind == "top_label":
         predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
     else:
         predicted = checked.astype(np.float64)
         outcomes = targets if targets.ndim == 2 else np.eye(checked.shape[1])[targets]
-    points = _inside_simplex(predicted)
-    gaps = np.abs(_regress(points, outcomes, width or choose_bandwidth(points)) - predicted)
+    points = predicted.clip(_MARGIN, 1 - _MARGIN)
+    if kind == "top_label":
+        points = np.hstack([points, 1 - points])
+    means = np.empty(outcomes.shape)  # around each point, without its own outcome
+    for rows, kernel, _ in _kernel_blocks(points, bandwidth or choose_bandwidth(points)):
+        means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
+    gaps = np.abs(means - predicted)
     return float(gaps.sum(axis=1).mean() if norm == "l1" else np.sqrt((gaps**2).sum(axis=1).mean()))
 
 
 def choose_bandwidth(points: FloatArray) -> float:
-    """The bandwidth of the grid that makes points (N, K) of the simplex most likely, each left out in turn.
-
-    Of many points it looks at a random part; drawn from sorted points, so that their order does not matter.
-    """
+    """The bandwidth of the grid under which points (N, K), each left out in turn, are most likely."""
     if len(points) > _MOST_FOR_BANDWIDTH:
         chosen = np.random.default_rng(0).choice(len(points), _MOST_FOR_BANDWIDTH, replace=False)
-        points = points[np.lexsort(points.T)[chosen]]
+        points = points[
+            np.lexsort(points.T)[chosen]
+        ]  # sorted first, so that the order of the rows does not matter
     return float(BANDWIDTHS[np.argmax([log_likelihood(points, bandwidth) for bandwidth in BANDWIDTHS])])
 
 
 def log_likelihood(points: FloatArray, bandwidth: float) -> float:
     """Sum over points (N, K) of the log density that the other points give to it, in nats."""
-    total = 0.0
-    for _, kernel, peak in _kernel_blocks(points, bandwidth):
-        total += float((np.log(kernel.sum(axis=1)) + peak).sum())
+    blocks = _kernel_blocks(points, bandwidth)
+    total = sum(float((np.log(kernel.sum(axis=1)) + peak).sum()) for _, kernel, peak in blocks)
     return total - len(points) * float(np.log(len(points) - 1))
-
-
-def _inside_simplex(predicted: FloatArray) -> FloatArray:
-    """Points (N, K) that a Dirichlet kernel can take; a lone probability gets its complement."""
-    inside = predicted.clip(_MARGIN, 1 - _MARGIN)
-    return np.hstack([inside, 1 - inside]) if inside.shape[1] == 1 else inside
-
-
-def _regress(points: FloatArray, outcomes: FloatArray, bandwidth: float) -> FloatArray:
-    """The mean outcome (N, K) around each point, by the kernel's weights, without the point's own."""
-    means = np.empty(outcomes.shape)
-    for rows, kernel, _ in _kernel_blocks(points, bandwidth):
-        means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
-    return means
 
 
 def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
@@ -135,9 +118,3 @@ def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice
         peak = log_kernel.max(axis=1)
         log_kernel -= peak[:, None]
         yield rows, np.exp(log_kernel, out=log_kernel), peak
-
-
-def _check_bandwidth(bandwidth: float) -> float:
-    requirement = f"bandwidth to be finite and at least {_SMALLEST_BANDWIDTH}"
-    check(_SMALLEST_BANDWIDTH <= bandwidth < np.inf, requirement, bandwidth, "bandwidth=None chooses one")
-    return float(bandwidth)

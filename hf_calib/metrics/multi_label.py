@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, IntArray, as_array, row_chunks
-from hf_calib.metrics.sums import BinSums, uniform_bins
+from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
+from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.sums import BinnedRows, BinSums, uniform_bins
 
 UNKNOWN = -100  # a label that is not known: its decision is left out
-_SMALLEST = np.finfo(np.float64).tiny  # what a probability of 0 counts as, as in `negative_log_likelihood`
 _BLOCK_ELEMENTS = 2**18  # of a block of resamples: its half a dozen temporaries stay near the cache
 
 
@@ -55,96 +55,51 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     return Decisions(np.clip(rows.astype(np.float64), 0, 1), targets == 1, known)
 
 
+def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
+    """The sums (C, M) of each label's probabilities and outcomes in bins of equal width."""
+    by_label = LabelMetrics(decisions, n_bins).sums(np.ones((1, len(decisions.probs))))[0]
+    return BinSums(by_label[0], by_label[1] + by_label[2], by_label[2])
+
+
 class LabelMetrics:
     """Metrics by label, and over all decisions together, of resamples of N fixed rows."""
 
     def __init__(self, decisions: Decisions, n_bins: int) -> None:
-        probs, true, known = decisions
-        self._n_rows, self._n_labels = probs.shape
-        self._n_bins = n_bins
-        # Per row and label: whether known, true, squared error, nats; then the same for all labels of the row.
-        nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), _SMALLEST))
-        fields = [known, known & true, (probs - true) ** 2, nats]
-        by_label = [np.where(known, field, 0.0) for field in fields]
-        self._means = [np.column_stack([field, field.sum(axis=1)]) for field in by_label]
-        # Gap and count of each label's bins: a sparse row of the resamples' matrix product for each example.
-        rows, labels = np.nonzero(known)
-        slots = labels * n_bins + uniform_bins(probs[rows, labels], n_bins)
-        shape = (self._n_rows, self._n_labels * n_bins)
-        gaps = (probs - true)[rows, labels]
-        self._gaps = csr_array((gaps, (rows, slots)), shape).T.tocsr()
-        self._counts = csr_array((np.ones(len(rows)), (rows, slots)), shape).T.tocsr()
-        self._rankings = [
-            _Ranking(probs[known[:, c], c], true[known[:, c], c]) for c in range(self._n_labels)
-        ]
-        self._known = [np.flatnonzero(known[:, c]) for c in range(self._n_labels)]
-        self._micro = _Ranking(probs[known], true[known])
-        self._rows_of_decisions = rows
+        n_labels = decisions.probs.shape[1]
+        self._rows, labels = np.nonzero(decisions.known)
+        probs, true = decisions.probs[decisions.known], decisions.true[decisions.known]
+        nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY))
+        slots = labels * n_bins + uniform_bins(probs, n_bins)
+        columns = None, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
+        self._sums = BinnedRows(slots, n_labels * n_bins, *columns)
+        self._shape = len(columns), n_labels, n_bins
+        members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [np.arange(len(labels))]
+        self._ranked = [(self._rows[each], tally(probs[each], true[each])) for each in members]
+
+    def sums(self, counts: FloatArray) -> FloatArray:
+        """(R, 5, C, M) in the bins of each label: decisions, gaps, true ones, squared errors and nats."""
+        return (counts[:, self._rows] @ self._sums).reshape(len(counts), *self._shape)
 
     def evaluate(self, counts: IntArray) -> dict[str, FloatArray]:
         """Each metric (R, C + 1), the last column of all decisions, of counts (R, N) of each row; NaN if undefined."""
-        blocks = [
-            self._block(counts[part].astype(np.float64))
-            for part in row_chunks(len(counts), self._n_rows * self._n_labels, elements=_BLOCK_ELEMENTS)
-        ]
+        parts = row_chunks(len(counts), len(self._rows), elements=_BLOCK_ELEMENTS)
+        blocks = [self._block(counts[part].astype(np.float64)) for part in parts]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _block(self, counts: FloatArray) -> dict[str, FloatArray]:
-        known, true, squared, nats = (counts @ field for field in self._means)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found = {"prevalence": true / known, "brier": squared / known, "nll": nats / known}
-            gaps, sizes = (self._in_bins((bins @ counts.T).T) for bins in (self._gaps, self._counts))
-            found["ece"] = np.abs(gaps).sum(axis=2) / known
-            found["mce"] = np.where(sizes > 0, np.abs(gaps) / sizes, 0).max(axis=2)
-            found["mce"][known == 0] = np.nan
-            ranked = [
-                ranking.evaluate(counts[:, rows])
-                for ranking, rows in zip(self._rankings, self._known, strict=True)
-            ]
-            ranked.append(self._micro.evaluate(counts[:, self._rows_of_decisions]))
-        for i, name in enumerate(("auroc", "average_precision")):
-            found[name] = np.stack([pair[i] for pair in ranked], axis=1)
+        by_label = self.sums(counts)
+        both = np.concatenate([by_label, by_label.sum(axis=2, keepdims=True)], axis=2)
+        sizes, gaps, true, squared, nats = np.moveaxis(both, 1, 0)
+        known = sizes.sum(axis=-1)
+        known[known == 0] = np.nan
+        means = {"prevalence": true, "brier": squared, "nll": nats, "ece": np.abs(gaps)}
+        found = {name: sums.sum(axis=-1) / known for name, sums in means.items()}
+        worst = (np.abs(gaps) / np.maximum(sizes, 1)).max(axis=-1)
+        found["mce"] = np.where(np.isnan(known), np.nan, worst)
+        ranked = [tallied(counts[:, rows]) for rows, tallied in self._ranked]
+        found["auroc"] = np.stack([area_under_roc(*each) for each in ranked], axis=1)
+        found["average_precision"] = np.stack([average_precision(*each) for each in ranked], axis=1)
         return found
-
-    def _in_bins(self, sums: FloatArray) -> FloatArray:
-        """(R, C + 1, M): the bins of each label, and of all together."""
-        by_label = sums.reshape(len(sums), self._n_labels, self._n_bins)
-        return np.concatenate([by_label, by_label.sum(axis=1, keepdims=True)], axis=1)
-
-
-class _Ranking:
-    """Area under the ROC curve and average precision of scores (N,) and outcomes (N,); ties count as one threshold."""
-
-    def __init__(self, scores: FloatArray, true: NDArray[np.bool_]) -> None:
-        self._order = np.argsort(-scores, kind="stable")
-        self._true = true[self._order]
-        ranked = scores[self._order]
-        self._ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of each distinct score
-
-    def evaluate(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Both (R,) of samples that hold each row counts (R, N) times; NaN without a true one, or a false one."""
-        if not self._true.any():
-            nothing = np.full(len(counts), np.nan)
-            return nothing, nothing
-        ranked = counts[:, self._order]
-        accepted = ranked.cumsum(axis=1)[:, self._ends]
-        hits = (ranked * self._true).cumsum(axis=1)[:, self._ends]
-        new_hits = np.diff(hits, axis=1, prepend=0)
-        false = accepted - hits
-        new_false = np.diff(false, axis=1, prepend=0)
-        n_true, n_false = hits[:, -1], false[:, -1]
-        area = (new_false * (hits - new_hits / 2)).sum(axis=1) / (n_true * n_false)
-        precision = hits / np.maximum(accepted, 1)
-        return area, (new_hits * precision).sum(axis=1) / n_true
-
-
-def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
-    """The sums (C, M) of each label's probabilities and outcomes in bins of equal width."""
-    rows, labels = np.nonzero(decisions.known)
-    probs, true = decisions.probs[rows, labels], decisions.true[rows, labels]
-    slots, size = labels * n_bins + uniform_bins(probs, n_bins), decisions.probs.shape[1] * n_bins
-    totals = (np.bincount(slots, weights, minlength=size) for weights in (None, probs, true))
-    return BinSums(*(total.reshape(-1, n_bins).astype(np.float64) for total in totals))
 
 
 def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr, log_softmax, logsumexp
-from scipy.stats import rankdata
+from scipy.special import entr, log_softmax, logsumexp, softmax
 
-from hf_calib._errors import InputTypeError, check, expected
+from hf_calib._errors import check
 from hf_calib.metrics.checks import (
     FloatArray,
-    as_array,
     as_floats,
     check_choice,
     check_confidence_level,
@@ -35,6 +33,18 @@ OOD_SCORES = {
 }
 ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is taken
 
+# Uncertainties (N,) of logits (N, C) whose rows are sorted, so that the order of the classes breaks no tie.
+_UNCERTAINTIES: dict[str, Callable[[FloatArray], FloatArray]] = {
+    # The logarithm of the odds against the top class: near 1, probabilities themselves are all alike.
+    "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
+    "entropy": lambda rows: -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1),
+    "max_logit": lambda rows: -rows[:, -1],
+    "energy": lambda rows: -logsumexp(rows, axis=1),
+}
+
+
+# Selective prediction
+
 
 class RiskCoverage(NamedTuple):
     """The error rate (N,) among the most confident share (N,) of the examples."""
@@ -46,18 +56,13 @@ class RiskCoverage(NamedTuple):
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
 
-    For a classifier that may abstain. It judges the ranking by confidence and the accuracy together, and does
-    not change when confidences are recalibrated without changing their order; `expected_calibration_error`
-    is the opposite.
+    For a classifier that may abstain. It judges the ranking by confidence and the accuracy together, and is blind to a
+    recalibration that keeps the order; `expected_calibration_error` is the opposite.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
     Returns:
-        A fraction in [0, 1], smaller is better; 0 only without any error.
-
-    Notes:
-        Among confidences that are equal in float32, as `AbstainRule` decides on them, errors count as evenly spread,
-        so that the order of the examples never matters.
+        A fraction in [0, 1], smaller is better. Confidences that are equal in float32 share their errors evenly.
 
     References:
         Geifman and El-Yaniv 2017; Geifman, Uziel and El-Yaniv 2019.
@@ -74,9 +79,7 @@ def mean_risk(top: TopLabel) -> float:
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
-    r"""The error rate among the k most confident predictions, for every k.
-
-    To draw, and to choose the confidence below which to abstain; `area_under_risk_coverage` is its mean.
+    """The error rate among the k most confident predictions, for every k; `area_under_risk_coverage` is its mean.
 
     Args:
         confidences: (N,) float, of any range: only their order counts.
@@ -95,7 +98,7 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     way_out = "pass one confidence and one 0 or 1 per example"
     check(fits, "confidences and correct to have one shape (N,), N >= 1", got, way_out)
     for name, values in (("confidences", confidence), ("correct", right)):
-        n_bad = int((~np.isfinite(values)).sum())
+        n_bad = np.count_nonzero(~np.isfinite(values))
         got = f"{n_bad} NaN or infinite values of {len(values)}"
         check(not n_bad, f"{name} to be finite", got, "look for overflow in the model's logits")
     order = np.argsort(-confidence, kind="stable")
@@ -107,24 +110,55 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     return RiskCoverage(answered / len(wrong), np.cumsum(evenly_spread) / answered)
 
 
+# Rankings of false and true rows
+
+Tally = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+
+
+def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
+    """Of counts (..., N) of the rows: how many false and true ones (..., K + 1) are in the first 0 to K scores."""
+    order = np.argsort(-scores, kind="stable")
+    _, starts = np.unique(-scores[order], return_index=True)
+    cuts = np.append(starts, len(scores))
+    ranked_true = true[order]
+
+    def tallied(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        ranked = counts[..., order]
+        n_all, n_true = (
+            np.insert(each.cumsum(axis=-1), 0, 0, axis=-1)[..., cuts]
+            for each in (ranked, ranked * ranked_true)
+        )
+        return n_all - n_true, n_true
+
+    return tallied
+
+
+def area_under_roc(false: NDArray[Any], true: NDArray[Any]) -> FloatArray:
+    """The probability (...) that a true row is before a false one, a tie counting half; NaN where one is missing."""
+    pairs = true[..., -1] * false[..., -1]
+    heights = (true[..., 1:] + true[..., :-1]) / 2
+    return (np.diff(false) * heights).sum(axis=-1) / np.where(pairs > 0, pairs, np.nan)
+
+
+def average_precision(false: NDArray[Any], true: NDArray[Any]) -> FloatArray:
+    """The mean precision (...) at the true rows; NaN without one."""
+    n_true = true[..., -1]
+    precision = true[..., 1:] / np.maximum((true + false)[..., 1:], 1)
+    return (np.diff(true) * precision).sum(axis=-1) / np.where(n_true > 0, n_true, np.nan)
+
+
 # Out-of-distribution detection
 
 
 class RocCurve(NamedTuple):
-    """True and false positive rates as the threshold falls, the out-of-distribution inputs as positives."""
+    """The shares of familiar inputs and of those from elsewhere that are flagged, as the threshold falls."""
 
     inside: FloatArray
     outside: FloatArray
 
 
 class OodDetection(NamedTuple):
-    """How well one score separates inputs from elsewhere.
-
-    Args:
-        auroc: the probability that a random input from elsewhere looks more uncertain than a random familiar one.
-        fpr95: the share of the inputs from elsewhere that is accepted where 95% of the familiar ones are.
-        curve: the ROC curve.
-    """
+    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve."""
 
     auroc: Interval
     fpr95: Interval
@@ -134,8 +168,7 @@ class OodDetection(NamedTuple):
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
     r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
 
-    For robustness: calibration errors look at one dataset, this compares two. For logits, with intervals and other
-    scores, see `ood_detection`.
+    For probabilities; of logits, with intervals and other scores, see `ood_detection`.
 
     $$P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in}), \qquad
     u = -\sum_c p_c \log p_c \ \text{ or } \ u = -\max_c p_c$$
@@ -148,9 +181,6 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
     Returns:
         A fraction: 1 if every input from outside is more uncertain, 0.5 if uncertainty says nothing.
 
-    Notes:
-        A temperature cannot change it for two classes; for more it can, as it does not keep the order of the scores.
-
     References:
         Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
 
@@ -160,9 +190,8 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
     check_choice("score", score, ("entropy", "max_probability"))
     inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
     _check_same_classes("probs", inside, outside)
-    ranks = rankdata(np.concatenate([_of_probs(inside, score), _of_probs(outside, score)]))
-    n_in, n_out = len(inside), len(outside)
-    return float((ranks[n_in:].mean() - (n_out + 1) / 2) / n_in)
+    tallied = _tally_of(inside, outside, _entropy if score == "entropy" else _UNCERTAINTIES["max_logit"])
+    return float(area_under_roc(*tallied(np.ones(len(inside) + len(outside)))))
 
 
 def ood_detection(
@@ -181,21 +210,16 @@ def ood_detection(
     $$u = -\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
-        logits_in: (N, C) float: the model's test set.
+        logits_in: (N, C) float: the model's test set; both sets are resampled.
         logits_out: (N', C) float: inputs from elsewhere.
         scores: of "max_probability", "entropy", "max_logit" and "energy". Where only probabilities are known,
             pass their logarithms, and the first two.
-        n_resamples: of the bootstrap, which resamples both sets.
 
     Returns:
-        Score -> `OodDetection`.
-
-    Notes:
-        A temperature changes the first two, of more than two classes, and the energy; never the maximum logits' order.
+        Score -> `OodDetection`. A temperature never changes that of the maximum logit.
 
     References:
-        Hendrycks and Gimpel 2017 (maximum probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy);
-        Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy); Liang et al. 2018 (the rate at 95%).
+        Those of `ood_auroc`; Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy); Liang et al. 2018 (95%).
 
     >>> found = ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]], scores=["energy"])
     >>> found["energy"].auroc.value
@@ -205,80 +229,45 @@ def ood_detection(
     _check_same_classes("logits", inside, outside)
     for score in scores:
         check_choice("scores", score, tuple(OOD_SCORES))
-    n_resamples, seed = check_n_resamples(n_resamples), check_seed(seed)
+    rng = np.random.default_rng(check_seed(seed))
     check_confidence_level(confidence_level)
+    sizes = len(inside), len(outside)
+    tallies = [_tally_of(inside, outside, _UNCERTAINTIES[score]) for score in scores]
+    draws = []
+    for _ in range(check_n_resamples(n_resamples)):
+        counts = np.concatenate([np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes])
+        draws.append([_rates(*tallied(counts)) for tallied in tallies])
     found = {}
-    for score in scores:
-        uncertainties = _of_logits(inside, score), _of_logits(outside, score)
-        found[score] = _detection(*uncertainties, n_resamples, confidence_level, seed)
+    for score, tallied, drawn in zip(scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True):
+        false, true = tallied(np.ones(sum(sizes)))
+        auroc, fpr95 = map(interval_of, _rates(false, true), drawn, [confidence_level] * 2)
+        found[score] = OodDetection(auroc, fpr95, RocCurve(false / false[-1], true / true[-1]))
     return found
 
 
-def _detection(
-    inside: FloatArray, outside: FloatArray, n_resamples: int, confidence_level: float, seed: int
-) -> OodDetection:
-    """Of uncertainties (N,) and (N',)."""
-    values, place = np.unique(np.concatenate([inside, outside]), return_inverse=True)
-    at_inside, at_outside = place[: len(inside)], place[len(inside) :]
-
-    def measured(rows_in: NDArray[Any], rows_out: NDArray[Any]) -> tuple[float, float]:
-        # How many rows lie at each value, from the most certain one on.
-        n_in = np.bincount(rows_in, minlength=len(values))
-        n_out = np.bincount(rows_out, minlength=len(values))
-        below = n_in.cumsum()
-        auroc = n_out @ (below - n_in / 2) / (len(rows_in) * len(rows_out))
-        last_accepted = np.searchsorted(below, ACCEPTED * len(rows_in))
-        return float(auroc), float(n_out[: last_accepted + 1].sum() / len(rows_out))
-
-    rng = np.random.default_rng(seed)
-    draws = [
-        measured(rng.choice(at_inside, len(at_inside)), rng.choice(at_outside, len(at_outside)))
-        for _ in range(n_resamples)
-    ]
-    whole = zip(measured(at_inside, at_outside), np.array(draws).T, strict=True)
-    auroc, fpr95 = (interval_of(value, column, confidence_level) for value, column in whole)
-    # From the most uncertain value on.
-    counts = (np.bincount(rows, minlength=len(values))[::-1].cumsum() for rows in (at_inside, at_outside))
-    return OodDetection(auroc, fpr95, RocCurve(*(np.pad(each / each[-1], (1, 0)) for each in counts)))
+def _tally_of(
+    inside: NDArray[Any], outside: NDArray[Any], uncertainty: Callable[[FloatArray], FloatArray]
+) -> Tally:
+    """By an uncertainty of rows (N, C) and (N', C); those from elsewhere are the true ones."""
+    parts = [rows[part] for rows in (inside, outside) for part in row_chunks(*rows.shape)]
+    scores = [uncertainty(np.sort(part.astype(np.float64), axis=1)) for part in parts]
+    return tally(np.concatenate(scores), np.repeat([False, True], [len(inside), len(outside)]))
 
 
-def _of_logits(logits: NDArray[Any], score: str) -> FloatArray:
-    """The uncertainty (N,)."""
-    if score == "max_logit":
-        return -logits.max(axis=1).astype(np.float64)
-    uncertainty = np.empty(len(logits))
-    for part in row_chunks(*logits.shape):
-        rows = logits[part].astype(np.float64)
-        if score == "energy":
-            uncertainty[part] = -logsumexp(rows, axis=1)
-        elif score == "max_probability":
-            # The logarithm of the odds against it: near 1, probabilities themselves are all alike.
-            top = rows.max(axis=1, keepdims=True)
-            others = np.sort(rows, axis=1)[:, :-1]
-            uncertainty[part] = logsumexp(others - top, axis=1)
-        else:
-            log_probs = log_softmax(np.sort(rows, axis=1), axis=1)
-            uncertainty[part] = -(np.exp(log_probs) * log_probs).sum(axis=1)
-    return uncertainty
+def _entropy(probs: FloatArray) -> FloatArray:
+    """Of probabilities, of which rounding may have put some just below 0."""
+    return np.asarray(entr(np.maximum(probs, 0)).sum(axis=1))
 
 
-def _of_probs(probs: NDArray[Any], score: UncertaintyScore) -> FloatArray:
-    if score == "max_probability":
-        return -probs.max(axis=1).astype(np.float64)
-    entropy = np.empty(len(probs))
-    for part in row_chunks(*probs.shape):
-        # Probabilities that rounding put just below 0 count as 0.
-        rows = np.maximum(probs[part].astype(np.float64, copy=False), 0)
-        # Sorted, so that rows which differ in the order of the classes only are tied to the last bit.
-        entropy[part] = entr(np.sort(rows, axis=1)).sum(axis=1)
-    return entropy
+def _rates(false: NDArray[Any], true: NDArray[Any]) -> tuple[float, float]:
+    """The area under the curve, and the share of true rows not flagged where `ACCEPTED` of the false ones are not."""
+    accepted = false[-1] - false
+    last = np.count_nonzero(accepted >= ACCEPTED * false[-1]) - 1
+    return float(area_under_roc(false, true)), float(1 - true[last] / true[-1])
 
 
-def _check_logits(argument: str, logits: ArrayLike) -> NDArray[Any]:
-    array = as_array(argument, logits)
-    if array.dtype.kind not in "iuf":
-        way_out = "pass an array of floats"
-        raise InputTypeError(expected(argument, "hold real numbers", f"dtype {array.dtype}", way_out))
+def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
+    array = as_floats(argument, logits)
     fits = array.ndim == 2 and array.shape[1] >= 2 and len(array) > 0
     way_out = "pass one row of at least two classes for each example"
     check(fits, f"{argument} to have shape (N, C), N >= 1", f"shape {array.shape}", way_out)

@@ -14,7 +14,6 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.entities import are_bio, check_seqeval
 from hf_calib.predictions.classifier import Encoded, Progress
 from hf_calib.predictions.labels import check_class_names
 from hf_calib.predictions.reading import Reading
@@ -36,8 +35,6 @@ class TokenClassifier(TextClassifier):
         if not labelled:
             return self.encode_inputs(rows, reading, name=name)
         names = check_class_names(self.class_names, reading.class_names, "tags")
-        if are_bio(names):
-            check_seqeval()
         reading.refuse("text_pair_column")
         shown = plain_name(name)
         tokens, tags = read_sentences(rows, reading.text_column, reading.label_column, name=shown)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities, has_seqeval
+from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
 from hf_calib.metrics.resamples import Interval
 from hf_calib.report.text import Table, columns, with_interval
 
@@ -137,20 +136,8 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> Cal
         "The examples are tokens. Those of one sentence are not independent, as the intervals of their metrics and the "
         "tests take them: these are too narrow."
     )
-    found = _measure(report, sentences) if _can_measure(report.class_names) else None
+    found = _measure(report, sentences) if are_bio(report.class_names) else None
     return replace(report, entities=found, notes=(*report.notes, caveat))
-
-
-def _can_measure(tag_names: Sequence[str]) -> bool:
-    if not are_bio(tag_names):
-        return False
-    if not has_seqeval():
-        warnings.warn(
-            "seqeval is not installed. The report has no entities. pip install 'hf_calib[tokens]'.",
-            stacklevel=3,
-        )
-        return False
-    return True
 
 
 def _measure(report: CalibrationReport, sentences: ArrayLike) -> EntitySection:

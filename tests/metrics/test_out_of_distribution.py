@@ -53,26 +53,16 @@ def test_the_area_is_that_of_probabilities() -> None:
     for score in ("entropy", "max_probability"):
         expected = ood_auroc(softmax(inside, axis=1), softmax(outside, axis=1), score=score)
         assert found[score].auroc.value == pytest.approx(expected, abs=1e-12)
-    logs = ood_detection(
-        log_softmax(inside, axis=1), log_softmax(outside, axis=1), scores=["entropy"], n_resamples=2
-    )
-    assert logs["entropy"].auroc.value == pytest.approx(found["entropy"].auroc.value, abs=1e-12)
 
 
-def test_a_temperature_leaves_the_maximum_logit_and_two_classes_in_order() -> None:
+def test_a_temperature_leaves_the_order_of_the_maximum_logit() -> None:
     inside, outside = two_sets()
-    for score, same in {"max_logit": True, "max_probability": False, "energy": False}.items():
-        raw, scaled = (
-            ood_detection(inside / t, outside / t, scores=[score], n_resamples=2)[score].auroc.value
-            for t in (1, 3)
-        )
-        assert (raw == scaled) == same
+    raw, scaled = (ood_detection(inside / t, outside / t, n_resamples=2) for t in (1, 3))
+    same = {score for score in SCORES if raw[score].auroc.value == scaled[score].auroc.value}
+    assert same == {"max_logit"}
+    raw, scaled = (ood_detection(inside[:, :2] / t, outside[:, :2] / t, n_resamples=2) for t in (1, 3))
     for score in ("max_probability", "entropy"):
-        raw, scaled = (
-            ood_detection(inside[:, :2] / t, outside[:, :2] / t, scores=[score], n_resamples=2)[score].auroc
-            for t in (1, 3)
-        )
-        assert raw.value == pytest.approx(scaled.value, abs=1e-12)
+        assert raw[score].auroc.value == pytest.approx(scaled[score].auroc.value, abs=1e-12)
 
 
 def test_confidences_that_round_to_one_keep_their_order() -> None:
@@ -86,26 +76,23 @@ def test_classes_in_another_order_are_ties() -> None:
     rng = np.random.default_rng(0)
     inside = rng.standard_normal((200, 10)).astype(np.float32)
     found = ood_detection(inside, rng.permuted(inside, axis=1), n_resamples=2)
-    assert {found[score].auroc.value for score in ("entropy", "max_logit")} == {0.5}
+    assert {found[score].auroc.value for score in SCORES} == {0.5}
 
 
-@pytest.mark.parametrize(("score", "n_trials"), [("energy", 60)])
 @pytest.mark.slow
-def test_intervals_hold_the_truth(score: str, n_trials: int) -> None:
+def test_intervals_hold_the_truth() -> None:
     """Energy of one large logit is that logit, so that both rates are known: of Gaussians a shift apart."""
-    shift, truth = 1.0, {"auroc": norm.cdf(1 / np.sqrt(2)), "fpr95": norm.cdf(norm.ppf(0.95) - 1.0)}
+    truth = {"auroc": norm.cdf(1 / np.sqrt(2)), "fpr95": norm.cdf(norm.ppf(0.95) - 1.0)}
     held = dict.fromkeys(truth, 0)
-    for trial in range(n_trials):
+    for trial in range(60):
         rng = np.random.default_rng(trial)
-        inside, outside = rng.standard_normal(300) + shift, rng.standard_normal(200)
+        inside, outside = rng.standard_normal(300) + 1, rng.standard_normal(200)
         logits = [np.stack([values, np.full_like(values, -1e3)], axis=1) for values in (inside, outside)]
-        found = ood_detection(*logits, scores=[score], n_resamples=200, seed=trial)[score]
+        found = ood_detection(*logits, scores=["energy"], n_resamples=200, seed=trial)["energy"]
         for name, value in truth.items():
             interval = getattr(found, name)
             held[name] += interval.low <= value <= interval.high
-    # 95% nominal; the binomial's standard deviation is 2.8%.
-    assert held["auroc"] / n_trials >= 0.85
-    assert held["fpr95"] / n_trials >= 0.85
+    assert min(held.values()) >= 0.85 * 60  # 95% nominal; the binomial's standard deviation is 2.8%
 
 
 def test_a_seed_gives_the_same_intervals() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.optimize import linprog
-from scipy.sparse import diags, vstack
 
 from hf_calib.metrics import bootstrap_interval, smooth_calibration_error_dual
 from hf_calib.metrics.smooth import smooth_error_dual
@@ -34,21 +33,6 @@ def by_all_pairs(confidences: np.ndarray, correct: np.ndarray) -> float:
     return -float(found.fun)
 
 
-def by_neighbours(confidences: np.ndarray, correct: np.ndarray) -> float:
-    """The same as a sparse program, in which only neighbours are constrained."""
-    order = np.argsort(confidences)
-    n_examples = len(order)
-    rises = diags([-1.0, 1.0], [0, 1], shape=(n_examples - 1, n_examples), format="csr")
-    found = linprog(
-        -(correct - confidences)[order] / n_examples,
-        A_ub=vstack([rises, -rises]),
-        b_ub=np.tile(np.diff(confidences[order]), 2),
-        bounds=(-1, 1),
-    )
-    assert found.success
-    return -float(found.fun)
-
-
 def sample(n_examples: int, seed: int, power: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
     """Predictions that are over-confident for a power above 1, and under-confident below."""
     rng = np.random.default_rng(seed)
@@ -62,20 +46,14 @@ def as_probs(confidences: np.ndarray) -> np.ndarray:
 
 
 class TestAgainstTheLinearProgram:
-    @pytest.mark.parametrize("seed", range(12))
-    @pytest.mark.parametrize("n_examples", [1, 2, 3, 7, 20])
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("n_examples", [1, 2, 3, 20, 100])
     def test_over_all_pairs(self, n_examples: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         # Every third sample has ties, confidences of exactly 0 and 1, and every other one has soft labels.
         confidences = rng.integers(0, 6, n_examples) / 5 if seed % 3 == 0 else rng.random(n_examples)
         correct = rng.random(n_examples) if seed % 2 else rng.integers(0, 2, n_examples).astype(float)
         expected = by_all_pairs(confidences, correct)
-        assert smooth_error(confidences, correct) == pytest.approx(expected, rel=0, abs=1e-9)
-
-    @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-    def test_over_neighbours(self, power: float) -> None:
-        confidences, correct = sample(1000, seed=0, power=power)
-        expected = by_neighbours(confidences, correct)
         assert smooth_error(confidences, correct) == pytest.approx(expected, rel=0, abs=1e-9)
 
 

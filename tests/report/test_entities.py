@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hf_calib.metrics import entities, entity_scores, find_entities
+from hf_calib.metrics import entity_scores, find_entities
 from hf_calib.report import CalibrationReport, calibration_report, with_entities
 
 TAGS = ["O", "B-<i>x</i>", "I-<i>x</i>"]
@@ -92,10 +92,3 @@ def test_other_tags_and_other_rows_have_no_section() -> None:
     plain = calibration_report(probs, of_words.labels, n_resamples=10)
     assert with_entities(plain, None) is plain
     assert plain.to_dict()["entities"] is None
-
-
-def test_without_seqeval_there_is_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entities, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="seqeval is not installed. The report has no entities"):
-        report = made()
-    assert report.entities is None
