@@ -1,16 +1,23 @@
-"""The losses of one row: each a formula of its numbers."""
+r"""The losses of one row: each a formula of its numbers.
+
+$p_y$ is the probability of the label, $e_y$ is 1 at the label and 0 elsewhere. A loss is proper where its expectation
+is least at the true probabilities: here cross entropy and Brier score only. Papers have titles in docs/papers/index.md.
+"""
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hf_calib._errors import check
-from hf_calib.losses.loss import Shared, loss
+from hf_calib.losses.loss import LOSSES, CalibrationLoss, Shared, loss
 from hf_calib.losses.ranges import (
     AtLeastOne,
     Gammas,
@@ -22,8 +29,8 @@ from hf_calib.losses.ranges import (
 )
 from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+P = ParamSpec("P")
+Weight = Callable[..., Tensor]  # of rows and hyperparameters
 
 # Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
 MAX_INVERSE_GAMMA = 3.59
@@ -46,11 +53,11 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
     check(fits, "gammas to have one entry more than thresholds", got, "give a gamma per interval")
 
 
-def steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
-    """gammas[k] where p is below thresholds[k], and not below an earlier one; the last gamma above all."""
-    gamma = torch.full_like(p, gammas[-1])
-    for threshold, value in reversed(list(zip(thresholds, gammas, strict=False))):
-        gamma = gamma.masked_fill(p < threshold, value)
+def _steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
+    """The gamma of the interval [low, high) of the rising thresholds that p lies in."""
+    gamma = torch.full_like(p, gammas[0])
+    for threshold, value in zip(thresholds, gammas[1:], strict=True):
+        gamma = gamma.masked_fill(p >= threshold, value)
     return gamma
 
 
@@ -59,12 +66,32 @@ def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
     return power_of(r.others(norm) + power_of(r.rest, norm), gamma / norm)
 
 
+def _gradient_form(
+    of: Callable[P, CalibrationLoss], title: str, equation: str, weight: Weight, remark: str = ""
+) -> Callable[P, CalibrationLoss]:
+    """The twin of a weighted loss, named `_gra`, whose weight is on the gradient only; its options are the same."""
+    twin = LOSSES[of.__name__]
+    formula: Any = wraps(twin.formula)(lambda r, **values: weighted(weight(r, **values).detach(), r.ce))
+    name = formula.__name__ = formula.__qualname__ = f"{twin.name}_gra"
+    of_twin = inspect.getdoc(twin.formula) or ""
+    formula.__doc__ = (
+        f"{title}: cross entropy whose gradient is scaled by the weight of `{twin.name}`.\n\n"
+        f"As `{twin.name}`, but the weight is a constant to the gradient, which is then not that of the value:\n"
+        f"no example is pushed away from its label. {remark}\n\n"
+        f"$$\\frac{{\\partial L}}{{\\partial z}} = {equation}\\, (p - e_y)$$\n\n"
+        f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
+    )
+    summary = f"{twin.name}, its weight on the gradient only"
+    source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
+    return loss(summary, source=source, multi_label=twin.multi_label, check=twin.check)(formula)
+
+
 @loss("-log p", multi_label=True)
 def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
-    It is `F.cross_entropy` of class indices, in less time and memory for large logits. It is a proper loss; trained
-    for long, it ends over-confident, which `focal` and its relatives counter.
+    It is `F.cross_entropy` of class indices, in less time and memory for large logits. Trained for long, it ends
+    over-confident, which `focal` and its relatives counter.
 
     $$L = -\log p_y$$
 
@@ -75,24 +102,18 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     return r.ce
 
 
-@loss("cross entropy to (1 - smoothing) e_y + smoothing / C", source="Szegedy et al. 2016", multi_label=True)
+@loss("CE to (1 - smoothing) e_y + smoothing / C", source="Szegedy et al. 2016, section 7", multi_label=True)
 def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
     r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
 
-    The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard
-    ones. `entropy_regularized` penalises the other direction of the same divergence.
+    The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard ones. As
+    in PyTorch, the label has a share in ε / C; masked classes (-inf) have none. Class weights multiply the whole loss
+    of an example; PyTorch's weigh each class's share.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
     Args:
-        smoothing: ε, in [0, 1]; at 0 the loss is cross entropy.
-
-    Notes:
-        As in PyTorch, the label has a share in ε / C; masked classes (-inf) have none. Class weights multiply the
-        whole loss of an example; PyTorch's weigh each class's share. The focal papers take ε = 0.05.
-
-    References:
-        Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7.
+        smoothing: ε, in [0, 1]; at 0 the loss is cross entropy. The focal papers take 0.05.
 
     Example:
         >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -107,16 +128,13 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
 def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
-    A proper loss like `cross_entropy`, but bounded: outliers and wrong labels count for less, and learning is slow
-    where the model is confidently wrong. `focal_calibration` adds it to a focal loss.
+    Proper as `cross_entropy`, but bounded: outliers and wrong labels count for less, and learning is slow where the
+    model is confidently wrong. `focal_calibration` adds it to a focal loss.
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
     Returns:
         The loss, in [0, 2]; per decision of a multi-label problem (p - y)^2, in [0, 1].
-
-    References:
-        Brier 1950, "Verification of forecasts expressed in terms of probability".
 
     Example:
         >>> brier()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -125,26 +143,18 @@ def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     return r.others(2.0) + r.rest.square()
 
 
-@loss("(1 - p)^gamma CE", source="Lin et al. 2017; Mukhoti et al. 2020", multi_label=True)
+@loss("(1 - p)^gamma CE", source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
 def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Focal loss: cross entropy that holds back on examples whose label is already probable.
 
-    The usual first choice against over-confidence in long trainings. It makes a short fine-tuning
-    under-confident, which a temperature repairs. `dual_focal` looks at the rival class too, `adafocal` finds
-    gamma by itself, `flsd` takes a larger gamma for hard examples.
+    The usual first choice against over-confidence in long trainings; a short fine-tuning ends under-confident, which a
+    temperature repairs. `dual_focal` looks at the rival class too, `adafocal` finds gamma by itself.
 
     $$L = -(1 - p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-
-    Notes:
-        Not proper: with two classes, γ = 3 and a posterior of 0.7 its minimum is at 0.558, which `InverseLink`
-        undoes. For γ < 1 the authors' code has a gradient of NaN at p_y = 1; here it is 0, the limit.
-
-    References:
-        Lin et al. 2017, "Focal loss for dense object detection", Eq. 4; Mukhoti et al. 2020, "Calibrating deep
-        neural networks using focal loss".
+        gamma: γ >= 0; at 0 the loss is cross entropy. With 3, two classes and a posterior of 0.7 its minimum is at
+            0.558. Below 1 the gradient at p_y = 1 is 0, the limit; in the authors' code it is NaN.
 
     Example:
         >>> focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -153,23 +163,7 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
     return focal_term(r.ce, gamma)
 
 
-@loss("focal, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3")
-def focal_gra(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
-    r"""FL-GRA: cross entropy whose gradient is scaled by the focal weight.
-
-    As `focal`, but the weight is a constant to the gradient, which is not that of the value, and no example is pushed
-    away from its label. `bsce_gra` scales by the whole prediction instead of p_y alone.
-
-    $$\frac{\partial L}{\partial z} = (1 - p_y)^\gamma\, (p - e_y)$$
-
-    Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-
-    Example:
-        >>> focal_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-        tensor(0.0875)
-    """
-    return weighted(modulate(r.rest, gamma).detach(), r.ce)
+focal_gra = _gradient_form(focal, "FL-GRA", r"(1 - p_y)^\gamma", lambda r, gamma: modulate(r.rest, gamma))
 
 
 @loss("focal, gamma by the interval of p (FLSD-53)", source="Mukhoti et al. 2020", check=_check_steps)
@@ -184,39 +178,23 @@ def flsd(
         \gamma(p_y) = \begin{cases} 5 & p_y < 0.2 \\ 3 & p_y \ge 0.2 \end{cases}$$
 
     Args:
-        thresholds: where gamma changes: numbers in [0, 1], strictly rising. The intervals contain their lower end.
+        thresholds: where gamma changes, and the loss jumps: numbers in [0, 1], strictly rising. The intervals contain
+            their lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
         gammas: γ >= 0 of each interval, one more than thresholds.
-
-    Notes:
-        The loss jumps at the thresholds. The authors' code has a third interval: by default
-        `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
 
     Example:
         >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6071)
     """
-    return focal_term(r.ce, steps(r.p, thresholds, gammas))
+    return focal_term(r.ce, _steps(r.p, thresholds, gammas))
 
 
-@loss("flsd, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3", check=_check_steps)
-def flsd_gra(
-    r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
-) -> Tensor:
-    r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
-
-    As `flsd`, but the weight is a constant to the gradient; as `focal_gra`, but gamma goes by p_y.
-
-    $$\frac{\partial L}{\partial z} = (1 - p_y)^{\gamma(p_y)}\, (p - e_y)$$
-
-    Args:
-        thresholds: numbers in [0, 1], strictly rising; see `flsd`.
-        gammas: γ >= 0 of each interval, one more than thresholds.
-
-    Example:
-        >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-        tensor(0.6071)
-    """
-    return weighted(modulate(r.rest, steps(r.p, thresholds, gammas)).detach(), r.ce)
+flsd_gra = _gradient_form(
+    flsd,
+    "FLSD-GRA",
+    r"(1 - p_y)^{\gamma(p_y)}",
+    lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas)),
+)
 
 
 @loss("(1 + p)^gamma CE", source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
@@ -229,14 +207,7 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
     $$L = -(1 + p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-
-    Warns:
-        UserWarning: for γ above 3.59, from where on the gradient changes sign near p_y = 0.28.
-
-    References:
-        Wang et al. 2021, "Rethinking calibration of deep neural networks: do not be afraid of overconfidence";
-        Ghosh et al. 2022, "AdaFocal", Eq. 1.
+        gamma: γ >= 0; at 0 the loss is cross entropy. Above 3.59 it warns: the gradient changes sign near p_y = 0.28.
 
     Example:
         >>> inverse_focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -245,34 +216,24 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
     return focal_term(r.ce, -gamma)
 
 
-@loss(
-    "(1 - p + q)^gamma CE, q the largest probability below p, or a constant",
-    source="Tao et al. 2023 (DFL), Eq. 3 and Table 4",
-)
+@loss("(1 - p + q)^gamma CE, q the largest p_j < p", source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
 def dual_focal(
     r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
 ) -> Tensor:
     r"""Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
 
-    `focal` holds a confident example back by p_y alone, and so leads to under-confidence; here the rival q_j
-    adds to the weight, so the example is held back by how far the label is ahead. `ada_dual_focal` fits gamma
-    to held-out predictions.
+    `focal` holds a confident example back by p_y alone, which leads to under-confidence; here the label's lead over
+    the next class does. `ada_dual_focal` fits gamma to held-out predictions. As in the authors' code q_j has a
+    gradient, classes that tie with the label are not rivals, and without a class below the label q_j is 0. Classes are
+    compared by logits: small probabilities underflow into ties. The loss jumps where the label changes its rank.
 
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
+        gamma: γ >= 0; at 0 the loss is cross entropy. 5 is the paper's choice for CIFAR-10.
         rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the
             mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
             examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
-
-    Notes:
-        As in the authors' code q_j is not detached, classes that tie with the label are not rivals, and without
-        a class below the label q_j is 0, which is `focal`. Classes are compared by logits: small probabilities
-        underflow into ties. The loss jumps where the label changes its rank. γ = 5 is the paper's choice for CIFAR-10.
-
-    References:
-        Tao et al. 2023, "Dual focal loss for calibration", Eq. 3 and Table 4.
 
     Example:
         >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -281,28 +242,13 @@ def dual_focal(
     return weighted(modulate(r.rest + r.rival(rival), gamma), r.ce)
 
 
-@loss("dual_focal, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), 5.3")
-def dual_focal_gra(
-    r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
-) -> Tensor:
-    r"""DFL-GRA: cross entropy whose gradient is scaled by the dual focal weight.
-
-    As `dual_focal`, but the weight is a constant to the gradient; as `focal_gra`, but it counts the rival in.
-
-    $$\frac{\partial L}{\partial z} = (1 - p_y + q_j)^\gamma\, (p - e_y)$$
-
-    Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-        rival: which of the classes below the label counts as q_j, or a constant; see `dual_focal`.
-
-    Notes:
-        The authors' code detaches q_j only; here the whole weight is detached, as in the paper.
-
-    Example:
-        >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
-        tensor(0.3126)
-    """
-    return weighted(modulate(r.rest + r.rival(rival), gamma).detach(), r.ce)
+dual_focal_gra = _gradient_form(
+    dual_focal,
+    "DFL-GRA",
+    r"(1 - p_y + q_j)^\gamma",
+    lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma),
+    "The authors' code detaches q_j only.",
+)
 
 
 @loss("||p - e_y||_norm^gamma CE", source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
@@ -316,11 +262,8 @@ def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared:
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: β >= 1. With 1 the other classes have no say: it is 2^γ times `focal`.
-
-    Notes:
-        The norm is that of the vector, as in the authors' code. The paper's Eq. 11 writes a sum of scalar norms,
-        on which β has no effect: `norm=gamma` gives it.
+        norm: β >= 1, of the vector, as in the authors' code, whose default is 1: u is then 2^γ times the focal weight.
+            The paper's Eq. 11 writes a sum of scalar norms, on which β has no effect: `norm=gamma` gives it.
 
     Example:
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -329,41 +272,17 @@ def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared:
     return weighted(_brier_norm(r, gamma, norm), r.ce)
 
 
-@loss("bsce, its weight on the gradient only", source="Lin et al. 2025 (BSCE-GRA), Eq. 14", multi_label=True)
-def bsce_gra(
-    r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]
-) -> Tensor:
-    r"""BSCE-GRA: cross entropy whose gradient is scaled by the generalised Brier score.
-
-    As `bsce`, but the weight is a constant to the gradient, which is then exactly u times that of cross
-    entropy: uncertain examples are learned from more, and no example is pushed away from its label.
-
-    $$\frac{\partial L}{\partial z} = u\, (p - e_y), \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
-
-    Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: β >= 1. With 1, the default of the authors' code, it is 2^γ times `focal_gra`.
-
-    Notes:
-        The norm is that of the vector; see `bsce`. The weight, up to 2^(γ / β), acts as a factor of the learning
-        rate. Not proper, against section 4.3: with two classes and γ = β = 2 a posterior of 0.7 is learned as 0.570,
-        which `InverseLink` undoes.
-
-    References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 14.
-
-    Example:
-        >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-        tensor(0.1751)
-    """
-    return weighted(_brier_norm(r, gamma, norm).detach(), r.ce)
-
-
-@loss(
-    "focal + brier_weight ||p - e_y||_2^2 (or ||.||_1)",
-    source="Liang et al. 2024 (FCL), Def. 3.1 and A.15",
-    multi_label=True,
+bsce_gra = _gradient_form(
+    bsce,
+    "BSCE-GRA",
+    r"\lVert p - e_y \rVert_\beta^\gamma",
+    _brier_norm,
+    "The weight acts as a factor of the learning rate. Not proper, against section\n4.3: with two classes, gamma = "
+    "norm = 2 and a posterior of 0.7 the minimum is at 0.570.",
 )
+
+
+@loss("focal + brier_weight ||p - e_y||_2^2", source="Liang et al. 2024 (FCL), Def. 3.1", multi_label=True)
 def focal_calibration(
     r: Rows,
     *,
@@ -374,20 +293,17 @@ def focal_calibration(
 ) -> Tensor:
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
-    The Brier term draws the probabilities back to the posterior, from which `focal` alone keeps away; a larger
-    brier_weight means less under-confidence.
+    The Brier term draws the probabilities back to the posterior, from which `focal` alone keeps away. Proper only in
+    the limit of a large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at 0.598 for λ = 0.5 and at
+    0.683 for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5) CIFAR-10, (3, 0.5) Tiny-ImageNet,
+    (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
 
     $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
 
     Args:
         gamma: γ >= 0.
-        brier_weight: λ >= 0; at 0 the loss is `focal`.
-        distance: "l2", the squared Euclidean distance, or "l1", the sum of absolute differences 2 (1 - p_y).
-
-    Notes:
-        Strictly proper only in the limit of a large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at
-        0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5)
-        CIFAR-10, (3, 0.5) Tiny-ImageNet, (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
+        brier_weight: λ >= 0, of which more means less under-confidence; at 0 the loss is `focal`.
+        distance: "l2", the squared Euclidean distance, or "l1" (A.15), the sum of absolute differences.
 
     Example:
         >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -397,7 +313,7 @@ def focal_calibration(
     return focal_term(r.ce, gamma) + brier_weight * far
 
 
-@loss("CE - entropy_weight H(p)", source="Pereyra et al. 2017; the comparison study")
+@loss("CE - entropy_weight H(p)", source="Pereyra et al. 2017, Eq. 2; the comparison study")
 def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]) -> Tensor:
     r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
 
@@ -407,13 +323,7 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
     $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
     Args:
-        entropy_weight: a >= 0; at 0 the loss is cross entropy.
-
-    Notes:
-        The loss can be negative. The comparison study gives no value for a; 0.1 is ours.
-
-    References:
-        Pereyra et al. 2017, "Regularizing neural networks by penalizing confident output distributions", Eq. 2.
+        entropy_weight: a >= 0; at 0 the loss is cross entropy, above it can be negative. The default is ours.
 
     Example:
         >>> entropy_regularized(entropy_weight=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -429,25 +339,21 @@ def logit_norm(
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
 
     It acts on the logits themselves, where `entropy_regularized` acts on the probabilities: a shift of all
-    logits changes it.
+    logits changes it, and `InverseLink` cannot undo it.
 
     $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
     Args:
-        norm_weight: a >= 0; at 0 the loss is cross entropy.
-        p: order of the norm, >= 1.
-
-    Notes:
-        The comparison study gives no value for a, and leaves the norm of a batch open: here it is the mean. A masked
-        logit (-inf) counts as 0. `InverseLink` cannot undo this loss.
+        norm_weight: a >= 0; at 0 the loss is cross entropy. 0.01, and the mean over a batch, are ours.
+        p: order of the norm, >= 1. A masked logit (-inf) counts as 0.
 
     Example:
         >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1469)
     """
-    return (
-        r.ce + norm_weight * r.logit_norm(p) if norm_weight else r.ce
-    )  # 0 times an infinite norm would be NaN
+    if norm_weight == 0:  # 0 times an infinite norm would be NaN
+        return r.ce
+    return r.ce + norm_weight * r.logit_norm(p)
 
 
 @loss("CE + margin_weight mean_j max(0, max z - z_j - margin)", source="Liu et al. 2022 (MbLS), Eq. 8")
@@ -457,20 +363,14 @@ def mbls(
     r"""MbLS (margin-based label smoothing): cross entropy plus what the logits' distances exceed a margin by.
 
     `label_smoothing` draws all logits together, also where they are near; this one leaves distances alone up to a
-    margin, so that a model may still be sure.
+    margin, so that a model may still be sure. Memory: some (N, C) numbers beside the logits.
 
     $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
 
     Args:
         margin_weight: a >= 0; at 0 the loss is cross entropy.
-        margin: m >= 0, the distance of logits that costs nothing; the authors take 6 to 10. With 0 it acts like label
-            smoothing.
-
-    Notes:
-        A masked class (-inf) has no distance, and is not counted in C. Memory: some (N, C) numbers beside the logits.
-
-    References:
-        Liu et al. 2022, "The devil is in the margin: margin-based label smoothing for network calibration", Eq. 8.
+        margin: m >= 0; the authors take 6 to 10. With 0 it acts like label smoothing. A masked class (-inf) has no
+            distance, and is not counted in C.
 
     Example:
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -485,21 +385,15 @@ def mbls(
     return r.ce + margin_weight * excess.sum(1) / (~masked).sum(1)
 
 
-@loss("p CE, p on the gradient only", source="Wu et al. 2025 (DFT), Eq. 9")
+@loss("p CE, p on the gradient only", source="Wu et al. 2025 (DFT), arXiv 2508.05629, Eq. 9")
 def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
     For fine-tuning a strong language model on answers that it could have given itself: tokens that it finds improbable
-    hardly count, where `focal_gra` weighs them most; it makes a model surer of itself.
+    hardly count, where `focal_gra` weighs them most; it makes a model surer of itself. The gradient, that of
+    `power(exponent=1)`, leads all mass to the most probable class. A label with logit -inf costs 0, not infinity.
 
     $$L = -\mathrm{sg}(p_y) \log p_y \qquad \text{(sg stops the gradient)}$$
-
-    Notes:
-        Not a proper loss: its gradient, that of `power(exponent=1)`, leads all mass to the most probable class. An
-        impossible label (logit -inf) costs 0, not infinity.
-
-    References:
-        Wu et al. 2025, "On the generalization of SFT", arXiv 2508.05629, Eq. 9.
 
     Example:
         >>> dft()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -513,8 +407,8 @@ def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Ten
     r"""Power loss: one minus a power of the label's probability, from cross entropy to the probability itself.
 
     The larger the exponent, the less an improbable label counts: right for wrong labels, and for fine-tuning a model
-    whose prior is strong; wrong for one that has much to learn. With an exponent below 1 it is also known as the
-    generalised cross entropy.
+    whose prior is strong; wrong for one that has much to learn. Its minimum is sharper than the posterior η, for a < 1
+    p ~ η^(1 / (1 - a)); from a = 1 on all mass goes to the most probable class.
 
     $$L = \frac{1 - p_y^a}{a}$$
 
@@ -523,14 +417,6 @@ def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Ten
 
     Returns:
         The loss, in [0, 1 / a].
-
-    Notes:
-        Not a proper loss: for a < 1 its minimum in expectation is sharper than the posterior, p ~ η^(1 / (1 - a)); from
-        a = 1 on all mass goes to the most probable class.
-
-    References:
-        Li et al. 2025, "Beyond log likelihood", arXiv 2510.00526; Zhang and Sabuncu 2018, "Generalized cross entropy
-        loss for training deep neural networks with noisy labels", Eq. 6.
 
     Example:
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
