@@ -85,32 +85,15 @@ class Scaler(ClassifierMixin, BaseEstimator):
         check(isinstance(scaler, cls), f"{name} to hold a {cls.__name__}", f"a {other}", way_out)
         return scaler
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        revision: str | None = None,
-        token: str | None = None,
-        private: bool | None = None,
-        create_pr: bool = False,
-    ) -> CommitInfo:
+    def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
         """Add the fitted scaler to a model's repository on the Hub, or to a new one, in one commit.
 
         Args:
             repo_id: such as "me/my-model"; made where there is none.
-            revision: branch; None is main.
-            token: None uses the stored one.
-            private: of a new repository; None is the owner's default.
-            create_pr: open a pull request with it instead.
+            **where: revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
         """
         from hf_calib._hub import push_files
 
-        where: dict[str, Any] = {
-            "revision": revision,
-            "token": token,
-            "private": private,
-            "create_pr": create_pr,
-        }
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             paths = [path for path in Path(folder).rglob("*") if path.is_file()]

@@ -48,21 +48,17 @@ class ClassProbabilityScaling(Scaler):
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
         """Return how often each class is right, whatever the others say: rows do not sum to 1; a masked class has 0."""
-        return self._scores(logits)[0]
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
-        scores, probs = self._scores(logits)
-        scores += _OWN_SHARE * probs
-        return scores / scores.sum(axis=-1, keepdims=True)
-
-    def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """The recalibrated probabilities, and the model's own."""
         check_is_fitted(self, "n_classes_")
         wide = as_fitted_logits(logits, self.n_classes_)
         allowed = ~np.isneginf(wide)  # the lowest bin may have a frequency above 0
-        probs = softmax_in_place(wide)
-        return self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape) * allowed, probs
+        probs = softmax_in_place(wide).reshape(-1, self.n_classes_)
+        return self._recalibrated(probs).reshape(allowed.shape) * allowed
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
+        scores = self.class_scores(logits)
+        scores += _OWN_SHARE * softmax_in_place(as_fitted_logits(logits, self.n_classes_))
+        return scores / scores.sum(axis=-1, keepdims=True)
 
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         raise NotImplementedError
@@ -74,11 +70,11 @@ class ClassProbabilityScaling(Scaler):
 class HistogramBinning(ClassProbabilityScaling):
     r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
 
-    The baseline of the binning methods: `IsotonicScaling` chooses its steps by the data, `SplineScaling` is smooth. The
-    predicted class can change.
+    The baseline: `IsotonicScaling` chooses its steps by the data, `SplineScaling` is smooth. The predicted class can
+    change.
 
-    $$m_k(b) = \frac{\sum_i [y_i = k]\,[p_{ik} \in b]}{\sum_i [p_{ik} \in b]}, \qquad
-      \hat p_{ik} \propto m_k(b(p_{ik})) + 10^{-9} p_{ik}$$
+    $$\hat p_{ik} \propto m_k(p_{ik}) + 10^{-9} p_{ik}, \qquad
+      m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
 
     Args:
         n_bins: M, bins per class. One in which nothing was seen keeps its midpoint.
@@ -90,8 +86,7 @@ class HistogramBinning(ClassProbabilityScaling):
         frequencies_: (C, M) m in [0, 1], which `class_scores` gives.
 
     References:
-        Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates from decision trees and naive
-        Bayesian classifiers"; one-vs-rest: Guo et al. 2017, section 4.2.
+        Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates"; one-vs-rest: Guo et al. 2017, section 4.2.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
     >>> scaler = HistogramBinning(n_bins=2).fit(logits, np.array([0, 0, 1, 1]))
@@ -129,8 +124,8 @@ class IsotonicScaling(ClassProbabilityScaling):
     The most flexible map that keeps the order of the examples; it takes about a thousand examples not to over-fit (a
     temperature, tens): with few the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
 
-    $$m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2, \qquad
-      \hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}$$
+    $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
+      m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
         multiclass: "one_vs_rest": a curve for each class; it can change the predicted class. "joint": one curve for
@@ -142,8 +137,7 @@ class IsotonicScaling(ClassProbabilityScaling):
         frequencies_: (S,) m at each of them, in [0, 1]; `class_scores` gives m(p).
 
     References:
-        Zadrozny & Elkan 2002, "Transforming classifier scores into accurate multiclass probability estimates"
-        (one-vs-rest); Zhang et al. 2020, "Mix-n-Match", multi-class isotonic regression (joint).
+        Zadrozny & Elkan 2002, "Transforming classifier scores"; joint: Zhang et al. 2020, "Mix-n-Match".
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
@@ -180,14 +174,14 @@ class SplineScaling(Scaler):
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the cubic spline of
-    `n_knots` knots nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts
-    the predicted class below another one, that class gets the least probability that keeps it first.
+    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the cubic spline
+    nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts the predicted
+    class below another one, that class gets the least probability that keeps it first.
 
     Args:
         spline: what the spline does at its ends: "natural", second derivative 0, as in the paper; "parabolic",
             third derivative 0 in the first and last interval; "cubic", third derivative continuous there.
-        n_knots: knots, at equal steps of i / N; the paper takes 6. At least 4.
+        n_knots: knots, at equal steps of i / N, at least 4.
 
     Attributes:
         scores_: (S,) the different confidences that were seen, rising; equal ones share their mean accuracy.
@@ -215,8 +209,9 @@ class SplineScaling(Scaler):
         rows = Rows.checked(logits, labels)
         n = len(rows)
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"
-        way_out = "use TemperatureScaling, which has one parameter"
-        check(n >= self.n_knots, requirement, f"{n} examples", way_out)
+        check(
+            n >= self.n_knots, requirement, f"{n} examples", "use TemperatureScaling, which has one parameter"
+        )
         confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
         correct = (rows.logits.argmax(axis=1) == rows.labels).astype(np.float64)
@@ -270,8 +265,7 @@ class EnsembleTemperatureScaling(Scaler):
     A step up from `TemperatureScaling` with four parameters. It keeps the ranking of the classes, hence the accuracy,
     but is not a map of the logits, so it cannot be folded into the model.
 
-    $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C,
-      \qquad w \ge 0, \quad \sum_k w_k = 1$$
+    $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C$$
 
     Args:
         criterion: what T alone, and then w, minimise on the data they are fitted on: "mse", the mean squared error of
@@ -279,11 +273,10 @@ class EnsembleTemperatureScaling(Scaler):
 
     Attributes:
         temperature_: T, a float, for "mse" within a factor of 30 of that of the likelihood.
-        weights_: w, (3,), for scaled, plain and uniform: of a row with masked classes, over the others.
+        weights_: w, (3,), of at least 0 with sum 1. In a row with masked classes, w_3 is spread over the others.
 
     References:
-        Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods for uncertainty
-        calibration in deep learning", section 3.2.
+        Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods", section 3.2.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))

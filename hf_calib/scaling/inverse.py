@@ -50,13 +50,12 @@ class InverseLink(LogitScaling):
         harms a model that has over-fitted. The logits must be those that the loss saw, not divided by a temperature.
         Losses that read more than the label's p (label_smoothing, dual_focal, bsce, ...) cost C^3 operations a row.
 
-        Some p are the minimum for no posterior, or for several (dual_focal and inverse_focal jump where two classes
-        tie). Classes whose η would rank otherwise than their p get the same η, but for 1e-9 that keeps their order;
-        an η below 0 becomes 0. So the ranking of the classes changes by class weights only.
+        Where no posterior, or several, have p as their minimum (dual_focal jumps where two classes tie), classes whose
+        η would rank otherwise than their p get the same η, but for 1e-9 of p; an η below 0 becomes 0.
 
     References:
-        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation: a theoretical
-        perspective", the closed form for focal; Tao et al. 2023, "Dual focal loss for calibration", Theorem 1.
+        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation"; Tao et al. 2023, "Dual
+        focal loss for calibration", Theorem 1.
 
     >>> from hf_calib.losses import make_loss
     >>> logits = np.log([[0.558, 0.442]])
@@ -183,16 +182,12 @@ def _check_invertible(loss: CalibrationLoss, n_classes: int | None = None) -> No
         raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
     way_out = f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
     check(loss.name in INVERTIBLE, "loss to have an inverse link", repr(loss.name), way_out)
-    way_out = "for multi-label problems fit TemperatureScaling(multi_label=True)"
-    check(not loss.multi_label, "loss to be single-label", "a multi-label loss", way_out)
+    check(not loss.multi_label, "loss to be single-label", "a multi-label loss", "fit TemperatureScaling")
     whole = loss.hyperparameters.get("smoothing") == 1
     check(not whole, "smoothing to be below 1", 1, "with 1 the loss does not depend on the label")
     n = n_classes if loss.class_weights is None else len(loss.class_weights)
-    requirement, way_out = (
-        f"logits to have the {n} classes of class_weights",
-        "pass those of the loss's model",
-    )
-    check(n_classes in (n, None), requirement, f"shape (..., {n_classes})", way_out)
+    requirement, got = f"logits to have the {n} classes of class_weights", f"shape (..., {n_classes})"
+    check(n_classes in (n, None), requirement, got, "pass the logits of the model that the loss trained")
 
 
 def loss_record(loss: CalibrationLoss, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -51,8 +51,7 @@ class PriorCorrection(LogitScaling):
     For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
     (label shift). `estimate_prior` finds the frequencies in unlabelled data.
 
-    $$\hat p_k \propto p_k \frac{\pi^{target}_k}{\pi^{train}_k}, \qquad
-      z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
+    $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
     Args:
         train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
@@ -62,8 +61,7 @@ class PriorCorrection(LogitScaling):
             rightly; `hf_calib.fold` writes both into the head as one affine map. None corrects the logits directly.
 
     References:
-        Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a priori
-        probabilities", Eq. 2.4; the mean probability as the prior: Alexandari et al. 2020.
+        Saerens et al. 2002, Eq. 2.4; the mean probability as the prior: Alexandari et al. 2020.
 
     >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
@@ -211,25 +209,19 @@ def estimate_prior(
         source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on. Their
             mean is the train prior, so that a bias that is left in the calibration is not taken for a shift.
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
-        train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, or class
-            counts, taken as exact.
+        train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
         method: "em", "bbse" or "bbse_soft".
-        n_resamples: for the intervals and the test, at least 1.
+        n_resamples: for the intervals (percentiles of the Bayesian bootstrap of all rows) and the test, at least 1.
         seed: of the resamples.
 
     Returns:
-        The shares, with percentile intervals of the Bayesian bootstrap of all rows (without the uncertainty of the
-        calibration), and a permutation test of source and target rows, which finds a change of the texts, too; without
-        source rows, the likelihood ratio test of EM.
-
-    Notes:
-        Shares are shrunk towards the train prior as if by more rows of it, so that none is 0: by C / 2, or with "em"
-        by as many of C / 2, C, 2 C ... 128 C as give held-out rows the highest likelihood (five folds). The correction
-        takes four times as many, the intervals C / 2.
+        The shares, shrunk towards the train prior as if by more rows of it: C / 2, or with "em" as many of C / 2, C,
+        2 C ... 128 C as give held-out rows the highest likelihood; for the correction four times as many. The test is
+        a permutation test of source and target rows, or, without source rows, the likelihood ratio test.
 
     References:
-        EM: Saerens et al. 2002, section 2.3; BBSE: Lipton et al. 2018, "Detecting and correcting for label shift with
-        black box predictors", Eq. 3; tests of outputs: Rabanser et al. 2019, "Failing loudly".
+        EM: Saerens et al. 2002, "Adjusting the outputs of a classifier to new a priori probabilities", 2.3; BBSE:
+        Lipton et al. 2018, "Detecting and correcting for label shift with black box predictors", Eq. 3.
 
     >>> rng = np.random.default_rng(0)
     >>> def draw(n, share):  # two classes, one normal feature
@@ -360,13 +352,11 @@ def _maximum_likelihood(
 def _check_confusion(said: FloatArray, labels: NDArray[np.int64], method: str) -> None:
     """Refuse source rows (M, C) whose confusion matrix has no inverse."""
     absent = np.bincount(labels, minlength=said.shape[1]) == 0
-    got, way_out = f"none of {_classes(absent)}", "use method='em', or more labelled rows"
+    way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
+    got = f"none of {_classes(absent)}"
     check(not absent.any(), "source_labels to hold every class", got, way_out)
     rank = np.linalg.matrix_rank(said.T @ np.eye(len(absent))[labels])
-    never = ~said.any(axis=0)
     got = f"one of rank {rank} of {len(absent)}"
-    got += f", as {_classes(never)} is never predicted" if never.any() else ""
-    way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
     check(rank == len(absent), "the confusion matrix to be invertible", got, way_out)
 
 

@@ -36,12 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class SavedMap(NamedTuple):
-    """Result of `load_map`.
-
-    Args:
-        scaler: as it was fitted, bit for bit.
-        about: the entries that `save_map` was given.
-    """
+    """Result of `load_map`: the scaler as it was fitted, bit for bit, and the entries that `save_map` was given."""
 
     scaler: Any
     about: dict[str, Any]
@@ -209,10 +204,7 @@ def has_bias(scaler: Any) -> bool:
 
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
-    """What `vllm serve --pooler-config` takes: sigmoid((logit - mean) / sigma) is then what the scaler gives.
-
-    None for a map that is not a slope and an offset of one logit, as vLLM has one of each for all logits.
-    """
+    """What `vllm serve --pooler-config` takes for sigmoid((logit - mean) / sigma); None for a map of several logits."""
     if method_of(scaler) not in FOLDABLE_SCALERS:
         return None
     weight, bias = scaler.affine_map()
@@ -251,11 +243,7 @@ def temperature_of(scaler: Any) -> float | None:
 
 
 def map_title(method: str, choice: str | None = None) -> str:
-    """A map's name in a sentence.
-
-    >>> map_title("vector"), map_title("auto", "structured_matrix(penalty=0.1)")
-    ('vector scaling', 'auto scaling (structured matrix, penalty 0.1)')
-    """
+    """A map's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
     title = method.replace("_", " ") + (" scaling" if method != "prior_correction" else "")
     if choice is None:
         return title

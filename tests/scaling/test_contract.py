@@ -56,6 +56,7 @@ KEEP_THE_PREDICTED_CLASS = {
     "EnsembleTemperatureScaling",
     "EnsembleTemperatureScaling-nll",
     "InverseLink",
+    "IsotonicScaling-joint",
     "SplineScaling",
     "TemperatureScaling",
     "TemperatureScaling-ece",

@@ -281,11 +281,7 @@ REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (GOOD, {"source_probs": NEVER_THE_LAST}, "every class some probability, got 0 in all rows for class 2"),
     (GOOD, BBSE, "source_labels to be given with method='bbse'"),
     (GOOD, {**BBSE, "source_labels": [0] * 20}, "every class, got none of class 1, class 2; use method='em'"),
-    (
-        GOOD,
-        {**BBSE, "source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3},
-        "rank 1 of 3, as class",
-    ),
+    (GOOD, {**BBSE, "source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3}, "rank 1 of 3"),
     (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
 ]
 

