@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hf_calib.metrics.checks import FloatArray, IntArray, row_chunks
+from hf_calib.metrics.checks import FloatArray, row_chunks
 
 SAME = 1e-12  # values this near to each other differ by rounding only
-BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
+_BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
 
 
 class Interval(NamedTuple):
@@ -29,8 +30,8 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
     return Interval(value, float(low), float(high))
 
 
-def draw_counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[IntArray]:
+def draw_counts(n_examples: int, n_resamples: int, rng: np.random.Generator) -> Iterator[NDArray[Any]]:
     """How often each resample drew each row, (R, N) for blocks of R resamples."""
-    for part in row_chunks(n_resamples, n_examples, elements=BLOCK_ELEMENTS):
+    for part in row_chunks(n_resamples, n_examples, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n_examples, (part.stop - part.start, n_examples))
-        yield np.stack([np.bincount(rows, minlength=n_examples) for rows in drawn])
+        yield np.stack([np.bincount(rows, minlength=n_examples) for rows in drawn], dtype=np.float64)

@@ -21,7 +21,7 @@ from hf_calib.metrics.checks import (
     check_soft_labels,
 )
 from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
-from hf_calib.metrics.sums import class_errors, classwise_sums, top_label
+from hf_calib.metrics.sums import classwise_sums, gap_error, top_label
 from hf_calib.plots._common import check_class_names
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Assessment, Overall
@@ -263,7 +263,7 @@ def _assess(
     probs: NDArray[Any], labels: NDArray[np.int64], names: tuple[str, ...], settings: Settings
 ) -> Assessment:
     confidences, correct = top_label(probs, labels)
-    gaps = class_errors(classwise_sums(settings.n_bins).sums(probs, labels), len(probs), settings.n_bins)
+    gaps = gap_error(classwise_sums(settings.n_bins).sums(probs, labels), len(probs))
     metrics, n_resamples = measure_all(probs, labels, settings)
     return Assessment(
         metrics=metrics,

@@ -104,7 +104,7 @@ class HistogramBinning(ClassProbabilityScaling):
         edges, frequencies = [], []
         for column, hit in zip(probs.T, is_label.T, strict=True):
             by_mass = self.binning == "equal_mass"
-            own = quantile_edges(column, self.n_bins) if by_mass else uniform_edges(self.n_bins)
+            own = quantile_edges(np.sort(column), self.n_bins) if by_mass else uniform_edges(self.n_bins)
             bins = np.searchsorted(own[1:-1], column)
             mass = np.bincount(bins, weights, minlength=self.n_bins)
             hits = np.bincount(bins, weights * hit, minlength=self.n_bins)

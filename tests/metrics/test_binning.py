@@ -14,8 +14,8 @@ from scipy.stats import norm as normal
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import (
     TopLabel,
+    assign_bins,
     bin_sums,
-    equal_mass_bins,
     top_label,
     top_label_error,
     uniform_bins,
@@ -112,7 +112,7 @@ def test_sums_do_not_depend_on_the_chunks(chunk: int, monkeypatch: pytest.Monkey
     confidences, correct = confidences_and_correct(1000)
     top = TopLabel(confidences, correct)
     whole = bin_sums(top, 15)
-    monkeypatch.setattr("hf_calib.metrics.sums._CHUNK", chunk)
+    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", chunk)
     sums = bin_sums(top, 15)
     for ours, theirs in zip(sums, whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-13)
@@ -158,12 +158,12 @@ def test_equal_mass_bins_are_those_of_array_split(n_bins: int) -> None:
     expected = np.empty(61, int)
     for index, members in enumerate(np.array_split(np.argsort(confidences, kind="stable"), n_bins)):
         expected[members] = index
-    np.testing.assert_array_equal(equal_mass_bins(confidences, n_bins), expected)
+    np.testing.assert_array_equal(assign_bins(confidences, n_bins, "equal_mass"), expected)
 
 
 def test_equal_mass_bins_of_one_example_and_of_equal_confidences() -> None:
     assert top_label_error(TopLabel(np.array([0.8]), np.array([0.0])), binning="equal_mass") == 0.8
-    bins = equal_mass_bins(np.full(7, 0.5), 3)
+    bins = assign_bins(np.full(7, 0.5), 3, "equal_mass")
     np.testing.assert_array_equal(bins, [0, 0, 0, 1, 1, 2, 2])
 
 

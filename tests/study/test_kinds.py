@@ -74,7 +74,9 @@ def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
     drawn = np.concatenate(list(draw_counts(len(LENGTHS), 20, np.random.default_rng(4))))
     sizes = set()
     for value, counts in zip(draws, drawn, strict=True):
-        rows = np.repeat(np.arange(len(groups)), counts[groups])  # of the data's order, as ties keep it
+        rows = np.repeat(
+            np.arange(len(groups)), counts[groups].astype(int)
+        )  # of the data's order, as ties keep it
         sizes.add(len(rows))
         assert value == pytest.approx(
             METRICS[name].function(probs[rows], test.labels[rows], **options), abs=1e-12
