@@ -15,7 +15,7 @@ from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, IntArray, as_array, row_chunks
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
-from hf_calib.metrics.sums import BinnedRows, BinSums, uniform_bins
+from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
 UNKNOWN = -100  # a label that is not known: its decision is left out
 _BLOCK_ELEMENTS = 2**18  # of a block of resamples: its half a dozen temporaries stay near the cache
@@ -71,14 +71,14 @@ class LabelMetrics:
         nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY))
         slots = labels * n_bins + uniform_bins(probs, n_bins)
         columns = None, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
-        self._sums = BinnedRows(slots, n_labels * n_bins, *columns)
+        self._add = in_bins(slots, n_labels * n_bins, *columns)
         self._shape = len(columns), n_labels, n_bins
         members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [np.arange(len(labels))]
         self._ranked = [(self._rows[each], tally(probs[each], true[each])) for each in members]
 
     def sums(self, counts: FloatArray) -> FloatArray:
         """(R, 5, C, M) in the bins of each label: decisions, gaps, true ones, squared errors and nats."""
-        return (counts[:, self._rows] @ self._sums).reshape(len(counts), *self._shape)
+        return np.stack([self._add(each[self._rows]) for each in counts]).reshape(len(counts), *self._shape)
 
     def evaluate(self, counts: IntArray) -> dict[str, FloatArray]:
         """Each metric (R, C + 1), the last column of all decisions, of counts (R, N) of each row; NaN if undefined."""
