@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from hf_calib.losses.loss import Shared, loss
 from hf_calib.losses.ranges import NonNegative, NumberOfBins, Positive
 from hf_calib.losses.rows import Rows, focal_term
-from hf_calib.losses.statistics.direct import is_traced
+from hf_calib.losses.statistics.door import is_traced
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 # Units in the last place of 1 within which two confidences tie for MMCE's kernel.
@@ -137,7 +137,10 @@ def soft_ece(
         members = torch.softmax(ramps / bin_temperature, dim=1)
         # The authors' smoothing, their constant included.
         members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
-        accuracy = (1 - b.classes_ahead(rank_sharpness)).clamp_min(0)
+        # The rank of the label: how many classes are ahead of it.
+        lead = b.log_probs.exp() - (b.log_probs.exp() * b.one_hot).sum(1, keepdim=True)
+        rank = (torch.sigmoid(rank_sharpness * lead) * (1 - b.one_hot)).sum(1)
+        accuracy = (1 - rank).clamp_min(0)
     counted = members * b.counts[:, None]
     size = counted.sum(0)
     gap = (counted.T @ (accuracy - b.confidence)) / size.clamp_min(torch.finfo(size.dtype).tiny)

@@ -376,8 +376,10 @@ class CalibrationLoss(nn.Module):
             batch = None
             rows = own.sum()
             if self.gather is not None:
-                (*found, all_own), processes = self.gather([*numbers.values(), own])
-                all_labels = torch.where(all_own > 0, 0, IGNORE_INDEX)
+                # Rows that are filled up with 0 are ignored ones.
+                shifted = (flat - IGNORE_INDEX).to(dtype)
+                (*found, all_own, all_shifted), processes = self.gather([*numbers.values(), own, shifted])
+                all_labels = all_shifted.long() + IGNORE_INDEX
                 batch = Rows(dict(zip(numbers, found, strict=True)), all_labels, self)
                 rows = all_own.sum() / processes
             values, mean = self._formula(Rows(numbers, flat, self, batch))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, RivalRank, Statistic, tiny
-from hf_calib.losses.statistics.direct import is_traced
+from hf_calib.losses.statistics.door import is_traced
 
 Gamma = float | Tensor  # one for all rows, or (N,)
 # A cross entropy above this is that of a label which is masked, by -inf or by the least number of its dtype.
@@ -19,6 +19,11 @@ _IMPOSSIBLE = 1e30
 FEW_ROWS = 1024
 # Added to a cross entropy of 0, so that the odds of its label are finite.
 _LEAST = 1e-30
+
+
+def _number(statistic: Statistic) -> Tensor:
+    """An attribute of `Rows` that reads a statistic, and is documented there."""
+    return property(lambda rows: rows._read(statistic))  # type: ignore[return-value]
 
 
 class Rows:
@@ -39,10 +44,11 @@ class Rows:
     def _read(self, statistic: Statistic) -> Tensor:
         return self._values[statistic]
 
-    @property
-    def ce(self) -> Tensor:
-        """The cross entropy, -log p of the label, in nats."""
-        return self._read(CROSS_ENTROPY)
+    ce = _number(CROSS_ENTROPY)
+    entropy = _number(defined.Entropy())
+    mean_log_prob = _number(defined.MeanLogProb())
+    correct = _number(defined.Correct())
+    log_probs = _number(defined.LogProbs())  # (N, C), which takes that memory
 
     @property
     def p(self) -> Tensor:
@@ -54,6 +60,11 @@ class Rows:
         """1 - p, exact also where p is nearly 1."""
         return -torch.expm1(-self.ce)
 
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the predicted class."""
+        return self._read(defined.LogConfidence()).exp()
+
     def rival(self, rank: RivalRank | float) -> Tensor | float:
         """The probability of the class ranked below the label, or the mean of several; a constant stays one."""
         return self._read(defined.Rival(rank)) if isinstance(rank, str) else rank
@@ -62,49 +73,20 @@ class Rows:
         """The sum of p_j^power over the classes other than the label."""
         return self._read(defined.OtherPowers(power))
 
-    @property
-    def entropy(self) -> Tensor:
-        """The entropy of the probabilities, in nats."""
-        return self._read(defined.Entropy())
-
-    @property
-    def mean_log_prob(self) -> Tensor:
-        """The mean of log p_j over the classes that are not masked."""
-        return self._read(defined.MeanLogProb())
-
     def logit_norm(self, order: float) -> Tensor:
         """||z||_order of the logits."""
         return self._read(defined.LogitNorm(order))
 
     @property
-    def log_probs(self) -> Tensor:
-        """log p of every class, (N, C), which takes that memory."""
-        return self._read(defined.LogProbs())
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the predicted class."""
-        return self._read(defined.LogConfidence()).exp()
-
-    @property
-    def correct(self) -> Tensor:
-        """1 where the predicted class is the label, otherwise 0."""
-        return self._read(defined.Correct())
-
-    def classes_ahead(self, sharpness: float) -> Tensor:
-        """How many classes are more probable than the label, softly."""
-        return self._read(defined.SoftRank(sharpness))
+    def labels(self) -> Tensor:
+        """(N,) int64, -100 where ignored."""
+        return self._labels
 
     @property
     def one_hot(self) -> Tensor:
         """(N, C): 1 at the label, otherwise 0."""
-        label = self._read(defined.Label()).long()
-        return torch.nn.functional.one_hot(label, self.log_probs.shape[1]).to(self.log_probs)
-
-    @property
-    def labels(self) -> Tensor:
-        """(N,) int64, -100 where ignored."""
-        return self._labels
+        classes = self._labels.clamp_min(0)
+        return torch.nn.functional.one_hot(classes, self.log_probs.shape[1]).to(self.log_probs)
 
     @property
     def counts(self) -> Tensor:

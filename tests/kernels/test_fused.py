@@ -103,7 +103,7 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Failed to find C compiler")):
         fused._works_on.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "_Found", fails)
+            patch.setattr(fused, "_found", fails)
             if isinstance(error, torch.OutOfMemoryError):
                 with pytest.raises(torch.OutOfMemoryError):
                     focal()(*batch(4, 5))

@@ -1,26 +1,19 @@
-"""The row statistics, each declared once: its value on every path, and its gradient's terms.
+"""The row statistics, each declared once: its value, and its gradient's terms.
 
-A path is a way from the logits to the statistics: `direct` (plain operations, differentiated by autograd), `chunked`
-(blocks of rows, with a gradient of its own) and `multi_label` (a sigmoid per decision). On the chunked path the
-gradient of all statistics is one sum, so that it is written once:
+The value is made of plain operations, which autograd differentiates on a small matrix. Of a large one the gradient of
+all statistics is one sum, so that it is written once, with coefficients per row:
 
     dL/dz = p * (alpha + what each `factor` adds)  +  what each `add_to` adds
-
-with coefficients per row: `coefficients` makes them of the saved rows and of the slope dL/d(statistic).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from hf_calib.losses.statistics.chunked import Block, ForwardBlock
-    from hf_calib.losses.statistics.direct import LabelledRows
 
 IGNORE_INDEX = -100
 # exp() of this is 0 in every dtype: it stands in for -inf where -inf * 0 would give NaN.
@@ -37,57 +30,77 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "mean_all": None,
 }
 
-Numbers = dict[str, Tensor]  # named numbers per row: (n,) or (n, k)
+Numbers = dict[str, Tensor]  # named numbers per row
 
 
-def of_valid(values: Tensor, valid: Tensor) -> Tensor:
-    """Values per row, (n,) or (n, k), 0 where the row (n,) is ignored."""
-    return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
+class Block:
+    """Logits z (n, C), float32 or float64, with their labels' column (n, 1), 0 where ignored; p = softmax(z)."""
+
+    probs: Tensor
+    log_probs: Tensor
+
+    def __init__(self, z: Tensor, column: Tensor) -> None:
+        self.z = z
+        self.column = column
+        self._predicted: Tensor | None = None
+
+    def nats(self, index: Tensor) -> Tensor:
+        """-log p of the classes (n, k)."""
+        raise NotImplementedError
+
+    def other_powers(self, power: float) -> Tensor:
+        """The sum (n,) of p^power over the classes but the label: nothing cancels where that has all the mass."""
+        raise NotImplementedError
+
+    def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
+        """The mean (n,) of log p, but at least this, with weights (n, C), of which this is the total."""
+        raise NotImplementedError
+
+    def finite(self) -> Tensor:
+        """(n, C): 1.0 for a class that is not masked (-inf), otherwise 0."""
+        raise NotImplementedError
+
+    @property
+    def predicted(self) -> Tensor:
+        """(n, 1) the predicted class: of the logits, not of the probabilities, which underflow into ties."""
+        if self._predicted is None:  # no `cached_property`: `torch.compile` cannot trace Python 3.11's
+            self._predicted = self.z.argmax(1, keepdim=True)
+        return self._predicted
 
 
 class Statistic:
     """A number per row of logits z with label y (a row of C numbers: `LogProbs`), made of p = softmax(z)."""
 
     differentiable: ClassVar[bool] = True
-    reads_prediction: ClassVar[bool] = False  # which class is predicted, which costs the chunked path more
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        """The value (n,), by differentiable operations; of ignored rows it is not read."""
-        raise NotImplementedError
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        """`value` (n,), and beside it what `coefficients` reads. `block.probs` must be left as it was."""
-        raise NotImplementedError
-
-    def multi_label(self, cross_entropy: Tensor) -> Tensor:
-        """The values (2, D) of decisions whose outcomes, yes and no, have this cross entropy (2, D)."""
+    def numbers(self, block: Block) -> Numbers:
+        """`value`, (n,), by differentiable operations, and beside it what `coefficients` reads."""
         raise NotImplementedError
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        """The coefficients that `alpha` gets, (N,), and that `factor` and `add_to` read."""
+        """`alpha`, and what `factor` and `add_to` read, of the slope dL/d(value) and of `numbers`: all (n, k).
+
+        Of every row there are also `z_max`, its largest logit, and `log_p_max`, the log-probability of that.
+        """
         raise NotImplementedError
 
     def factor(self, block: Block, coefficients: Numbers) -> Tensor | None:
-        """The term to add to alpha, (n, C), which the caller may overwrite; coefficients come as (n, k)."""
+        """The term to add to alpha, (n, C), which the caller may overwrite."""
         return None
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         """Add to the gradient (n, C), in place, what is no multiple of p; `block.probs` is gone by then."""
 
 
+Terms = Sequence[tuple[Statistic, Numbers]]  # statistics, with their coefficients but alpha
+
+
 @dataclass(frozen=True)
 class CrossEntropy(Statistic):
     """-log p_y, in nats. Gradient: p - e_y."""
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return F.nll_loss(rows.log_probs, rows.labels, reduction="none", ignore_index=IGNORE_INDEX)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        at_label = block.z.gather(1, block.column).squeeze(1)
-        return {"value": block.z_max - at_label - block.log_p_max}
-
-    def multi_label(self, cross_entropy: Tensor) -> Tensor:
-        return cross_entropy
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": block.nats(block.column).squeeze(1)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": slope, "at_label": -slope}
@@ -101,22 +114,20 @@ CROSS_ENTROPY = CrossEntropy()
 
 @dataclass(frozen=True)
 class Rival(Statistic):
-    """q, the probability of the label's rival, or the mean of several. Gradient: share_k p_k - q p."""
+    """q, the probability of the class ranked below the label, or the mean of several. Gradient: share_k p_k - q p."""
 
     rank: RivalRank
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        index, share = self._below(rows.logits.detach(), rows.column)
-        return (rows.log_probs.gather(1, index).exp() * share).sum(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        index, share = self._below(block.z, block.column)
-        probs = block.probs.gather(1, index) * share
+    def numbers(self, block: Block) -> Numbers:
+        index, share = self._below(block.z.detach(), block.column)
+        probs = torch.exp(-block.nats(index)) * share
         return {"value": probs.sum(1), "index": index, "probs": probs}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        at_rival = slope[:, None] * rows["probs"]
-        return {"alpha": -slope * rows["value"], "index": rows["index"], "at_rival": at_rival}
+        alpha = -slope * rows["value"]
+        if "index" not in rows:  # the kernels make no list of all
+            return {"alpha": alpha, "at_below": slope / rows["count"]}
+        return {"alpha": alpha, "index": rows["index"], "at_rival": slope * rows["probs"]}
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient.scatter_add_(1, coefficients["index"], coefficients["at_rival"])
@@ -147,21 +158,8 @@ class OtherPowers(Statistic):
 
     power: float
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        others = rows.probs.scatter(1, rows.column, 0)
-        powers = others.square() if self.power == 2 else others.clamp_min(tiny(others)).pow(self.power)
-        return powers.sum(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        # Without the label's own, so that nothing cancels when it has nearly all the mass.
-        at_label = block.probs.gather(1, block.column)
-        block.probs.scatter_(1, block.column, 0)
-        norm = torch.linalg.vector_norm(block.probs, self.power, dim=1)
-        block.probs.scatter_(1, block.column, at_label)
-        return {"value": norm.pow(self.power)}
-
-    def multi_label(self, cross_entropy: Tensor) -> Tensor:
-        return torch.zeros_like(cross_entropy)  # there is no other class
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": block.other_powers(self.power)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         beta = slope * self.power
@@ -176,13 +174,8 @@ class OtherPowers(Statistic):
 class Entropy(Statistic):
     """H = -sum of p_j log p_j, in nats. Gradient: -p (log p + H)."""
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return -(rows.probs * rows.log_probs.clamp_min(LOG_ZERO)).sum(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        log_ratio = (block.z - block.z_max[:, None]).clamp_min_(LOG_ZERO)
-        value = -torch.linalg.vecdot(block.probs, log_ratio) - block.log_p_max
-        return {"value": value, "z_max": block.z_max, "log_p_max": block.log_p_max}
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": -block.mean_log(block.probs, 1, LOG_ZERO)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         alpha = -slope * (rows["value"] + rows["log_p_max"])
@@ -195,39 +188,27 @@ class Entropy(Statistic):
 
 @dataclass(frozen=True)
 class MeanLogProb(Statistic):
-    """The mean of log p_j over the classes that are not masked. Gradient: 1 / C - p."""
+    """The mean of log p_j over the classes that are not masked (-inf). Gradient: 1 / C - p."""
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        finite = rows.logits > -torch.inf
-        return rows.log_probs.where(finite, 0).sum(1) / finite.sum(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        finite = _finite(block.z)
+    def numbers(self, block: Block) -> Numbers:
+        finite = block.finite()
         count = finite.sum(1)
-        log_ratio = (block.z - block.z_max[:, None]).clamp_min_(torch.finfo(finite.dtype).min)  # times 0: 0
-        return {"value": torch.linalg.vecdot(log_ratio, finite) / count + block.log_p_max, "count": count}
-
-    def multi_label(self, cross_entropy: Tensor) -> Tensor:
-        return -cross_entropy.mean(0).expand(2, -1)
+        least = torch.finfo(finite.dtype).min  # times 0: 0
+        return {"value": block.mean_log(finite, count, least), "count": count}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "at_finite": slope / rows["count"]}
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient += _finite(block.z).mul_(coefficients["at_finite"])
+        gradient += block.finite().mul_(coefficients["at_finite"])
 
 
 @dataclass(frozen=True)
 class LogConfidence(Statistic):
     """log p of the predicted class. Gradient: e_predicted - p."""
 
-    reads_prediction = True
-
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return rows.log_probs.gather(1, rows.predicted[:, None]).squeeze(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": block.log_p_max, "predicted": block.predicted}
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": -block.nats(block.predicted).squeeze(1), "predicted": block.predicted}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "predicted": rows["predicted"], "at_predicted": slope}
@@ -237,47 +218,27 @@ class LogConfidence(Statistic):
 
 
 @dataclass(frozen=True)
-class LogProbs(Statistic):
-    """log p of every class, (N, C): the one statistic that is a matrix. Gradient, for slopes s: s - p sum(s)."""
-
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return rows.log_probs
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": block.z - (block.z_max - block.log_p_max)[:, None]}
-
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": -slope.sum(1), "slope": slope}
-
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient += coefficients["slope"]
-
-
-@dataclass(frozen=True)
-class Label(Statistic):
-    """The label itself, as a number, for a penalty that is computed on the rows of all processes. No gradient."""
-
-    differentiable = False
-
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return rows.column.squeeze(1).to(rows.logits.dtype)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": block.column.squeeze(1).to(block.z.dtype)}
-
-
-@dataclass(frozen=True)
 class Correct(Statistic):
     """1 where the predicted class is the label, otherwise 0. No gradient."""
 
     differentiable = False
-    reads_prediction = True
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return (rows.predicted == rows.labels).to(rows.logits.dtype)
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": (block.predicted == block.column).squeeze(1).to(block.z.dtype)}
 
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": (block.predicted == block.column.squeeze(1)).to(block.z.dtype)}
+
+@dataclass(frozen=True)
+class LogProbs(Statistic):
+    """log p of every class, (N, C): the one statistic that is a matrix. Gradient, for slopes s: s - p sum(s)."""
+
+    def numbers(self, block: Block) -> Numbers:
+        return {"value": block.log_probs}
+
+    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
+        return {"alpha": -slope.sum(1, keepdim=True), "slope": slope}
+
+    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
+        gradient += coefficients["slope"]
 
 
 @dataclass(frozen=True)
@@ -286,65 +247,26 @@ class LogitNorm(Statistic):
 
     order: float
 
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return self._norm(rows.logits)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": self._norm(block.z)}
+    def numbers(self, block: Block) -> Numbers:
+        magnitude = block.z.where(block.z > -torch.inf, 0).abs()
+        if self.order == 1:
+            return {"value": magnitude.sum(1)}
+        # Relative to the largest, so that its power does not overflow.
+        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(magnitude))
+        powers = (magnitude / largest).clamp_min(tiny(magnitude)).pow(self.order)
+        return {"value": powers.sum(1).pow(1 / self.order) * largest.squeeze(1)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": torch.zeros_like(slope), "norm": rows["value"], "slope": slope}
+        return {"alpha": torch.zeros_like(slope), "norm": rows["value"], "at_norm": slope}
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         finite = block.z.where(block.z > -torch.inf, 0)
         own = finite.sign()
         if self.order != 1:
             own *= (finite.abs() / coefficients["norm"].clamp_min(tiny(finite))).pow(self.order - 1)
-        gradient += coefficients["slope"] * own
-
-    def _norm(self, logits: Tensor) -> Tensor:
-        magnitude = logits.where(logits > -torch.inf, 0).abs()
-        if self.order == 1:
-            return magnitude.sum(1)
-        # Relative to the largest, so that its power does not overflow.
-        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(magnitude))
-        powers = (magnitude / largest).clamp_min(tiny(magnitude)).pow(self.order)
-        return powers.sum(1).pow(1 / self.order) * largest.squeeze(1)
-
-
-@dataclass(frozen=True)
-class SoftRank(Statistic):
-    """Sum over j != y of sigmoid(sharpness (p_j - p_y)): how many classes are ahead of the label.
-
-    Gradient: p (r - <r, p>), with r the derivative in p.
-    """
-
-    sharpness: float
-
-    def direct(self, rows: LabelledRows) -> Tensor:
-        return self._ahead(rows.probs, rows.column).sum(1)
-
-    def chunked(self, block: ForwardBlock) -> Numbers:
-        return {"value": self._ahead(block.probs, block.column).sum(1)}
-
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": torch.zeros_like(slope), "slope": slope}
-
-    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
-        ahead = self._ahead(block.probs, block.column)
-        r = self.sharpness * ahead * (1 - ahead)
-        r.scatter_(1, block.column, -r.sum(1, keepdim=True))
-        return coefficients["slope"] * (r - torch.linalg.vecdot(r, block.probs)[:, None])
-
-    def _ahead(self, probs: Tensor, column: Tensor) -> Tensor:
-        return torch.sigmoid(self.sharpness * (probs - probs.gather(1, column))).scatter(1, column, 0)
+        gradient += coefficients["at_norm"] * own
 
 
 def tiny(tensor: Tensor) -> float:
     """Smallest normal number: a floor below which a power has gradient 0 instead of infinity."""
     return torch.finfo(tensor.dtype).tiny
-
-
-def _finite(z: Tensor) -> Tensor:
-    """1.0 for each class that is not masked (-inf): a float mask is several times faster than a bool one."""
-    return torch.gt(z, -torch.inf, out=torch.empty_like(z))

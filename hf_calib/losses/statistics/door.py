@@ -16,13 +16,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib._errors import InputValueError
-from hf_calib.losses.statistics import fused
-from hf_calib.losses.statistics.chunked import ChunkedStatistics
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Statistic
-from hf_calib.losses.statistics.direct import differentiable_gradient, direct_statistics, is_traced
+from hf_calib.losses.statistics import chunked, fused
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    Block,
+    CrossEntropy,
+    MeanLogProb,
+    Numbers,
+    OtherPowers,
+    Statistic,
+    tiny,
+)
 
 # Matrices up to this many elements take the direct path.
 DIRECT_ELEMENTS = 2**16
+
+
+def is_traced() -> bool:
+    """Whether `torch.compile` or a transform of `torch.func` is at work, which take plain operations only."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def row_statistics(
@@ -34,10 +47,20 @@ def row_statistics(
     is not -100 is refused (on a GPU: a device-side assertion).
     """
     try:
-        return dict(zip(statistics, _values(logits, labels, statistics), strict=True))
+        if is_traced():
+            values = _direct(logits, labels, statistics)
+        elif fused.takes(logits, statistics):
+            values = _Statistics.apply(logits, labels, statistics, fused)
+        elif logits.numel() > DIRECT_ELEMENTS:
+            values = _Statistics.apply(logits, labels, statistics, chunked)
+        elif len(statistics) > 1:
+            values = _direct(logits, labels, statistics)
+        else:
+            values = [_CrossEntropy.apply(_wide(logits), labels)]
     except (IndexError, RuntimeError):
         check_labels(labels, logits.shape[1])  # PyTorch's indexing error names none
         raise
+    return dict(zip(statistics, values, strict=True))
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
@@ -50,16 +73,75 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
         raise InputValueError(f"expected {requirement}, got {got}; set the model's num_labels, or relabel")
 
 
-def _values(logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...]) -> Sequence[Tensor]:
-    traced = is_traced()
-    if not traced and fused.takes(logits, statistics):
-        return fused.FusedStatistics.apply(logits, labels, statistics)
-    if traced or logits.numel() <= DIRECT_ELEMENTS:
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        if traced or len(statistics) > 1:
-            return direct_statistics(wide, labels, statistics)
-        return [_CrossEntropy.apply(wide, labels)]
-    return ChunkedStatistics.apply(logits, labels, statistics)
+def decision_statistics(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
+) -> tuple[dict[Statistic, Tensor], Tensor]:
+    """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
+
+    "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
+    the share that the label gives to each: a soft label is the mean of its outcomes, an ignored one has none.
+    """
+    z = _wide(logits).reshape(-1).clamp(-1e30, 1e30)  # a masked label (-inf) must not become 0 * inf
+    target = labels.to(z.dtype).reshape(-1)
+    share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
+    cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
+    found = {
+        CrossEntropy: cross_entropy,
+        MeanLogProb: -cross_entropy.mean(0).expand(2, -1),
+        OtherPowers: torch.zeros_like(cross_entropy),
+    }
+    return {each: found[type(each)].reshape(-1) for each in statistics}, share
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
+    """Values per row, (n,) or (n, k), 0 where the row (n,) is ignored."""
+    return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
+
+
+class _DirectBlock(Block):
+    def __init__(self, z: Tensor, column: Tensor) -> None:
+        super().__init__(z, column)
+        self.log_probs = F.log_softmax(z, dim=1)
+
+    @property
+    def probs(self) -> Tensor:  # type: ignore[override]
+        return self.log_probs.exp()
+
+    def nats(self, index: Tensor) -> Tensor:
+        return -self.log_probs.gather(1, index)
+
+    def other_powers(self, power: float) -> Tensor:
+        others = self.probs.scatter(1, self.column, 0)
+        return (others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)).sum(1)
+
+    def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
+        return (weights * self.log_probs.clamp_min(least)).sum(1) / total
+
+    def finite(self) -> Tensor:
+        return (self.z > -torch.inf).to(self.z.dtype)
+
+
+def _direct(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> list[Tensor]:
+    """The statistics, the first of which is the cross entropy, by plain differentiable operations."""
+    valid = labels != IGNORE_INDEX
+    block = _DirectBlock(_wide(logits), labels.where(valid, 0)[:, None])
+    values = [F.nll_loss(block.log_probs, labels, reduction="none", ignore_index=IGNORE_INDEX)]
+    return values + [_of_valid(statistic.numbers(block)["value"], valid) for statistic in statistics[1:]]
+
+
+def _differentiable_gradient(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], slopes: Sequence[Tensor | None]
+) -> Tensor:
+    """The gradient of the statistics for these slopes, itself with a gradient (`create_graph=True`)."""
+    values = _direct(logits, labels, statistics)
+    used = [(v, s) for v, s in zip(values, slopes, strict=True) if s is not None and v.requires_grad]
+    outputs, own = zip(*used, strict=True)
+    (gradient,) = torch.autograd.grad(outputs, logits, own, create_graph=True)
+    return gradient
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -76,24 +158,46 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         logits, labels, log_probs, total = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            return differentiable_gradient(logits, labels, (CROSS_ENTROPY,), (slope,)), None
+            return _differentiable_gradient(logits, labels, (CROSS_ENTROPY,), (slope,)), None
         aten = torch.ops.aten
         at_label = aten.nll_loss_backward(slope, log_probs, labels, None, 0, IGNORE_INDEX, total)
         gradient: Tensor = aten._log_softmax_backward_data(at_label, log_probs, 1, log_probs.dtype)
         return gradient, None
 
 
-def decision_statistics(
-    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
-) -> tuple[dict[Statistic, Tensor], Tensor]:
-    """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
+class _Statistics(torch.autograd.Function):
+    """The statistics with the gradient of `definitions`, by way of `chunked` or of `fused`."""
 
-    "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
-    the share that the label gives to each: a soft label is the mean of its outcomes, an ignored one has none.
-    """
-    z = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).reshape(-1)
-    z = z.clamp(-1e30, 1e30)  # a masked label (-inf) must not become 0 * inf
-    target = labels.to(z.dtype).reshape(-1)
-    share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
-    cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
-    return {each: each.multi_label(cross_entropy).reshape(-1) for each in statistics}, share
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], way: Any
+    ) -> tuple[Tensor, ...]:
+        of_rows, own, ctx.probs = way.numbers(logits, labels, statistics, ctx.needs_input_grad[0])
+        valid = labels != IGNORE_INDEX
+        values = [_of_valid(numbers["value"], valid) for numbers in own]
+        ctx.way, ctx.statistics, ctx.names = way, statistics, [list(each) for each in (of_rows, *own)]
+        ctx.save_for_backward(logits, labels, *(t for each in (of_rows, *own) for t in each.values()))
+        ctx.set_materialize_grads(False)
+        pairs = zip(values, statistics, strict=True)
+        ctx.mark_non_differentiable(*(value for value, statistic in pairs if not statistic.differentiable))
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, labels, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            gradient = _differentiable_gradient(logits, labels, ctx.statistics, slopes)
+            return gradient, None, None, None
+        columns = (t if t.dim() == 2 else t[:, None] for t in saved)
+        of_rows, *own = [{name: next(columns) for name in names} for names in ctx.names]
+        valid = labels != IGNORE_INDEX
+        of_rows["alpha"] = torch.zeros_like(of_rows["z_max"])
+        terms: list[tuple[Statistic, Numbers]] = []
+        for statistic, numbers, slope in zip(ctx.statistics, own, slopes, strict=True):
+            if slope is not None:
+                column = _of_valid(slope if slope.dim() == 2 else slope[:, None], valid)
+                coefficients = statistic.coefficients(of_rows | numbers, column)
+                of_rows["alpha"] = of_rows["alpha"] + coefficients.pop("alpha")
+                terms.append((statistic, coefficients))
+        probs, ctx.probs = ctx.probs, None  # the gradient takes their place; a second backward starts afresh
+        return ctx.way.gradient(logits, labels, of_rows, terms, probs), None, None, None

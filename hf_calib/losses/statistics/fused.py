@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from hf_calib.losses.statistics.definitions import (
     Correct,
     CrossEntropy,
     Entropy,
-    Label,
     LogConfidence,
     LogitNorm,
     MeanLogProb,
@@ -33,9 +33,8 @@ from hf_calib.losses.statistics.definitions import (
     OtherPowers,
     Rival,
     Statistic,
-    of_valid,
+    Terms,
 )
-from hf_calib.losses.statistics.direct import differentiable_gradient
 
 SWITCH = "HF_CALIB_TRITON"  # "0": never
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
@@ -53,7 +52,7 @@ def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
         logits.dtype in _DTYPES
         and len(logits) > 0
         and os.environ.get(SWITCH) != "0"
-        and all(kind in _ROWS for kind in kinds)
+        and all(kind in _NUMBERS for kind in kinds)
         and len(set(kinds)) == len(kinds)
         and _works_on(logits.device)
     )
@@ -66,7 +65,7 @@ def _works_on(device: torch.device) -> bool:
         return False
     try:
         labels = torch.zeros(1, dtype=torch.int64, device=device)
-        FusedStatistics.apply(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
+        _found(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
     except torch.OutOfMemoryError:
         raise  # which says nothing of Triton
     except Exception as error:
@@ -80,111 +79,77 @@ def _works_on(device: torch.device) -> bool:
     return True
 
 
-class FusedStatistics(torch.autograd.Function):
-    """The statistics of logits (N, C) and labels (N,); beside the logits there is only their gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
-    ) -> tuple[Tensor, ...]:
-        labels = labels.contiguous()
-        _check_labels(labels, logits.shape[1])
-        valid = labels != IGNORE_INDEX
-        found = _Found(logits, labels, statistics)
-        rows = [_ROWS[type(statistic)](statistic, found) for statistic in statistics]
-        values = [of_valid(own["value"], valid) for own in rows]
-        ctx.statistics, ctx.row_names = statistics, [list(own) for own in rows]
-        saved = (tensor for own in rows for tensor in own.values())
-        ctx.save_for_backward(logits, labels, valid, found.z_max, found.log_sum, *saved)
-        ctx.set_materialize_grads(False)
-        fixed = (v for v, s in zip(values, statistics, strict=True) if not s.differentiable)
-        ctx.mark_non_differentiable(*fixed)
-        return tuple(values)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        from hf_calib.losses.statistics.kernels import backward_kernel
-
-        logits, labels, valid, z_max, log_sum, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-            return differentiable_gradient(logits, labels, ctx.statistics, slopes), None, None
-        tensors = iter(saved)
-        rows = [{name: next(tensors) for name in names} for names in ctx.row_names]
-        used: list[Statistic] = []
-        alpha = torch.zeros_like(z_max)
-        terms: dict[str, Tensor] = {}
-        for statistic, own, slope in zip(ctx.statistics, rows, slopes, strict=True):
-            if slope is not None and statistic.differentiable:
-                coefficients = _coefficients(statistic, own, of_valid(slope, valid))
-                alpha = alpha + coefficients.pop("alpha")
-                names = _NAMES.get(type(statistic), {})
-                terms |= {names.get(name, name): t.contiguous() for name, t in coefficients.items()}
-                used.append(statistic)
-        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        terms.setdefault("at_label", torch.zeros_like(alpha))
-        of_row = [terms.get(name, alpha) for name in _OF_ROW]  # what no flag asks for is not read
-        with _on_device(logits):
-            backward_kernel[(len(logits),)](
-                gradient, logits, *logits.stride(), labels, logits.shape[1], z_max, log_sum, alpha, *of_row,
-                **_flags(used, logits, backward=True),
-            )  # fmt: skip
-        return gradient, None, None
+def numbers(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
+) -> tuple[Numbers, list[Numbers], None]:
+    """The numbers of every row, and those of each statistic."""
+    _check_labels(labels, logits.shape[1])
+    found = _found(logits, labels.contiguous(), statistics)
+    of_rows = {"z_max": found.z_max, "log_p_max": -found.log_sum}
+    return of_rows, [_NUMBERS[type(statistic)](statistic, found) for statistic in statistics], None
 
 
-class _Found:
-    """What the forward kernel writes, (N,) each; what no statistic reads is not there."""
+def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: None) -> Tensor:
+    """The gradient of these coefficients, (N, k) each."""
+    from hf_calib.losses.statistics.kernels import backward_kernel
 
-    def __init__(self, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> None:
-        from hf_calib.losses.statistics.kernels import forward_kernel
+    alpha = of_rows["alpha"]
+    found = {"at_label": torch.zeros_like(alpha)}
+    for _statistic, coefficients in terms:
+        found |= {name: each.contiguous() for name, each in coefficients.items()}
+    of_row = [found.get(name, alpha) for name in _OF_ROW]  # what no flag asks for is not read
+    whole = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    with _on_device(logits):
+        backward_kernel[(len(logits),)](
+            whole, logits, *logits.stride(), labels.contiguous(), logits.shape[1],
+            of_rows["z_max"], -of_rows["log_p_max"], alpha, *of_row,
+            **_flags([statistic for statistic, _ in terms], logits, backward=True),
+        )  # fmt: skip
+    return whole
 
-        self.labels = labels
-        flags = _flags(statistics, logits)
-        n = len(logits)
 
-        def numbers(is_read: object, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            """Of ignored rows they stay as they are, and are not read."""
-            return logits.new_empty((n, *shape) if is_read else (1,), dtype=dtype)
+# What the forward kernel writes of each row, in its order, and the flag that asks for it.
+_FOUND = {
+    "z_max": "", "log_sum": "", "z_label": "", "predicted": "PREDICTED", "powers": "POWER", "log_ratios": "ENTROPY",
+    "mean": "MEAN", "count": "MEAN", "norm": "NORM", "rivals": "RIVALS", "rival_index": "RIVALS", "below": "BELOW",
+    "below_count": "BELOW",
+}  # fmt: skip
 
-        self.z_max, self.log_sum, self.z_label = numbers(True), numbers(True), numbers(True)
-        self.predicted = numbers(flags["PREDICTED"], dtype=torch.int64)
-        self.powers = numbers(flags["POWER"])
-        self.log_ratios = numbers(flags["ENTROPY"])
-        self.mean, self.count = numbers(flags["MEAN"]), numbers(flags["MEAN"])
-        self.norm = numbers(flags["NORM"])
-        self.rivals = numbers(flags["RIVALS"], flags["RIVALS"])
-        self.rival_index = numbers(flags["RIVALS"], flags["RIVALS"], dtype=torch.int64)
-        self.below, self.below_count = numbers(flags["BELOW"]), numbers(flags["BELOW"])
-        with _on_device(logits):
-            forward_kernel[(n,)](
-                logits, *logits.stride(), labels, logits.shape[1],
-                self.z_max, self.log_sum, self.z_label, self.predicted,
-                self.powers, self.log_ratios, self.mean, self.count, self.norm,
-                self.rivals, self.rival_index, self.below, self.below_count,
-                **flags,
-            )  # fmt: skip
 
-    def probs_of(self, logits: Tensor) -> Tensor:
-        """The probabilities (N, k) of logits (N, k)."""
-        return torch.exp((logits - self.z_max[:, None]) - self.log_sum[:, None])
+def _found(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> SimpleNamespace:
+    """The numbers that the forward kernel writes, (N,) or (N, k); those of ignored rows are not to be read."""
+    from hf_calib.losses.statistics.kernels import forward_kernel
+
+    flags = _flags(statistics, logits)
+    n = len(logits)
+    found = {}
+    for name, flag in _FOUND.items():
+        shape = (n, flags[flag]) if flag == "RIVALS" else (n,)
+        dtype = torch.int64 if name in ("predicted", "rival_index") else torch.float32
+        found[name] = logits.new_empty(shape if flag == "" or flags[flag] else (1,), dtype=dtype)
+    with _on_device(logits):
+        forward_kernel[(n,)](logits, *logits.stride(), labels, logits.shape[1], *found.values(), **flags)
+    return SimpleNamespace(labels=labels, **found)
 
 
 def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = False) -> dict[str, Any]:
     """The compile-time constants of a kernel."""
-    by_kind = {type(statistic): statistic for statistic in statistics}
-    power, norm, rival = by_kind.get(OtherPowers), by_kind.get(LogitNorm), by_kind.get(Rival)
-    first, last = (0, 0) if rival is None else RIVALS[rival.rank] or (0, 0)  # type: ignore[attr-defined]
-    reads_prediction = any(
-        statistic.reads_prediction and statistic.differentiable >= backward for statistic in statistics
-    )
     import triton.language as tl
 
-    block = _block_of(logits.shape[1])
+    by_kind: dict[type[Statistic], Any] = {type(statistic): statistic for statistic in statistics}
+    rival = by_kind.get(Rival)
+    first, last = (rival and RIVALS[rival.rank]) or (0, 0)
+    block = (
+        1 << max(logits.shape[1] - 1, 1).bit_length()
+    )  # all columns of a row at once, unless they are many
+    if block > _LONGEST_BLOCK:
+        block = _BLOCK_OF_LONG_ROWS
     return {
-        "POWER": 0.0 if power is None else float(power.power),  # type: ignore[attr-defined]
+        "POWER": float(by_kind[OtherPowers].power) if OtherPowers in by_kind else 0.0,
         "ENTROPY": Entropy in by_kind,
         "MEAN": MeanLogProb in by_kind,
-        "NORM": 0.0 if norm is None else float(norm.order),  # type: ignore[attr-defined]
-        "PREDICTED": reads_prediction,
+        "NORM": float(by_kind[LogitNorm].order) if LogitNorm in by_kind else 0.0,
+        "PREDICTED": LogConfidence in by_kind or Correct in by_kind,
         "RIVALS": last - first if backward else last,
         "BELOW": rival is not None and last == 0,
         "BLOCK": block,
@@ -193,13 +158,7 @@ def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = 
     }
 
 
-def _block_of(n_classes: int) -> int:
-    """How many columns a program takes at once: all of them, unless they are many."""
-    whole = 1 << max(n_classes - 1, 1).bit_length()
-    return whole if whole <= _LONGEST_BLOCK else _BLOCK_OF_LONG_ROWS
-
-
-def _of_rival(statistic: Rival, found: _Found) -> Numbers:
+def _of_rival(statistic: Rival, found: SimpleNamespace) -> Numbers:
     ranks = RIVALS[statistic.rank]
     if ranks is None:
         count = found.below_count.clamp_min(1)
@@ -207,34 +166,26 @@ def _of_rival(statistic: Rival, found: _Found) -> Numbers:
     values, index = found.rivals[:, ranks[0] :], found.rival_index[:, ranks[0] :]
     exists = values > -torch.inf
     share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(values.dtype)
-    probs = found.probs_of(values) * share
+    probs = torch.exp((values - found.z_max[:, None]) - found.log_sum[:, None]) * share
     return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
 
 
-# What `definitions` reads of a statistic's rows, of the numbers that the forward kernel found.
-_ROWS: dict[type[Statistic], Callable[[Any, _Found], Numbers]] = {
+# A statistic's `numbers`, of those that the forward kernel found.
+_NUMBERS: dict[type[Statistic], Callable[[Any, Any], Numbers]] = {
     CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
     Rival: _of_rival,
     OtherPowers: lambda _, f: {"value": f.powers},
-    Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios, "z_max": f.z_max, "log_p_max": -f.log_sum},
+    Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios},
     MeanLogProb: lambda _, f: {"value": f.mean - f.log_sum, "count": f.count.clamp_min(1)},
     LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
     LogitNorm: lambda _, f: {"value": f.norm},
-    Label: lambda _, f: {"value": f.labels.clamp_min(0).to(f.z_max.dtype)},
     Correct: lambda _, f: {"value": (f.predicted == f.labels).to(f.z_max.dtype)},
 }
-# The backward kernel's numbers of a row, in its order, and where they have another name in `definitions`.
+# The coefficients that the backward kernel reads, in its order.
 _OF_ROW = (
     "at_label", "beta", "eta", "at_finite", "norm", "at_norm",
     "predicted", "at_predicted", "index", "at_rival", "at_below",
 )  # fmt: skip
-_NAMES: dict[type[Statistic], dict[str, str]] = {LogitNorm: {"slope": "at_norm"}}
-
-
-def _coefficients(statistic: Statistic, rows: Numbers, slope: Tensor) -> Numbers:
-    if isinstance(statistic, Rival) and "index" not in rows:  # the mean of all below: no list of them
-        return {"alpha": -slope * rows["value"], "at_below": slope / rows["count"]}
-    return statistic.coefficients(rows, slope)
 
 
 def _check_labels(labels: Tensor, n_classes: int) -> None:
