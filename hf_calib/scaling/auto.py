@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -18,13 +17,12 @@ from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.linear import (
     MatrixScaling,
-    Solution,
     StructuredMatrixScaling,
     StructuredVectorScaling,
     VectorScaling,
 )
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
-from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
+from hf_calib.scaling.temperature import ScaledLoss, Solution, temperatures_by_label
 
 _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
@@ -33,10 +31,8 @@ ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of 
 # fail. By benchmarks/choice_rules.py no setting then ends more than .002 nats above the temperature, but where the
 # logits may stay as they are with fewer rows: standard errors miss the rare row that is wrong with high confidence.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
-_MANY, _ENOUGH = (
-    1000,
-    300,
-)  # rows, from which on freer maps need no more than the others, and the logits may stay
+_MANY = 1000  # rows, from which on freer maps need no more than the others
+_ENOUGH = 300  # rows, from which on the logits may stay
 _FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
 # Where next to all rows are right, a free map is the surest of everything: on 50 right rows of scikit-learn's digits
@@ -53,7 +49,7 @@ class _Candidate:
     penalty: float | None
     n_parameters: int
     left_out: str | None
-    solve: Callable[[Rows, Solution | None, float], Solution]
+    solve: Callable[[Rows, Solution, float], Solution]
     losses: FloatArray | None = None  # (N,)
     on_top: float = 1.0  # the temperature of the mapped rows
 
@@ -61,23 +57,20 @@ class _Candidate:
     def name(self) -> str:
         return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
 
-    @property
-    def kind(self) -> str:
-        """Maps of one kind differ in their penalties; each is fitted from the one before."""
-        return self.method.removeprefix("structured_")
-
     def result(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """A row of `results_`."""
-        row: dict[str, Any] = {
+        numbers = [None] * 4
+        if self.losses is not None:
+            numbers = [*mean_and_error(self.losses), *mean_and_error(self.losses - of_temperature)]
+        names = ("nll", "standard_error", "difference", "difference_standard_error")
+        return {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
+            **dict(zip(names, numbers, strict=True)),
+            "chosen": self.name == choice,
+            "left_out": self.left_out,
         }
-        row |= dict.fromkeys(("nll", "standard_error", "difference", "difference_standard_error"))
-        if self.losses is not None:
-            row["nll"], row["standard_error"] = mean_and_error(self.losses)
-            row["difference"], row["difference_standard_error"] = mean_and_error(self.losses - of_temperature)
-        return row | {"chosen": self.name == choice, "left_out": self.left_out}
 
 
 class AutoScaling(AffineScaling):
@@ -104,13 +97,11 @@ class AutoScaling(AffineScaling):
         bias_: (C,).
 
     Notes:
-        Each candidate is fitted on all parts but one, and maps the rows of that one. As a map is over-confident for
-        rows that it was not fitted on, a temperature is then fitted on the mapped rows of the other parts, and the loss
-        of the rows judged with it. Chosen is the least d + 2 SE(d), where d is the mean difference to the temperature's
-        loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for maps that are freer than those with a
-        penalty of 1, and for the logits as they are, which may win on at least 300 rows. Of more than 20,000 rows, a
-        random 20,000 choose. The chosen map is fitted again on all rows, with the temperature of all mapped rows on
-        top: one affine map in the end. Only this fit warns.
+        A map is over-confident for rows that it was not fitted on: each candidate is judged, and used, with a
+        temperature on top, fitted on rows held out. Chosen is the least d + 2 SE(d), where d is the mean difference to
+        the temperature's loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for maps that are freer
+        than those with a penalty of 1, and for the logits as they are, which may win on at least 300 rows. Of more than
+        20,000 rows, a random 20,000 choose. Only the last fit, of all rows, warns.
 
         Not tried are: anything freer than a temperature where fewer than 5 rows (or decisions) are wrong; freer maps
         of a kind once a smaller penalty is worse by two standard errors; a matrix where a class is masked, where
@@ -152,23 +143,26 @@ class AutoScaling(AffineScaling):
         if rows.known is not None:  # a part of rows that tell nothing could not be judged
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
-        candidates = _candidates(rows)
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample = rng.choice(n, CHOSEN_ON, replace=False) if n > CHOSEN_ON else slice(None)
-        _try_all(candidates, rows[sample], folds[sample])
+        families = _candidates(rows)
+        starts = _temperatures(rows[sample], folds[sample])
+        for family in families:
+            _cross_validate(family, rows[sample], folds[sample], starts)
+        candidates = [candidate for family in families for candidate in family]
         losses = {each.name: each.losses for each in candidates if each.losses is not None}
         self.choice_ = choose(losses)
         self.results_ = [each.result(losses["temperature"], self.choice_) for each in candidates]
         chosen = next(each for each in candidates if each.name == self.choice_)
         if n > CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
-            chosen.on_top = _cross_validated(chosen, rows, folds, {})[1]
+            _cross_validate([chosen], rows, folds, _temperatures(rows, folds))
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         loss.warn(temperature)
-        found = chosen.solve(rows, Solution(temperature), LEFT_TO_GAIN).map
+        found = chosen.solve(rows, Solution.divided_by(temperature), LEFT_TO_GAIN).map
         self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
         self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
         return self
@@ -180,10 +174,11 @@ def check_folds(n_folds: Any) -> None:
     check(holds, "n_folds to be an integer of at least 2", repr(n_folds), way_out)
 
 
-def _candidates(rows: Rows) -> list[_Candidate]:
-    """From the simplest to the freest."""
+def _candidates(rows: Rows) -> list[list[_Candidate]]:
+    """Families of maps, each from the simplest to the freest."""
     n, c = rows.logits.shape
-    n_wrong, cost = rows.n_wrong, n * c**2
+    wrong = (rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)) != rows.labels
+    n_wrong = np.count_nonzero(wrong if rows.known is None else wrong & rows.known)
     why_not = no_matrix = None
     if n == 1:  # a freer map would be judged by the row that it was fitted on
         why_not = "one row does not tell more than a temperature"
@@ -193,71 +188,63 @@ def _candidates(rows: Rows) -> list[_Candidate]:
         no_matrix = "it would mix masked classes with the others"
     elif c == 2:
         no_matrix = "for two classes it is no more than a vector map"
-    elif cost > _MATRIX_COST:
-        no_matrix = f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-    found = [
-        _Candidate("identity", None, 0, None, lambda *_: Solution(1.0)),
-        _Candidate("temperature", None, 1, None, partial(_divided, by_label=False)),
+    elif n * c**2 > _MATRIX_COST:
+        no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+    identity = _Candidate("identity", None, 0, None, lambda *_: Solution.divided_by(1.0))
+    temperature = _Candidate("temperature", None, 1, None, lambda rows, near, _: near)
+    own = 2 if c == 2 and not rows.sigmoid else 2 * c
+    vectors = [
+        _Candidate("structured_vector", penalty, own, why_not, StructuredVectorScaling(penalty).solve)
+        for penalty in _PENALTIES
     ]
     if rows.sigmoid:
-        found.append(_Candidate("per_label_temperature", None, c, why_not, partial(_divided, by_label=True)))
-    own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    for penalty in _PENALTIES:
-        solve = StructuredVectorScaling(penalty).solve
-        found.append(_Candidate("structured_vector", penalty, own, why_not, solve))
-    if rows.sigmoid:
-        return found
-    found.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
+        per_label = _Candidate("per_label_temperature", None, c, why_not, _divided_by_label)
+        return [[identity], [temperature], [per_label], vectors]
+    vectors.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
     between, no_matrix = c * (c + 1), why_not or no_matrix
-    for penalty in _PENALTIES:
-        solve = StructuredMatrixScaling(penalty).solve
-        found.append(_Candidate("structured_matrix", penalty, between, no_matrix, solve))
-    return [*found, _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)]
+    matrices = [
+        _Candidate("structured_matrix", penalty, between, no_matrix, StructuredMatrixScaling(penalty).solve)
+        for penalty in _PENALTIES
+    ]
+    matrix = _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)
+    return [[identity], [temperature], vectors, matrices, [matrix]]
 
 
-def _divided(rows: Rows, near: Solution | None, _: float, *, by_label: bool) -> Solution:
-    shared = ScaledLoss(rows).best_temperature() if near is None else near.temperature
-    return Solution(
-        shared, AffineMap(1 / (temperatures_by_label(rows, shared)[0] if by_label else np.array(shared)))
-    )
+def _divided_by_label(rows: Rows, near: Solution, _: float) -> Solution:
+    return Solution(near.temperature, AffineMap(1 / temperatures_by_label(rows, near.temperature)[0]))
 
 
-def _try_all(candidates: list[_Candidate], rows: Rows, folds: NDArray[np.int64]) -> None:
-    """Cross-validate the candidates, and leave out those of a kind that a smaller penalty has made worse."""
-    found: dict[tuple[str, int], Solution] = {}
-    last: dict[str, FloatArray] = {}
-    worse: dict[str, str] = {}
-    for candidate in candidates:
-        if candidate.method != "matrix":  # whose penalties are others
-            candidate.left_out = candidate.left_out or worse.get(candidate.kind)
+def _temperatures(rows: Rows, folds: NDArray[np.int64]) -> list[Solution]:
+    """The temperature of all parts but one, for each."""
+    return [Solution.divided_by(ScaledLoss(rows[train]).best_temperature()) for train, _ in parts(folds)]
+
+
+def _cross_validate(
+    family: list[_Candidate], rows: Rows, folds: NDArray[np.int64], starts: list[Solution]
+) -> None:
+    """Find the losses of maps of one family, and leave out those that are freer than one that is clearly worse."""
+    near = list(starts)
+    mapped, scales = np.empty(rows.logits.shape), np.ones((len(rows), 1))
+    last: FloatArray | None = None
+    worse = None
+    for candidate in family:
+        candidate.left_out = candidate.left_out or worse
         if candidate.left_out is not None:
             continue
-        losses, candidate.on_top = _cross_validated(candidate, rows, folds, found)
-        candidate.losses = losses
-        if candidate.kind in last:
-            difference, error = mean_and_error(losses - last[candidate.kind])
+        for fold, (train, held_out) in enumerate(parts(folds)):
+            near[fold] = candidate.solve(rows[train], near[fold], ROUGHLY)
+            mapped[held_out] = near[fold].map(rows.logits[held_out])
+        if candidate.method not in ("identity", "temperature"):
+            mapped_rows = rows.with_logits(mapped)
+            for train, held_out in parts(folds):
+                scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
+            candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
+        candidate.losses = rows.losses(mapped / scales)
+        if last is not None:
+            difference, error = mean_and_error(candidate.losses - last)
             if difference > _CLEARLY_WORSE * error:
-                worse[candidate.kind] = f"{candidate.name} was clearly worse than with a larger penalty"
-        last[candidate.kind] = losses
-
-
-def _cross_validated(
-    candidate: _Candidate, rows: Rows, folds: NDArray[np.int64], found: dict[tuple[str, int], Solution]
-) -> tuple[FloatArray, float]:
-    """The loss of each row (N,), and the temperature on top; `found` has the last fit of each kind, by fold."""
-    mapped = np.empty(rows.logits.shape)
-    for fold, (train, held_out) in enumerate(parts(folds)):
-        near = found.get((candidate.kind, fold), found.get(("temperature", fold)))
-        solution = candidate.solve(rows[train], near, ROUGHLY)
-        found[candidate.kind, fold] = solution
-        mapped[held_out] = solution.map(rows.logits[held_out])
-    if candidate.kind in ("identity", "temperature"):
-        return rows.losses(mapped), 1.0
-    mapped_rows = rows.with_logits(mapped)
-    scale = np.empty((len(rows), 1))
-    for train, held_out in parts(folds):
-        scale[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
-    return rows.losses(mapped / scale), ScaledLoss(mapped_rows).best_temperature(1.0)
+                worse = f"{candidate.name} was clearly worse than with a larger penalty"
+        last = candidate.losses
 
 
 def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:

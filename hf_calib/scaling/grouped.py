@@ -27,15 +27,15 @@ class GroupedScaling(LogitScaling):
     r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
 
     For a judge that is asked several types of questions, for tenants, languages or sites, whose base rates differ. One
-    map for all is wrong for each; a map of its own is wrong for a group of few rows. A ridge, chosen by
-    cross-validation, lies between the two.
+    map for all is wrong for each; a map of its own is wrong for a group of few rows.
 
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
 
     Args:
-        base: the common map m: "temperature", "structured_vector" or "vector". "auto" lets cross-validation take one of
-            the first two: what is wrong with a class in all groups is not for each group to learn anew.
+        base: the common map m: "temperature", "structured_vector" or "vector". "auto" takes the second rather than
+            the first where its cross-validated loss is less by two standard errors: what is wrong with a class in all
+            groups is not for each group to learn anew.
         n_folds: random parts of the cross-validation, at least 2.
         random_state: seed of the parts.
 
@@ -47,14 +47,10 @@ class GroupedScaling(LogitScaling):
         choice_: λ, "penalty=1", or "one map for all"; with "auto" the common map first: "structured_vector, penalty=1".
 
     Notes:
-        "auto" takes the structured vector where its loss, less the temperature's, is below 0 by two standard errors.
         λ is the largest of infinity, 100, 10, 1 and .1 whose loss, cross-validated on at most 20,000 rows, is within
         one standard error of the best, those of the differences row by row. Rows of a group that was not in `fit`, or
         without groups, get the common map. It does not fold, as a model does not know the groups: `save_pretrained`
         puts it beside the model, and `hf_calib.pipeline(...)(texts, group="law")` applies it.
-
-    References:
-        The ridge is that of `StructuredVectorScaling`, around the common map.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))
@@ -88,19 +84,21 @@ class GroupedScaling(LogitScaling):
         base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
-        common = _common(base, rows)
-        self.weights_, self.biases_ = _maps(rows, numbers, len(sizes), penalty, common)
+        maps = _maps(rows, numbers, penalty, _common(base, rows))
+        self.weights_ = np.stack([found.weight for found in maps.values()])
+        self.biases_ = np.stack([found(np.zeros(len(found.weight))) for found in maps.values()])
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the mapped logits (N, ..., C) in float64; unknown groups (N,), or none, get the common map."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.weights_.shape[1])
+        maps = dict(enumerate(map(AffineMap, self.weights_, self.biases_)))
         if groups is None:
-            return AffineMap(self.weights_[0], self.biases_[0])(rows)
+            return maps[0](rows)
         known = {name: number for number, name in enumerate(self.groups_, 1)}
         numbers = np.array([known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], np.int64)
-        return _mapped(rows, numbers, self.weights_, self.biases_)
+        return _mapped(rows, numbers, maps)
 
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the calibrated probabilities in float64; arguments as of `transform`."""
@@ -114,7 +112,6 @@ class GroupedScaling(LogitScaling):
     def _chosen(self, rows: Rows, numbers: NDArray[np.int64]) -> tuple[str, float]:
         """The common map's method, and the penalty."""
         bases = BASES[:2] if self.base == "auto" else (self.base,)
-        n_groups = int(numbers.max()) + 1
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
         if len(rows) > CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
             sample = rng.choice(len(rows), CHOSEN_ON, replace=False)
@@ -129,15 +126,15 @@ class GroupedScaling(LogitScaling):
             """The loss of each row under the maps of the other parts (N,)."""
             losses = np.empty(n)
             for (train, test), common in zip(splits, commons[base], strict=True):
-                maps = _maps(rows[train], numbers[train], n_groups, penalty, common, ROUGHLY)
-                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, *maps))
+                maps = _maps(rows[train], numbers[train], penalty, common, ROUGHLY)
+                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, maps))
             return losses
 
         base = bases[0]
         if len(bases) > 1:
             of_base = [held_out(base, np.inf) for base in bases]
             base = bases[choose({"temperature": of_base[0], _VECTOR: of_base[1]}) == _VECTOR]
-        if n_groups == 1:
+        if numbers.max() == 0:
             return base, np.inf
         losses = np.stack([held_out(base, penalty) for penalty in _PENALTIES])
         best = losses[int(np.argmin(losses.mean(axis=1)))]
@@ -147,41 +144,39 @@ class GroupedScaling(LogitScaling):
 
 def _common(base: str, rows: Rows) -> AffineMap:
     """The map of all rows, with a weight and a bias for each class."""
-    c = rows.logits.shape[1]
     if base == "temperature":
-        return AffineMap(np.full(c, 1 / ScaledLoss(rows).best_temperature()), np.zeros(c))
+        weight = np.full(rows.logits.shape[1], 1 / ScaledLoss(rows).best_temperature())
+        return AffineMap(weight, np.zeros(len(weight)))
     return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows).map
 
 
 def _maps(
     rows: Rows,
     numbers: NDArray[np.int64],
-    n_groups: int,
     penalty: float,
     common: AffineMap,
     left_to_gain: float = LEFT_TO_GAIN,
-) -> tuple[FloatArray, FloatArray]:
-    """Weights and biases (G + 1, C) of the common map, and of each group's."""
-    c = rows.logits.shape[1]
-    weights, biases = np.ones((n_groups + 1, c)), np.zeros((n_groups + 1, c))
-    if penalty < np.inf:
-        mapped = rows.with_logits(common(rows.logits))
-        for number in np.unique(numbers):
+) -> dict[int, AffineMap]:
+    """The common map, which is number 0, and that of each group, from number 1 on."""
+    maps = {0: common}
+    mapped = rows.with_logits(common(rows.logits))
+    for number in np.unique(numbers):
+        maps[number + 1] = common
+        if penalty < np.inf:
             own = mapped[numbers == number]
-            ridge = penalty * c / len(own)
-            theta = fit_affine(own, 1.0, Ridges(ridge, ridge), left_to_gain=left_to_gain)
-            weights[number + 1], biases[number + 1] = theta[0], theta[1] - theta[1].mean()
-    return weights * common.weight, weights * (0 if common.bias is None else common.bias) + biases
+            ridge = penalty * rows.logits.shape[1] / len(own)
+            maps[number + 1] = common.then(
+                fit_affine(own, 1.0, Ridges(ridge, ridge), left_to_gain=left_to_gain)
+            )
+    return maps
 
 
-def _mapped(
-    logits: NDArray[Any], numbers: NDArray[np.int64], weights: FloatArray, biases: FloatArray
-) -> FloatArray:
-    """The logits of each row under the map of its number."""
+def _mapped(logits: NDArray[Any], numbers: NDArray[np.int64], maps: dict[int, AffineMap]) -> FloatArray:
+    """The logits of each row under the map of its number, or the common one."""
     mapped = np.empty(logits.shape)
     for number in np.unique(numbers):
         own = numbers == number
-        mapped[own] = AffineMap(weights[number], biases[number])(logits[own])
+        mapped[own] = maps.get(number, maps[0])(logits[own])
     return mapped
 
 

@@ -1,9 +1,16 @@
-"""Linear maps of the logits by penalised maximum likelihood: presets of one affine fit."""
+"""Maps z -> W z + b of the logits z, by penalised maximum likelihood: presets of one affine fit.
+
+All of them minimise the mean negative log-likelihood of softmax(W z + b) with a ridge on W, drawn to 1 / T, and on b.
+T is the temperature that `TemperatureScaling` finds, with its warnings. The presets differ in W, a vector or a matrix,
+in its features, and in the ridges. Newton's method in float64 finds the minimum from T, until the next step would gain
+less than 1e-7 nats per example. Where a map has no penalty of its own, a ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds
+what data do not determine: a class that is absent, or separated from the others.
+"""
 
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,24 +19,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
-from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
-from hf_calib.scaling.temperature import BOUNDS, ScaledLoss
+from hf_calib.scaling.temperature import BOUNDS, ScaledLoss, Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 RIDGE = 1e-6  # of parameters without a penalty, which data may not determine
-IDENTITY = AffineMap(np.array(1.0))
-
-
-class Solution(NamedTuple):
-    """What a fit has found; its temperature and parameters are a start for the next fit to the same rows."""
-
-    temperature: float
-    map: AffineMap = IDENTITY
-    theta: FloatArray | None = None
 
 
 class LinearFit(LogitScaling):
@@ -48,11 +46,10 @@ class LinearFit(LogitScaling):
 
     def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
         """The map of checked rows, perhaps from what another fit to them has found."""
-        near = Solution(ScaledLoss(rows).best_temperature()) if near is None else near
+        near = Solution.divided_by(ScaledLoss(rows).best_temperature()) if near is None else near
         unit = self._unit(rows, near.temperature)
-        theta = fit_affine(rows, unit, self._ridges(rows), near.theta, left_to_gain)
-        weight = theta[2:].T + np.diag(theta[0]) if self._mixes else theta[0]
-        return Solution(near.temperature, AffineMap(weight / unit, theta[1] - theta[1].mean()), theta)
+        found = fit_affine(rows, unit, self._ridges(rows), near.map, left_to_gain)
+        return Solution(near.temperature, found)
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         self._check()
@@ -63,9 +60,7 @@ class LinearFit(LogitScaling):
         temperature = loss.best_temperature()
         if self._unit(rows, temperature) == temperature:  # else the map does not start from it
             loss.warn(temperature, stacklevel=4)
-        found = self.solve(rows, Solution(temperature)).map
-        self.weight_ = found.weight
-        self.bias_ = np.zeros(rows.logits.shape[1]) if found.bias is None else found.bias
+        self.weight_, self.bias_ = self.solve(rows, Solution.divided_by(temperature)).map  # type: ignore[assignment]
         return self
 
     def _check(self) -> None:
@@ -75,12 +70,9 @@ class LinearFit(LogitScaling):
         """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
         if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
             return temperature
-        total = 0.0
-        for _, block in blocks(rows.logits):
-            block[np.isneginf(block)] = 0
-            total += np.square(block - block.mean(axis=1, keepdims=True)).sum()
-        spread = float(np.sqrt(total / rows.logits.size))
-        return spread if spread > 1e-150 else 1.0  # the squares of less are 0
+        loss = ScaledLoss(rows)
+        spread = loss.shortfall - loss.drift  # the largest logit of a row less the average one
+        return spread if spread > 1e-150 else 1.0
 
     def _ridges(self, rows: Rows) -> Ridges:
         return Ridges(RIDGE, RIDGE)
@@ -90,7 +82,8 @@ class VectorScaling(AffineScaling, LinearFit):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
     For a model whose classes are not all over- or under-confident in the same way, or whose training set had other
-    class frequencies. It needs some examples of each class. It can change the predicted class.
+    class frequencies. It needs some examples of each class, and has no penalty; with few, `StructuredVectorScaling` is
+    the safer choice. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
@@ -99,13 +92,8 @@ class VectorScaling(AffineScaling, LinearFit):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        Newton's method in float64 finds the minimum of the convex negative log-likelihood from the temperature T of
-        `TemperatureScaling` (with its warning), until the next step would gain less than 1e-7 nats per example. A ridge
-        of 1e-6 (|T w - 1|^2 + |b|^2) bounds what the data do not determine, where a class is absent or separated from
-        the others; `StructuredVectorScaling` is the safer choice there. No second (N, C) array is made.
-
-        A class masked by -inf in a row stays masked there. Unlike a temperature, w is not blind to an offset that all
-        logits of a row share.
+        No second (N, C) array is made. A class masked by -inf in a row stays masked there. Unlike a temperature, w is
+        not blind to an offset that all logits of a row share.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -136,10 +124,11 @@ class PenalisedMatrixFit(LinearFit):
             check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
 
     def _ridges(self, rows: Rows) -> Ridges:
-        n, c = rows.effective_size, rows.logits.shape[1]
+        n, c = rows.logits.shape
+        size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
         between, bias = self.off_diagonal_penalty, self.bias_penalty
-        between = 10 * c / n if between is None else between / (c * (c - 1))
-        bias = 1 / (2 * n) if bias is None else bias / c
+        between = 10 * c / size if between is None else between / (c * (c - 1))
+        bias = 1 / (2 * size) if bias is None else bias / c
         return Ridges(RIDGE, max(bias, RIDGE), max(between, RIDGE))
 
 
@@ -162,9 +151,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        T is the fitted temperature. Kull et al. penalise w instead of T w, which depends on the scale of the logits.
-        The fit is as in `VectorScaling`, its ridge where there is no penalty; the probabilities (N, C) are kept. A
-        logit of -inf would mask all classes, so it is refused.
+        Kull et al. penalise w instead of T w, which depends on the scale of the logits. The probabilities (N, C) are
+        kept during the fit. A logit of -inf would mask all classes, so it is refused.
 
     References:
         Guo et al. 2017, section 4.2; Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated
@@ -182,26 +170,17 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset, fitted on held-out predictions.
 
-    `MatrixScaling` where a model's logits are not at hand (pass log-probabilities), or where an offset that all logits
-    of a row share means nothing. It can change the predicted class, and cannot be folded into a linear head.
+    `MatrixScaling`, with its arguments and attributes, where a model's logits are not at hand (pass log-probabilities),
+    or where an offset that all logits of a row share means nothing. It cannot be folded into a linear head.
 
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
-
-    Args:
-        off_diagonal_penalty: λ >= 0, and
-        bias_penalty: \mu >= 0, as in `MatrixScaling`.
-
-    Attributes:
-        weight_: W, (C, C).
-        bias_: b, (C,), which sum to 0.
 
     Notes:
         If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map. A
         probability of 0 (a logit of -inf) has no logarithm, so it is refused.
 
     References:
-        Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated multi-class probabilities
-        with Dirichlet calibration", sections 2 and 3.
+        Kull et al. 2019, as `MatrixScaling`, sections 2 and 3.
 
     >>> logits, labels = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3, [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1]
     >>> scaler = DirichletScaling().fit(logits, labels)
@@ -235,23 +214,23 @@ class StructuredScaling(AffineScaling, LinearFit):
         n_classes = rows.logits.shape[1]
         if not rows.sigmoid and n_classes > 2:
             return super().solve(rows, near, left_to_gain)
-        near = Solution(ScaledLoss(rows).best_temperature()) if near is None else near
+        temperature = ScaledLoss(rows).best_temperature() if near is None else near.temperature
         if rows.sigmoid:
             columns = [rows.two_classes(column) for column in range(n_classes)]
         else:  # the map of the difference of the logits; a row with a masked class tells nothing
             difference = rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]
             columns = [Rows(difference, rows.labels[:, None], None, np.isfinite(difference)).two_classes()]
-        slopes, offsets = np.full(len(columns), 1 / near.temperature), np.zeros(len(columns))
+        slopes, offsets = np.full(len(columns), 1 / temperature), np.zeros(len(columns))
         for place, column in enumerate(columns):
             if len(column):
                 ridge = 2 * self.penalty / len(column)
-                theta = fit_affine(column, near.temperature, Ridges(ridge, ridge), None, left_to_gain)
-                slopes[place] = theta[0, 0] / near.temperature
-                offsets[place] = theta[1, 1] - theta[1, 0]
-        if rows.sigmoid:
-            return Solution(near.temperature, AffineMap(slopes, offsets))
-        weight = np.diag([slopes[0]] * 2) if self._mixes else np.full(2, slopes[0])
-        return Solution(near.temperature, AffineMap(weight, np.array([-0.5, 0.5]) * offsets))
+                own = fit_affine(column, temperature, Ridges(ridge, ridge), None, left_to_gain)
+                slopes[place] = own.weight[0]
+                offsets[place] = own(np.zeros(2)) @ [-1, 1]
+        if not rows.sigmoid:
+            slopes = np.diag(slopes.repeat(2)) if self._mixes else slopes.repeat(2)
+            offsets = np.array([-0.5, 0.5]) * offsets
+        return Solution(temperature, AffineMap(slopes, offsets))
 
     def _check(self) -> None:
         holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
@@ -263,11 +242,8 @@ class StructuredScaling(AffineScaling, LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
-        own, between = self.penalty * c / n, self.penalty * c * (c - 1) / n
-        if not self._mixes:
-            return Ridges(own, own)
-        # Together with the ridge of the matrix, the first one makes that of its diagonal.
-        return Ridges(own * between / (between - own), own, between)
+        own = self.penalty * c / n
+        return Ridges(own, own, own * (c - 1) if self._mixes else None)
 
 
 class StructuredVectorScaling(StructuredScaling):
@@ -289,12 +265,10 @@ class StructuredVectorScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0 unless the outputs are sigmoids.
 
     Notes:
-        T is the temperature that `TemperatureScaling` finds, with its warning. The penalised likelihood then has one
-        minimum whatever the data, found to 1e-7 nats per example. The authors' code takes log-probabilities.
-
         For two classes the map is that of the difference of the logits, sigmoid((1 + v) (z_1 - z_0) / T + b) (Platt
         scaling), with the ridge λ (4 v^2 + b^2) / N, which is the one above for such a map; a label of `multi_label`
-        is such a problem, of its known examples. A class masked by -inf in a row stays masked there.
+        is such a problem, of its known examples. A class masked by -inf in a row stays masked there. The authors' code
+        takes log-probabilities.
 
     References:
         Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with ridges.
@@ -327,7 +301,7 @@ class StructuredMatrixScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        T, the minimum and two classes are as in `StructuredVectorScaling`. A logit of -inf is refused.
+        M has no diagonal. Two classes are as in `StructuredVectorScaling`. A logit of -inf is refused.
 
     References:
         Berta, Holzmüller, Jordan, Bach 2026, as `StructuredVectorScaling`.

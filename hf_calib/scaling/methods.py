@@ -38,45 +38,45 @@ class ScalerEntry(NamedTuple):
 SCALERS: dict[str, ScalerEntry] = {
     "temperature": ScalerEntry("TemperatureScaling", "temperature", foldable=True),
     "per_label_temperature": ScalerEntry(
-        "PerLabelTemperatureScaling", "temperature", needs="label_matrix", foldable=True
+        "PerLabelTemperatureScaling", "temperature", "label_matrix", foldable=True
     ),
     "vector": ScalerEntry("VectorScaling", "linear", foldable=True, bias=True),
     "matrix": ScalerEntry("MatrixScaling", "linear", foldable=True, bias=True),
     "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", foldable=True, bias=True),
     "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", foldable=True, bias=True),
     "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
-    "prior_correction": ScalerEntry("PriorCorrection", "priors", needs="priors", foldable=True),
+    "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", foldable=True),
     "dirichlet": ScalerEntry("DirichletScaling", "linear"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),
     "spline": ScalerEntry("SplineScaling", "curves"),
-    "grouped": ScalerEntry("GroupedScaling", "grouped", needs="groups"),
-    "inverse_link": ScalerEntry("InverseLink", "inverse", needs="training_loss"),
+    "grouped": ScalerEntry("GroupedScaling", "grouped", "groups"),
+    "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
 # What the commands offer: their models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
 FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
 
 
-def method_of(scaler: Any) -> str:
+def method_of(
+    scaler: Any,
+    entries: dict[str, ScalerEntry] = SCALERS,
+    way_out: str = "pass a scaler of hf_calib.scaling, or of a class derived from one",
+) -> str:
     """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
-    return _method(scaler, SCALERS, "pass a scaler of hf_calib.scaling, or of a class derived from one")
-
-
-def foldable_method(scaler: Any) -> str:
-    """The same for one that folds; TypeError for any other scaler, too."""
-    way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
-    return _method(scaler, FOLDABLE_SCALERS, way_out)
-
-
-def _method(scaler: Any, entries: dict[str, ScalerEntry], way_out: str) -> str:
     of_class = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in entries.items()}
     for kind in type(scaler).__mro__:
         if (kind.__module__, kind.__name__) in of_class:
             return of_class[kind.__module__, kind.__name__]
     names = ", ".join(entry.name for entry in entries.values())
     raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+
+
+def foldable_method(scaler: Any) -> str:
+    """The same for one that folds; TypeError for any other scaler, too."""
+    way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
+    return method_of(scaler, FOLDABLE_SCALERS, way_out)
 
 
 def is_multi_label(scaler: Any) -> bool:

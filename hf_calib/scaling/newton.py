@@ -1,8 +1,8 @@
 """The affine fit: checked rows of logits with labels, and the weight and bias of their least penalised loss.
 
-The loss is convex. Newton's steps are solved by conjugate gradients, preconditioned by the curvature in the weight and
-the bias of each class, which is exact for a moderate number of classes, and in the weights between classes by a
-Kronecker product: one curvature for all classes, times a number for each.
+The loss is convex. Newton's steps are solved by conjugate gradients, whose preconditioner adds what is right for the
+weight and the bias of each class alone to what is nearly right for all weights of a matrix: a Kronecker product of one
+curvature for all classes with a number for each.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from hf_calib.scaling._inputs import (
     blocks,
     without_zero_weights,
 )
+from hf_calib.scaling.affine import AffineMap
 
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
-_DENSE = 256  # classes up to which the curvature of 2 C parameters is kept whole
 _MAX_STEPS = 200
 _MAX_PRODUCTS = 250  # with the Hessian, for one step
 _LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
 
 Linear = Callable[[FloatArray], FloatArray]
+Block = tuple[
+    NDArray[Any], NDArray[Any], NDArray[Any]
+]  # (n, C) features, probabilities, weighted probabilities
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,6 @@ class Rows:
     def sigmoid(self) -> bool:
         return self.labels.ndim == 2
 
-    @property
-    def effective_size(self) -> float:
-        """As many rows as would tell as much without weights (Kish 1965)."""
-        return len(self) if self.weights is None else float(len(self) ** 2 / np.square(self.weights).sum())
-
-    @property
-    def n_wrong(self) -> int:
-        """How many rows, or decisions of sigmoids, the logits have wrong."""
-        found = self.logits > 0 if self.sigmoid else self.logits.argmax(axis=1)
-        wrong = found != self.labels
-        return int(np.count_nonzero(wrong if self.known is None else wrong & self.known))
-
     def with_logits(self, logits: FloatArray) -> Rows:
         return replace(self, logits=logits)
 
@@ -111,25 +102,11 @@ class Rows:
 
 
 class Ridges(NamedTuple):
-    """Factors, for the mean loss, of the squares of weight - 1, of the bias and, of a matrix, of all of its weights."""
+    """Factors, for the mean loss, of the squares of weight - 1, of the bias and, of a matrix, of the other weights."""
 
     own: float
     bias: float
     between: float | None = None
-
-
-class _Block(NamedTuple):
-    """Some rows: logits / unit, with 0 where there is a mask, and probabilities (n, C); weights (n, 1) or None."""
-
-    features: NDArray[Any]
-    probs: NDArray[Any]
-    weights: NDArray[Any] | None
-
-    def weighted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Multiply in place."""
-        if self.weights is not None:
-            values *= self.weights
-        return values
 
 
 class _Point(NamedTuple):
@@ -142,182 +119,154 @@ class _Point(NamedTuple):
 
 
 class _PenalisedLoss:
-    """The mean loss of logits / unit with its ridges, as a function of the rows d, bias and, of a matrix, V'."""
+    """The mean loss of logits / unit with its ridges, as a function of the rows b, w or of the rows b, W'.
+
+    As in every exponential family, value and gradient need of the labels only the sums that `labelled` holds.
+    """
 
     def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
         self.rows, self.unit = rows, unit
         c = rows.logits.shape[1]
         self.mixes = ridges.between is not None
-        factors = [*ridges[:2], *[ridges.between] * (c if self.mixes else 0)]
-        self.factors = np.array(factors, dtype=np.float64)[:, None]
-        self.identity = np.zeros((len(factors), c))
-        self.identity[0] = 1
+        own = np.eye(c) if self.mixes else np.ones((1, c))
+        self.identity = np.vstack([np.zeros(c), own])
+        self.between = ridges.between or 0.0
+        self.ridges = np.vstack([np.full(c, ridges.bias), ridges.own * own + self.between * (1 - own)])
         # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
-        single = self.mixes and self.factors[1:].min() > 1e-6
-        self.precision: Any = np.float32 if single else np.float64
+        self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
+        self.labelled = np.zeros_like(self.identity)
+        for part, features, _ in self._features():
+            indicators = np.zeros_like(features)
+            each = np.arange(len(features))
+            indicators[each, rows.labels[part]] = 1 if rows.weights is None else rows.weights[part]
+            self._add_sums(self.labelled, features, indicators)
+
+    def parameters(self, found: AffineMap) -> FloatArray:
+        """Those of a map of the logits."""
+        weight = found.weight * self.unit
+        own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
+        return np.vstack([np.broadcast_to(0.0 if found.bias is None else found.bias, own[0].shape), own])
 
     def __call__(self, theta: FloatArray) -> _Point:
-        value, total, curvature = 0.0, np.zeros_like(theta), _OwnCurvature(theta.shape[1])
-        kept: list[_Block] = []  # of a matrix, for the products
-        for block, labels, losses in self._blocks(theta):
-            value += float(block.weighted(losses).sum())
+        n, c = self.rows.logits.shape
+        value, total, moments = 0.0, -self.labelled, np.zeros((3, c))  # of p (1 - p): 1, x, x^2
+        kept: list[Block] = []  # of a matrix, for the products
+        for block, loss in self._blocks(theta):
+            features, probs, mass = block
+            value += loss
+            self._add_sums(total, features, mass)
             if self.mixes:
-                weights = None if block.weights is None else block.weights.astype(self.precision)
-                kept.append(
-                    _Block(block.features.astype(self.precision), block.probs.astype(self.precision), weights)
-                )
-            else:
-                curvature.add(block)
-            block.probs[np.arange(len(labels)), labels] -= 1
-            self._add_gradient(total, block.features, block.weighted(block.probs))
+                narrow = probs.astype(self.narrow)
+                weighted = narrow if mass is probs else mass.astype(self.narrow)
+                kept.append((features.astype(self.narrow), narrow, weighted))
+            spread = mass - mass * probs
+            ones = np.ones(len(spread))
+            for moment in moments:
+                moment += ones @ spread
+                spread *= features
 
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
-            narrow = direction.astype(self.precision)
-            for block in kept or (block for block, *_ in self._blocks(theta)):
-                change = self._scores(block.features, narrow)
-                change -= np.einsum("nc,nc->n", change, block.probs)[:, None]
-                change *= block.probs
-                self._add_gradient(total, block.features, block.weighted(change))
-            return self._mean(total, direction)
+            narrow = direction.astype(self.narrow)
+            for features, probs, mass in kept or (block for block, _ in self._blocks(theta)):
+                change = self._scores(features, narrow)
+                change -= np.einsum("nc,nc->n", change, probs)[:, None]
+                change *= mass
+                self._add_sums(total, features, change)
+            return total / n + 2 * self.ridges * direction
 
         def preconditioner() -> Linear:
-            for block in kept:
-                curvature.add(block)
-            least = 1e-6 if self.precision is np.float32 else 1e-13
-            own = curvature.inverse(len(self.rows), self.factors[:2], least)
+            own = _inverse_by_class(moments / n, 2 * self._own(self.ridges))
             if not self.mixes:
                 return own
-            between = _inverse_of_product(kept, len(self.rows), float(self.factors[2, 0]))
-            return lambda vector: np.vstack([own(vector[:2]), between(vector[2:])])
+            between = _inverse_of_product(kept, moments[0] / n, 2 * self.between)
+
+            def divide(vector: FloatArray) -> FloatArray:
+                bias, weight = own(self._own(vector))
+                return np.vstack([bias, between(vector[1:]) + np.diag(weight)])
+
+            return divide
 
         off = theta - self.identity
-        penalty = float((self.factors * np.square(off)).sum())
-        return _Point(value / len(self.rows) + penalty, self._mean(total, off), product, preconditioner)
+        value = (value - np.vdot(theta, self.labelled)) / n + np.vdot(self.ridges, np.square(off))
+        return _Point(float(value), total / n + 2 * self.ridges * off, product, preconditioner)
 
-    def _blocks(self, theta: FloatArray) -> Iterator[tuple[_Block, NDArray[Any], FloatArray]]:
-        """Walk over the rows with their labels and losses (n, 1)."""
+    def _own(self, theta: FloatArray) -> FloatArray:
+        """The bias of each class, and its weight of its own logit: (2, C)."""
+        return np.stack([theta[0], theta[1:].diagonal()]) if self.mixes else theta
+
+    def _features(self) -> Iterator[tuple[slice, FloatArray, NDArray[np.bool_] | None]]:
+        """Walk over logits / unit, with 0 where there is a mask, and the masks."""
         for part, features in blocks(self.rows.logits):
             features *= 1 / self.unit
             masked = np.isneginf(features) if features.min() == -np.inf else None
             if masked is not None:
                 features[masked] = 0
+            yield part, features, masked
+
+    def _blocks(self, theta: FloatArray) -> Iterator[tuple[Block, float]]:
+        """Walk over features, probabilities and weighted probabilities; add the logarithms of their denominators."""
+        for part, features, masked in self._features():
             probs = self._scores(features, theta)
             if masked is not None:
                 probs[masked] = -np.inf
-            labels = self.rows.labels[part]
-            probs -= probs.max(axis=1, keepdims=True)
-            losses = -probs[np.arange(len(probs)), labels]
+            largest = probs.max(axis=1)
+            probs -= largest[:, None]
             np.exp(probs, out=probs)
-            mass = probs @ np.ones(probs.shape[1])
-            probs *= (1 / mass)[:, None]
-            losses += np.log(mass)
-            weights = None if self.rows.weights is None else self.rows.weights[part, None]
-            yield _Block(features, probs, weights), labels, losses[:, None]
+            denominators = probs @ np.ones(probs.shape[1])
+            probs *= (1 / denominators)[:, None]
+            losses = np.log(denominators) + largest
+            if self.rows.weights is None:
+                yield (features, probs, probs), losses.sum()
+            else:
+                weights = self.rows.weights[part]
+                yield (features, probs, probs * weights[:, None]), losses @ weights
 
     def _scores(self, features: NDArray[Any], theta: NDArray[Any]) -> NDArray[Any]:
-        scores = features @ (theta[2:] + np.diag(theta[0])) if self.mixes else features * theta[0]
-        scores += theta[1]
+        scores = features @ theta[1:] if self.mixes else features * theta[1]
+        scores += theta[0]
         return scores
 
-    def _add_gradient(self, total: FloatArray, features: NDArray[Any], slopes: NDArray[Any]) -> None:
-        """Add what slopes (n, C) in the scores make of the parameters; of a vector the slopes are overwritten."""
+    def _add_sums(self, total: FloatArray, features: NDArray[Any], slopes: NDArray[Any]) -> None:
+        """Add what slopes (n, C) in the scores are in the parameters."""
         ones = np.ones(len(slopes), slopes.dtype)
-        total[1] += ones @ slopes
-        if self.mixes:
-            total[2:] += features.T @ slopes
-        else:
-            slopes *= features
-            total[0] += ones @ slopes
-
-    def _mean(self, total: FloatArray, off: FloatArray) -> FloatArray:
-        """The gradient of a sum over the rows, with that of the ridges."""
-        if self.mixes:
-            total[0] = total[2:].diagonal()
-        return total / len(self.rows) + 2 * self.factors * off
+        total[0] += ones @ slopes
+        total[1:] += features.T @ slopes if self.mixes else ones @ (features * slopes)
 
 
 def fit_affine(
     rows: Rows,
     unit: float,
     ridges: Ridges,
-    start: FloatArray | None = None,
+    start: AffineMap | None = None,
     left_to_gain: float = LEFT_TO_GAIN,
-) -> FloatArray:
-    """Return the parameters of the least penalised mean loss for logits / unit: rows d, bias and, of a matrix, V'.
-
-    A matrix is sought as diag(d) + V with a ridge on all of V: then its curvature is nearly a Kronecker product. At the
-    minimum the two share the diagonal so that they pay, together, one ridge of 1 / (1 / d's + 1 / V's).
-    """
+) -> AffineMap:
+    """Return the map of the logits whose penalised mean loss is the least; the ridges are those of logits / unit."""
     loss = _PenalisedLoss(rows, unit, ridges)
-    return _minimise(loss, loss.identity if start is None else start, left_to_gain)
+    theta = _minimise(loss, loss.identity if start is None else loss.parameters(start), left_to_gain)
+    weight = theta[1:].T if loss.mixes else theta[1]
+    return AffineMap(weight / unit, theta[0] - theta[0].mean())
 
 
-class _OwnCurvature:
-    """The curvature in a weight and a bias for each class, (2, C): whole, or of many classes class by class."""
-
-    def __init__(self, n_classes: int) -> None:
-        self.moments = np.zeros((3, n_classes))  # of p, or of p (1 - p): 1, x, x^2
-        self.products = np.zeros((2, n_classes, 2, n_classes)) if n_classes <= _DENSE else None
-
-    def add(self, block: _Block) -> None:
-        features, probs, weights = block
-        ones = np.ones(len(features))
-        if self.products is None:
-            weighted = block.weighted(probs - probs * probs)
-        else:
-            weighted = block.weighted(probs.copy())
-            self.products[1, :, 1] += probs.T @ weighted
-        self.moments[0] += ones @ weighted
-        weighted *= features
-        self.moments[1] += ones @ weighted
-        if self.products is not None:
-            self.products[0, :, 1] += weighted.T @ probs
-            self.products[0, :, 0] += weighted.T @ (weighted if weights is None else probs * features)
-        weighted *= features
-        self.moments[2] += ones @ weighted
-
-    def inverse(self, size: int, ridges: FloatArray, least: float) -> Linear:
-        """A function that divides a (2, C) gradient by the mean curvature with that of the ridges."""
-        count, first, second = self.moments / size
-        second += 2 * ridges[0]
-        count += 2 * ridges[1]
-        c = len(count)
-        if self.products is None:
-            determinant = np.maximum(second * count - first**2, least * second * count)
-            inverse = np.array([[count, -first], [-first, second]]) / determinant
-            return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
-        each = np.arange(c)
-        hessian = -self.products / size
-        hessian[0, each, 0, each] += second
-        hessian[0, each, 1, each] += first
-        hessian[1, each, 1, each] += count
-        hessian[1, :, 0] = hessian[0, :, 1].T
-        root = _inverse_root(hessian.reshape(2 * c, 2 * c), least)
-        return lambda vector: (root.T @ (root @ vector.ravel())).reshape(2, c)
+def _inverse_by_class(moments: FloatArray, ridges: FloatArray) -> Linear:
+    """A function that divides the gradients in the bias and the weight of each class (2, C) by their curvature."""
+    count, first, second = moments
+    count, second = count + ridges[0], second + ridges[1]
+    determinant = np.maximum(second * count - first**2, 1e-13 * second * count)
+    inverse = np.array([[second, -first], [-first, count]]) / determinant
+    return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
 
 
-def _inverse_root(hessian: FloatArray, least: float) -> FloatArray:
-    """The inverse of the Cholesky factor of a matrix that is positive definite but for rounding."""
-    floor = least * float(hessian.diagonal().max())
-    while True:
-        try:
-            # Not scipy's solver, whose threads and NumPy's get in each other's way: three times slower on two cores.
-            return np.linalg.inv(np.linalg.cholesky(hessian + floor * np.eye(len(hessian))))
-        except np.linalg.LinAlgError:
-            floor *= 100
-
-
-def _inverse_of_product(kept: list[_Block], size: int, ridge: float) -> Linear:
-    """A function that divides the gradient in V' by one C x C curvature for all classes, times a number for each."""
-    c = kept[0].probs.shape[1]
-    moment, mass = np.zeros((c, c)), np.zeros(c)
-    for block in kept:
-        spread = block.weighted(block.probs - block.probs * block.probs)
-        mass += spread.sum(axis=0)
-        moment += (block.features * spread.sum(axis=1, keepdims=True)).T @ block.features
-    eigenvalues, basis = np.linalg.eigh(moment / max(mass.sum(), np.finfo(float).tiny))
-    scale = np.outer(np.maximum(eigenvalues, 0), mass / size) + 2 * ridge
+def _inverse_of_product(kept: list[Block], mass: FloatArray, ridge: float) -> Linear:
+    """A function that divides the gradient in W' by one C x C curvature for all classes, times a number for each."""
+    moment = np.zeros((len(mass), len(mass)))
+    total = 0.0
+    for features, probs, weighted in kept:
+        spread = (weighted - weighted * probs).sum(axis=1)
+        moment += (features * spread[:, None]).T @ features
+        total += spread.sum()
+    eigenvalues, basis = np.linalg.eigh(moment / max(total, np.finfo(float).tiny))
+    scale = np.outer(np.maximum(eigenvalues, 0), mass) + ridge
     return lambda vector: basis @ ((basis.T @ vector) / scale)
 
 
@@ -346,9 +295,8 @@ def _newton_step(point: _Point, left_to_gain: float) -> tuple[FloatArray, float]
     precondition = point.preconditioner()
     direction = precondition(residual)
     size = float(np.vdot(residual, direction))
-    enough = max(
-        size * min(0.1, size), 10 * left_to_gain**2
-    )  # an inexact end of the step costs about its square
+    # An inexact end of the step costs about its square.
+    enough = max(size * min(0.1, size), left_to_gain**2)
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break

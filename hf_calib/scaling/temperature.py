@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,7 +30,6 @@ PAPERS_GRID = np.arange(1, 101) / 10
 _SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digits are right
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
-_ACCURACY = 1e-7  # of calibration errors, whose confidences are interpolated between temperatures
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
 
@@ -43,23 +42,18 @@ class TemperatureScaling(AffineScaling):
     $$\hat p = \mathrm{softmax}(z / T)$$
 
     Args:
-        criterion: what T minimises on the data it is fitted on.
-            "nll": negative log-likelihood, a proper score: solved exactly, and the least noisy choice.
-            "ece": expected calibration error with equal-width bins, searched on a grid as in the papers.
-            "adaptive_ece": the same with equal-mass bins.
+        criterion: what T minimises on the data it is fitted on. "nll": negative log-likelihood, solved exactly, and
+            the least noisy choice. "ece" and "adaptive_ece": calibration errors with equal-width and equal-mass bins,
+            searched on a grid as in the papers; their best T depends on few examples that move between bins.
         grid: temperatures to choose from, (G,) > 0; the first of equally good ones is taken. None means
             0.1, 0.2, ..., 10 for the calibration errors, and no grid at all for "nll".
         n_bins: bins of the calibration errors.
-        multi_label: True for sigmoid outputs with a 0/1 label per logit. The calibration errors then treat
-            every logit as a two-class example.
+        multi_label: True for sigmoid outputs with a 0/1 label per logit, each of which is a two-class example.
 
     Attributes:
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
 
     Notes:
-        The negative log-likelihood is convex in 1/T: a safeguarded Newton iteration in float64, block by block, finds
-        its one minimum. A calibration error jumps as T moves examples between bins: its best T depends on few of them.
-
         `fit` warns where data do not determine T. Where every label is ranked first, "nll" smooths the labels by
         1 / (N + 1), as if one more example had an unknown label; where labels score no better than the average class,
         it takes the upper bound; where each row's logits are equal, T is 1.
@@ -94,7 +88,14 @@ class TemperatureScaling(AffineScaling):
             raise InputTypeError(expected("criterion", "be a name", f"a {got}", way_out))
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        grid = self._checked_grid()
+        grid = self.grid
+        if grid is None and self.criterion != "nll":
+            grid = PAPERS_GRID
+        elif grid is not None:
+            grid = as_floats("grid", grid)
+            holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
+            way_out = "use for example numpy.arange(1, 101) / 10"
+            check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         if sample_weight is not None:
             got = "several labels a row" if self.multi_label else repr(self.criterion)
             holds = self.criterion == "nll" and not self.multi_label
@@ -105,12 +106,8 @@ class TemperatureScaling(AffineScaling):
         loss = ScaledLoss(rows)
         if grid is None or loss.is_constant:
             self.temperature_ = loss.best_temperature()
-        elif self.criterion == "nll":
-            self.temperature_ = float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
         else:
-            errors = self._errors(loss, loss.confidences(grid, interpolated=True))
-            best = np.flatnonzero(errors <= errors.min() + _ACCURACY)
-            self.temperature_ = float(grid[best[np.argmin(self._errors(loss, loss.confidences(grid[best])))]])
+            self.temperature_ = float(min(grid, key=lambda temperature: self._score(loss, temperature)))
         loss.warn(self.temperature_)
         return self
 
@@ -119,36 +116,26 @@ class TemperatureScaling(AffineScaling):
         check_is_fitted(self)
         return AffineMap(np.array(1 / self.temperature_))
 
-    def _errors(self, loss: ScaledLoss, confidences: FloatArray) -> FloatArray:
+    def _score(self, loss: ScaledLoss, temperature: float) -> float:
+        if self.criterion == "nll":
+            return loss.at(1 / temperature)[0]
+        top = TopLabel(loss.confidences(temperature), loss.correct)
         binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        tops = [TopLabel(each, loss.correct) for each in confidences]
-        return np.array([top_label_error(top, n_bins=self.n_bins, binning=binning) for top in tops])
-
-    def _checked_grid(self) -> FloatArray | None:
-        if self.grid is None:
-            return None if self.criterion == "nll" else PAPERS_GRID
-        grid = as_floats("grid", self.grid)
-        holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
-        way_out = "use for example numpy.arange(1, 101) / 10"
-        check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
-        return grid
+        return float(top_label_error(top, n_bins=self.n_bins, binning=binning))
 
 
 class PerLabelTemperatureScaling(AffineScaling):
     r"""Divide each label's logit by its own temperature, fitted on held-out multi-label predictions.
 
     For sigmoid outputs whose labels are not all over- or under-confident alike. Where few examples have a label,
-    `TemperatureScaling(multi_label=True)`, with one temperature for all, is the steadier choice; where its offset is
-    wrong, `StructuredVectorScaling(multi_label=True)`. Decisions at 1/2 stay as they are.
+    `TemperatureScaling(multi_label=True)` is the steadier choice; where its offset is wrong,
+    `StructuredVectorScaling(multi_label=True)`. Decisions at 1/2 stay as they are.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
 
     Attributes:
-        temperatures_: T, (C,), in [1e-5, 1e5].
+        temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone, as by `TemperatureScaling`.
         shared_temperature_: the best single temperature, a float: that of labels without examples of both kinds.
-
-    Notes:
-        Each label is fitted alone, as by `TemperatureScaling`; one warning names those whose data do not determine T.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", for one temperature.
@@ -198,6 +185,17 @@ def _warn_undetermined(what: str, why: str, stacklevel: int) -> None:
         "columns of logits, and the scale of the logits."
     )
     warnings.warn(message, UserWarning, stacklevel=stacklevel)
+
+
+class Solution(NamedTuple):
+    """A map of some rows, and their temperature: where another fit to them starts."""
+
+    temperature: float
+    map: AffineMap
+
+    @classmethod
+    def divided_by(cls, temperature: float) -> Solution:
+        return cls(temperature, AffineMap(np.array(1 / temperature)))
 
 
 class ScaledLoss:
@@ -264,34 +262,13 @@ class ScaledLoss:
         value, slope, curvature = (totals / len(self.rows)).tolist()
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 
-    def confidences(self, temperatures: FloatArray, *, interpolated: bool = False) -> FloatArray:
-        """The largest probability of each row at each temperature (G, N), for which no other is needed.
-
-        Over all g <= 0 the kernel exp(beta g) has a small numerical rank: to 1e-9 it is a linear combination of its
-        values at nodes, four an octave and one octave beyond each end. An octave further, the values are the squares.
-        """
-        betas = 1 / temperatures
-        octaves = int(np.ceil(np.log2(betas.max() / betas.min()))) + 2
-        if not interpolated or octaves > 10 or len(betas) < 4 * octaves:
-            return 1 / self._masses(betas, 0)[0]
-        roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
-        nodes = np.outer(2.0 ** np.arange(octaves + 1), roots).ravel()
-        gaps = np.append(0, np.geomspace(1e-3, 50, 2000) / betas.min())
-        at_nodes, at_betas = np.exp(-np.outer(gaps, nodes)), np.exp(-np.outer(gaps, betas))
-        coefficients = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
-        return 1 / (coefficients.T @ self._masses(roots, octaves).reshape(len(nodes), -1))
-
-    def _masses(self, betas: FloatArray, n_squares: int) -> FloatArray:
-        """The sums of exp(beta gap) of each row, also at 2 beta, 4 beta, ...: (n_squares + 1, B, N)."""
-        masses = np.empty((n_squares + 1, len(betas), len(self.rows)))
+    def confidences(self, temperature: float) -> FloatArray:
+        """The largest probability of each row (N,), for which no other is needed."""
+        masses = np.empty(len(self.rows))
         for part, gaps in self._gaps():
-            terms, ones = np.empty_like(gaps), np.ones(gaps.shape[1])
-            for number, beta in enumerate(betas):
-                np.exp(np.multiply(gaps, beta, out=terms), out=terms)
-                for of_octave in masses[:, number, part]:
-                    np.dot(terms, ones, out=of_octave)
-                    np.square(terms, out=terms)
-        return masses
+            gaps *= 1 / temperature
+            masses[part] = np.exp(gaps, out=gaps) @ np.ones(gaps.shape[1])
+        return 1 / masses
 
     def best_temperature(self, guess: float | None = None) -> float:
         """The T within `BOUNDS` of the least value; 1 where no T changes it."""
