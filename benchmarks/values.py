@@ -22,8 +22,8 @@ from scipy.special import expit, softmax
 
 from hf_calib import decisions, metrics
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
+from hf_calib.metrics.intervals import METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
-from hf_calib.metrics.table import METRICS
 from hf_calib.report import calibration_report
 from hf_calib.scaling import SCALERS, estimate_prior
 

@@ -1,16 +1,10 @@
 """Calibration metrics: numpy arrays in, plain floats out.
 
-Arguments that a function does not explain mean the same everywhere:
+Arguments that a function does not explain mean the same everywhere: probs (N, C) float, rows that sum to 1; labels (N,)
+int in [0, C), or soft labels (N, C) float, rows that sum to 1; n_bins M, at least 1; sample_weight (N,) of at least 0,
+not all 0, None for equal weights; n_resamples, at least 1; seed, of the draws; confidence_level, in (0, 1).
 
-- probs: (N, C) float, rows that sum to 1. For two classes too it is the top label that counts.
-- labels: (N,) int in [0, C), or soft labels (N, C) float, rows that sum to 1.
-- n_bins: M, at least 1.
-- sample_weight: (N,) of at least 0, not all 0; None counts every example once.
-- n_resamples: how many are drawn, at least 1; seed: of the draws, and the same one gives the same result.
-- confidence_level: of an interval or a band at each point, in (0, 1).
-
-The state that an evaluation fills batch by batch on the device is in `hf_calib.metrics.streaming`; it is
-not imported here, because it needs torch.
+The state that an evaluation fills batch by batch on the device is in `hf_calib.metrics.streaming`: it needs torch.
 """
 
 from hf_calib.metrics.corp import (

@@ -1,19 +1,22 @@
 """Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion, the ECE without bias.
 
 Common arguments are those of `hf_calib.metrics`. Named options go to the metric, such as ``n_bins=10``; one that has
-the name of an argument of the function here goes in with the metric: ``functools.partial``.
+the name of an argument of the function here goes in with the metric: ``functools.partial``. A new metric is a function
+of probs and labels, its row in `METRICS`, by which it has a name here, in reports and in studies, and its test.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import check
+from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.metrics import kernel, ranking, scores, smooth, sweep
 from hf_calib.metrics.checks import (
     FloatArray,
     IntArray,
@@ -25,30 +28,74 @@ from hf_calib.metrics.checks import (
     check_probs_and_labels,
     check_seed,
 )
-from hf_calib.metrics.kernel import kde_calibration_error
 from hf_calib.metrics.resamples import SAME, Interval, draw_counts, interval_of
-from hf_calib.metrics.scores import expected_calibration_error
 from hf_calib.metrics.sums import (
     BINNINGS,
     Binning,
     BinSums,
+    SumMetric,
     TopLabel,
     assign_bins,
     bin_sums,
     binned_error,
     binned_rows,
+    classwise_sums,
+    mean_of,
     mean_size,
     top_label,
+    top_label_sums,
     winners,
 )
-from hf_calib.metrics.table import Metric, MetricFunction, find_metric
 
-Simulation = Callable[[np.random.Generator], float]
+MetricFunction = Callable[..., float]
 
 _HALVINGS = 30  # of the range of shrinkages, which is wide where a bin is near 1
 _SMALLEST_VARIANCE = 1e-4  # of a bin's label, so that the gap of a bin near 1 can grow too
 _STEPS = 100  # of the gaps on either side of those of the data
 _NARROWEST = 1e-3  # of the gaps' growth
+
+
+class Metric(NamedTuple):
+    """A row of `METRICS`, or a user's own function."""
+
+    function: MetricFunction  # of probs and labels, and the metric's options
+    sums: Callable[..., SumMetric] | None = None  # of the options: resamples then cost O(N) additions
+    of_top: MetricFunction | None = None  # of a `TopLabel`, where the metric reads no more
+
+
+METRICS = {
+    row.function.__name__: row
+    for row in (
+        Metric(scores.accuracy, partial(mean_of, scores.shares_right)),
+        Metric(ranking.area_under_risk_coverage, of_top=ranking.mean_risk),
+        Metric(scores.brier_score, partial(mean_of, scores.squared_distances)),
+        Metric(scores.classwise_calibration_error, classwise_sums),
+        Metric(sweep.ece_sweep, of_top=sweep.sweep_error),
+        Metric(scores.expected_calibration_error, top_label_sums),
+        Metric(kernel.kde_calibration_error),
+        Metric(scores.maximum_calibration_error, partial(top_label_sums, norm="max")),
+        Metric(scores.negative_log_likelihood, partial(mean_of, scores.negative_logs)),
+        Metric(scores.root_brier_score, partial(mean_of, scores.squared_distances, root=True)),
+        Metric(smooth.smooth_calibration_error, of_top=smooth.smooth_error),
+        Metric(smooth.smooth_calibration_error_dual, of_top=smooth.smooth_error_dual),
+        Metric(scores.true_calibration_error, partial(mean_of, scores.distances)),
+    )
+}
+
+
+def find_metric(metric: str | MetricFunction) -> Metric:
+    """The row of a name, or one for a function."""
+    if callable(metric):
+        return Metric(metric)
+    if not isinstance(metric, str):
+        requirement = "be a name or a function of probs and labels"
+        way_out = "for example 'expected_calibration_error'"
+        raise InputTypeError(expected("metric", requirement, type(metric).__name__, way_out))
+    check_choice("metric", metric, tuple(METRICS))
+    return METRICS[metric]
+
+
+# Resamples
 
 
 def bootstrap_interval(
@@ -86,11 +133,11 @@ def bootstrap_interval(
         "it leaves each example out of its own estimate, but not the copies of it in a resample; "
         "use consistency_test, or smooth_calibration_error"
     )
-    check(found.function is not kde_calibration_error, requirement, "kde_calibration_error", way_out)
+    check(found.function is not kernel.kde_calibration_error, requirement, "kde_calibration_error", way_out)
     settings: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
     (interval,) = percentile_intervals([(metric, options)], rows, targets, **settings)
     value = interval.value
-    if found.function is expected_calibration_error and not interval.low <= value <= interval.high:
+    if found.function is scores.expected_calibration_error and not interval.low <= value <= interval.high:
         warnings.warn(
             f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, {value:.4g}. Noise makes the "
             "ECE larger, and each resample adds noise again. Use calibration_error_interval.",
@@ -109,7 +156,7 @@ def percentile_intervals(
 ) -> list[Interval]:
     """`bootstrap_interval` for each (metric, options), from `resampled_metrics` that are drawn once for all."""
     check_confidence_level(confidence_level)
-    values = [_finite_value(find_metric(name), probs, labels, options) for name, options in metrics]
+    values = [_finite_value(find_metric(name), probs, labels, **options) for name, options in metrics]
     draws = resampled_metrics(metrics, probs, labels, **drawing)
     return [interval_of(value, drawn, confidence_level) for value, drawn in zip(values, draws, strict=True)]
 
@@ -162,11 +209,9 @@ def _of_counts(
     return of_rows
 
 
-def _finite_value(
-    metric: Metric, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
-) -> float:
+def _finite_value(metric: Metric, *data: NDArray[Any], **options: Any) -> float:
     """The metric of the data; raises unless it is finite."""
-    value = float(metric.function(probs, labels, **options))
+    value = float(metric.function(*data, **options))
     check(np.isfinite(value), "the metric to be finite", value, "it is undefined for these data")
     return value
 
@@ -233,12 +278,14 @@ def consistency_test(
     rng = np.random.default_rng(check_seed(seed))
     rows, targets = check_probs_and_labels(probs, labels)
     found = find_metric(metric)
-    value = _finite_value(found, rows, targets, options)
+    value = _finite_value(found, rows, targets, **options)
     simulate = _simulation(found, rows, options)
     return _tested(value, _check_resamples(np.array([simulate(rng) for _ in range(n_resamples)])))
 
 
-def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) -> Simulation:
+def _simulation(
+    metric: Metric, probs: NDArray[Any], options: dict[str, Any]
+) -> Callable[[np.random.Generator], float]:
     """The metric of labels drawn from probs (N, C); one of sums of the top label, of whether that is right."""
     cumulated = np.cumsum(probs.T.clip(min=0), axis=0, dtype=np.float64)
     cumulated /= cumulated[-1]
@@ -255,19 +302,16 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
     confidences = winners(probs)[0]
     bins = assign_bins(confidences, options.get("n_bins", 15), options.get("binning", "uniform"))
     order = np.argsort(bins, kind="stable")
-    chances = confidences[order]
     occupied, starts = np.unique(bins[order], return_index=True)
-    stated = np.pad(
-        of_sums.sums(confidences, np.zeros_like(confidences)), ((0, 0), (0, 1))
-    )  # last, `DROPPED`
+    # The last column is of `DROPPED`.
+    stated = np.pad(of_sums.sums(confidences, np.zeros(len(probs))), ((0, 0), (0, 1)))
 
     def of_hits(rng: np.random.Generator) -> float:
-        right = (
-            rng.random(len(chances) + 1)[:-1] < chances
-        )  # one number more, so that a seed gives what it gave
+        # One number more than rows is drawn, so that a seed gives what it always gave.
+        right = rng.random(len(probs) + 1)[:-1] < confidences[order]
         sums = stated.copy()
         sums[-1, occupied] += np.add.reduceat(right, starts, dtype=np.intp)
-        return float(of_sums.value(sums[:, :-1], len(chances)))
+        return float(of_sums.value(sums[:, :-1], len(probs)))
 
     return of_hits
 

@@ -12,9 +12,8 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import Interval, bootstrap_interval
-from hf_calib.metrics.intervals import percentile_intervals
+from hf_calib.metrics.intervals import METRICS, percentile_intervals
 from hf_calib.metrics.sums import BINNINGS, TopLabel, top_label_error, top_label_sums
-from hf_calib.metrics.table import METRICS
 from tests.helpers.sampled import labels_by
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}

@@ -43,14 +43,6 @@ def test_the_ends_in_one_bin_are_those_of_the_binomial(n_right: int, confidence:
     assert (low, high) == pytest.approx((within[0], within[-1]), abs=0.004)
 
 
-def test_calibrated_rows_may_have_no_error() -> None:
-    rng = np.random.default_rng(0)
-    confidences = rng.uniform(0.5, 1, 3000)
-    value, low, high = calibration_error_interval(*two_classes(confidences, rng.random(3000) < confidences))
-    assert low == 0 < high < 0.03
-    assert value > 0
-
-
 def test_all_right_at_a_confidence_near_one_may_still_be_over_confident() -> None:
     """The largest error is that at which 2.5% of the samples have 198 right ones or more, as near to .995 as this."""
     probs, labels = two_classes(np.full(200, 0.995), np.ones(200, bool))

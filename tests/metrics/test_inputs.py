@@ -11,8 +11,8 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputError, InputTypeError, InputValueError
+from hf_calib.metrics.intervals import METRICS
 from hf_calib.metrics.ranking import risk_coverage_curve
-from hf_calib.metrics.table import METRICS
 from hf_calib.plots import confidence_histogram, smooth_reliability_diagram
 from hf_calib.report import calibration_report
 

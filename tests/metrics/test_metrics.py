@@ -20,8 +20,6 @@ from hf_calib.metrics.sums import (
     mean_bins,
     quantile_edges,
     top_label_error,
-    uniform_bins,
-    uniform_edges,
 )
 from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 
@@ -125,15 +123,6 @@ def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
         assert ours == pytest.approx(adaptive, **EXACT)
 
 
-def test_float32_confidences_on_the_edges_fall_as_in_float64(golden: Path) -> None:
-    with np.load(golden / "metrics_edges.npz") as file:
-        confidences, correct = file["exact15__conf"], file["exact15__correct"].astype(float)
-        ece = file["exact15__ece_linspace_b15"]
-    narrow = confidences.astype(np.float32)
-    assert (narrow.astype(float) != confidences).any()
-    assert top_label_error(TopLabel(narrow.astype(float), correct)) == pytest.approx(ece, abs=1e-7)
-
-
 # Against loops
 
 
@@ -184,25 +173,19 @@ def test_classwise_error_equals_a_loop_over_chunks_too(
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_order_of_examples_does_not_matter(metric: object) -> None:
+def test_order_layout_and_width_do_not_matter_and_inputs_are_left_alone(metric: object) -> None:
     probs, labels = random_predictions(400, 5)
+    before, value = (probs.copy(), labels.copy()), metric(probs, labels)
+    assert type(value) is float
     order = np.random.default_rng(1).permutation(400)
-    assert metric(probs[order], labels[order]) == pytest.approx(metric(probs, labels), **EXACT)
-
-
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_narrow_floats_are_reduced_in_float64(metric: object, dtype: type) -> None:
-    probs, labels = random_predictions(3000, 4)
-    narrow = probs.astype(dtype)
-    assert metric(narrow, labels) == metric(narrow.astype(np.float64), labels)
-
-
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_inputs_are_left_alone_and_results_are_floats(metric: object) -> None:
-    probs, labels = random_predictions(50, 3)
-    before = probs.copy(), labels.copy()
-    assert type(metric(probs, labels)) is float
+    assert metric(probs[order], labels[order]) == pytest.approx(value, **EXACT)
+    wide = np.zeros((800, 10))
+    wide[::2, ::2] = probs
+    for layout in (np.asfortranarray(probs), wide[::2, ::2]):
+        assert metric(layout, labels) == pytest.approx(value, **EXACT)
+    for dtype in (np.float16, np.float32):
+        narrow = probs.astype(dtype)
+        assert metric(narrow, labels) == metric(narrow.astype(np.float64), labels)
     np.testing.assert_array_equal(probs, before[0])
     np.testing.assert_array_equal(labels, before[1])
 
@@ -242,34 +225,7 @@ def test_tied_classes_predict_the_first() -> None:
     assert metrics.accuracy(probs, np.array([1])) == 0
 
 
-# The owner of bins
-
-
-def test_ends_of_the_unit_interval_have_a_bin() -> None:
-    np.testing.assert_array_equal(uniform_bins(np.array([0.0, 1.0]), 15), [0, 14])
-    rounded_up = np.nextafter(np.float32(1), np.float32(2))
-    assert uniform_bins(np.array([rounded_up]), 15) == [14]
-
-
-@pytest.mark.parametrize("n_bins", [*range(1, 31), 100])
-def test_edges_belong_to_the_bin_below_in_either_precision(n_bins: int) -> None:
-    k = np.arange(1, n_bins + 1)
-    for dtype in (np.float32, np.float64):
-        on_edge = k.astype(dtype) / dtype(n_bins)
-        np.testing.assert_array_equal(uniform_bins(on_edge, n_bins), k - 1)
-        np.testing.assert_array_equal(uniform_bins(on_edge.astype(np.float64), n_bins), k - 1)
-    above = np.nextafter(k[:-1].astype(np.float32) / np.float32(n_bins), np.float32(2))
-    np.testing.assert_array_equal(uniform_bins(above, n_bins), k[:-1])
-    below = np.nextafter(k / n_bins, 0)
-    np.testing.assert_array_equal(uniform_bins(below, n_bins), k - 1)
-
-
-def test_uniform_edges_are_the_nearest_floats() -> None:
-    edges = uniform_edges(15)
-    assert edges[0] == 0
-    assert edges[-1] == 1
-    np.testing.assert_allclose(edges, np.arange(16) / 15, rtol=6e-8, atol=0)
-    np.testing.assert_array_equal(edges.astype(np.float32), (np.arange(16) / 15).astype(np.float32))
+# Bins
 
 
 def test_bin_sums_leave_out_what_was_dropped() -> None:
@@ -336,15 +292,6 @@ def test_errors_name_the_worst_row_wherever_it_is(monkeypatch: pytest.MonkeyPatc
     probs[44, 1] = np.inf
     with pytest.raises(ValueError, match=r"1 NaN or infinite values in 1 of 50 rows \(first in row 44\)"):
         metrics.brier_score(probs, np.zeros(50, int))
-
-
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_memory_layout_does_not_matter(metric: object) -> None:
-    probs, labels = random_predictions(200, 6)
-    wide = np.zeros((400, 12))
-    wide[::2, ::2] = probs
-    for layout in (np.asfortranarray(probs), wide[::2, ::2]):
-        assert metric(layout, labels) == pytest.approx(metric(probs, labels), **EXACT)
 
 
 def test_rounded_rows_are_accepted_and_not_renormalised() -> None:

@@ -9,7 +9,6 @@ import pytest
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import uniform_bins
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 NAMES = [
@@ -69,21 +68,6 @@ def test_predicting_the_truth_is_perfect(name: str) -> None:
         "area_under_risk_coverage": (np.cumsum(1 - np.sort(top)[::-1]) / np.arange(1, 501)).mean(),
     }
     assert getattr(metrics, name)(truth, truth) == pytest.approx(perfect.get(name, 0), **EXACT)
-
-
-def test_accuracy_and_errors_equal_a_loop() -> None:
-    probs, truth = random_soft(400, 6)
-    predicted = probs.argmax(axis=1)
-    share, confidence = truth[np.arange(400), predicted], probs.max(axis=1)
-    bins = uniform_bins(confidence, 15)
-    gaps = [abs((share - confidence)[bins == m].sum()) / 400 for m in range(15)]
-    assert metrics.accuracy(probs, truth) == pytest.approx(share.mean(), **EXACT)
-    assert metrics.expected_calibration_error(probs, truth) == pytest.approx(sum(gaps), **EXACT)
-    class_bins = uniform_bins(probs, 15)
-    by_class = [
-        abs((truth - probs)[:, c][class_bins[:, c] == m].sum()) / 400 for c in range(6) for m in range(15)
-    ]
-    assert metrics.classwise_calibration_error(probs, truth) == pytest.approx(sum(by_class) / 6, **EXACT)
 
 
 def test_scores_equal_their_mean_over_labels_drawn_from_the_distributions() -> None:
@@ -172,19 +156,6 @@ def human(shared_data: Path) -> dict[str, np.ndarray]:
     """CIFAR-10H: about 50 people's labels of each of 10,000 images."""
     with np.load(shared_data / "cifar10h" / "cifar10h.npz") as file:
         return dict(file)
-
-
-def test_people_as_the_truth_and_as_the_model(human: dict[str, np.ndarray]) -> None:
-    truth = human["probs"]
-    assert metrics.true_calibration_error(truth, truth) == 0
-    assert metrics.expected_calibration_error(truth, truth) == pytest.approx(0, abs=1e-12)
-    assert metrics.accuracy(truth, truth) == pytest.approx(truth.max(axis=1).mean(), **EXACT)
-    assert metrics.accuracy(truth, human["labels"]) == pytest.approx(0.9921, abs=5e-5)
-    assert metrics.negative_log_likelihood(truth, truth) == pytest.approx(
-        entr(truth).sum(axis=1).mean(), **EXACT
-    )
-    one_hot = np.eye(10)[human["labels"]]
-    assert metrics.negative_log_likelihood(one_hot, truth) > 1  # certainty costs
 
 
 def test_every_annotator_one_by_one_gives_what_the_shares_give(human: dict[str, np.ndarray]) -> None:

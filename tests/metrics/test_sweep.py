@@ -91,13 +91,6 @@ def test_a_perfect_order_is_refined_to_the_end(binning: str) -> None:
     assert ours == pytest.approx(np.abs(confidences - correct).mean(), abs=1e-4)
 
 
-def test_equal_soft_labels_are_no_decrease() -> None:
-    probs = np.stack([np.linspace(0.55, 0.95, 60), 1 - np.linspace(0.55, 0.95, 60)], axis=1)
-    labels = np.tile([0.7, 0.3], (60, 1))
-    fine = np.abs(probs[:, 0] - 0.7).mean()
-    assert metrics.ece_sweep(probs, labels) == pytest.approx(fine, abs=2e-3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -85,14 +85,6 @@ def test_on_average_it_is_the_true_error_down_to_zero() -> None:
         assert abs(np.mean(found) - size) < 0.005, size
 
 
-def test_many_rows_leave_nothing_to_take_off() -> None:
-    rng = np.random.default_rng(1)
-    confidences = rng.uniform(0.5, 1, 400_000)
-    correct = (rng.random(400_000) < confidences - 0.08).astype(float)
-    plain = error_of(confidences, correct)
-    assert measured(confidences, correct, 2).value == pytest.approx(plain, abs=2e-4)
-
-
 def test_resamples_are_of_the_same_rows_for_all_models() -> None:
     rng = np.random.default_rng(2)
     confidences = rng.uniform(0.5, 1, 500)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.table import METRICS
+from hf_calib.metrics.intervals import METRICS
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.study.cell_metrics import affordable_resamples

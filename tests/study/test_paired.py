@@ -9,9 +9,8 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.intervals import resampled_metrics, unbiased_error
+from hf_calib.metrics.intervals import METRICS, resampled_metrics, unbiased_error
 from hf_calib.metrics.sums import top_label
-from hf_calib.metrics.table import METRICS
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to
 from hf_calib.study.paired import TwoLevel, holm, two_level
