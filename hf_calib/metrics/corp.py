@@ -25,8 +25,8 @@ Score = Literal["brier", "log"]
 class CorpDecomposition(NamedTuple):
     """A mean score of the top label, in parts: score = miscalibration - discrimination + uncertainty.
 
-    Miscalibration, at least 0, is what recalibrated confidences save; discrimination, at least 0, what these save over
-    stating the overall accuracy for every row; uncertainty is the score of that.
+    Recalibrated confidences would save the miscalibration, at least 0. Stating the overall accuracy for every row has
+    the uncertainty as its score, of which recalibrated confidences save the discrimination, at least 0.
     """
 
     score: float
@@ -57,15 +57,14 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         labels: (N,) int in [0, C).
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
 
-    Notes:
-        Rows choose the recalibration and are scored with it, so that noise counts as miscalibration. Confidences that
-        are equal in float32 are recalibrated together.
+    Returns:
+        The parts. Rows choose the recalibration and are scored with it, so that noise counts as miscalibration;
+        confidences that are equal in float32 are recalibrated together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers", Eq. 1 to 3.
 
-    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]
-    >>> found = corp_decomposition(probs, [0, 0, 1, 0])
+    >>> found = corp_decomposition([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], [0, 0, 1, 0])
     >>> [round(part, 4) for part in found]
     [0.175, 0.05, 0.0625, 0.1875]
     """
@@ -75,11 +74,17 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
     """The same of rows whose top label is known."""
-    _, rows, right = _pooled(top)
-    overall = np.full_like(rows, right.sum() / rows.sum())
-    own = _mean_score(top.confidence, np.ones_like(top.correct), top.correct, score)
-    best = _mean_score(_recalibrated(rows, right), rows, right, score)
-    uncertainty = _mean_score(overall, rows, right, score)
+    from sklearn.isotonic import IsotonicRegression
+
+    def mean_score(stated: FloatArray) -> float:
+        if score == "brier":
+            return float(((stated - top.correct) ** 2).mean())
+        of_outcome = np.where(top.correct == 1, stated, 1 - stated)
+        return -float(np.log(np.maximum(of_outcome, SMALLEST_PROBABILITY)).mean())
+
+    tied = top.confidence.astype(np.float32).astype(np.float64)
+    best = mean_score(IsotonicRegression().fit_transform(tied, top.correct).clip(0, 1))
+    own, uncertainty = mean_score(top.confidence), mean_score(np.full_like(tied, top.correct.mean()))
     return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
 
 
@@ -113,37 +118,19 @@ def corp_curve(
 
 def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
     """The same of rows whose top label is known."""
-    values, rows, right = _pooled(top)
-    rng = np.random.default_rng(seed)
-    drawn = rng.binomial(rows.astype(np.int64), np.clip(values, 0, 1), size=(n_resamples, len(values)))
-    curves = np.stack([_recalibrated(rows, hits) for hits in drawn])
-    low, high = np.quantile(curves, [(1 - confidence_level) / 2, (1 + confidence_level) / 2], axis=0)
-    return CorpCurve(values, _recalibrated(rows, right), low, high)
+    from sklearn.isotonic import isotonic_regression
 
-
-def _pooled(top: TopLabel) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The confidences (K,) that differ in float32, the rows (K,) that have each, and the right ones (K,) of them."""
     order = np.argsort(top.confidence, kind="stable")
     ordered = top.confidence[order]
     starts = np.flatnonzero(np.diff(ordered.astype(np.float32), prepend=-1))
-    rows = np.diff(starts, append=len(ordered)).astype(np.float64)
-    return ordered[starts], rows, np.add.reduceat(top.correct[order], starts)
-
-
-def _recalibrated(rows: FloatArray, right: FloatArray) -> FloatArray:
-    """The non-decreasing frequencies (K,) nearest to those of the values."""
-    from sklearn.isotonic import isotonic_regression
-
-    return np.asarray(isotonic_regression(right / rows, sample_weight=rows, y_min=0, y_max=1))
-
-
-def _mean_score(stated: FloatArray, rows: FloatArray, right: FloatArray, score: Score) -> float:
-    """Of K values stated for so many rows each, of which so many are right."""
-    if score == "brier":
-        if_right, if_wrong = (1 - stated) ** 2, stated**2
-    else:
-        if_right, if_wrong = (-np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated))
-    return float(right @ if_right + (rows - right) @ if_wrong) / float(rows.sum())
+    values, rows = ordered[starts], np.diff(starts, append=len(ordered))
+    right = np.add.reduceat(top.correct[order], starts)
+    drawn = np.random.default_rng(seed).binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
+    curves = np.stack(
+        [isotonic_regression(hits / rows, sample_weight=rows).clip(0, 1) for hits in (right, *drawn)]
+    )
+    levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
+    return CorpCurve(values, curves[0], *np.quantile(curves[1:], levels, axis=0))
 
 
 # Over- and under-confidence
@@ -162,14 +149,14 @@ def confidence_errors(
 ) -> ConfidenceErrors:
     r"""Split the calibration error of the top label into over- and under-confidence, each a lower bound.
 
-    A recalibration g, an isotonic regression on the other folds, says for each row on which side its confidence r is;
-    what the row's own outcome y then says about it is unbiased:
+    A recalibration g, an isotonic regression on the other folds, says on which side of it a row's confidence r is; what
+    the row's own outcome y then says about it is unbiased:
 
     $$\widehat{\text{over}} = \frac{1}{N} \sum_i [g(r_i) < r_i]\,(r_i - y_i), \qquad
       \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
 
-    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$, and equal to it where
-    g is on the right side everywhere: noise cannot add to it, as it does to an ECE.
+    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$: noise adds nothing to
+    it, unlike to an ECE. The authors' code has a boosted classifier for g.
 
     Args:
         labels: (N,) int in [0, C).
@@ -177,9 +164,6 @@ def confidence_errors(
 
     Returns:
         Fractions. Each may be negative where there is nothing to find, so that it is a bound on average.
-
-    Notes:
-        The authors' code has a boosted classifier for g, and calls a confidence below .5 over if it is too low.
 
     References:
         "A variational estimator for Lp calibration errors", arXiv 2602.24230; for p = 1 and the top label.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,13 +33,9 @@ Span = tuple[str, int, int]  # the type, and the numbers of the first and the la
 class Entities:
     """The K entities that a model predicts in S sentences; made by `find_entities`.
 
-    Args:
-        spans: K of (type, first row, last row), rows of the probabilities.
-        product: (K,) the product of the probabilities of the tags that make up the entity.
-        minimum: (K,) the smallest of them.
-        correct: (K,) 1 where a true entity has the same type and span, else 0.
-        sentences: (K,) which of the S sentences each is in.
-        n_true: (S,) true entities of each sentence.
+    Each has a span (type, first row, last row), the product and the minimum of the probabilities of its tokens' tags,
+    1 in `correct` where a true entity has the same span, else 0, and the number of its sentence; `n_true` (S,) counts
+    the true entities of each sentence.
     """
 
     spans: tuple[Span, ...]
@@ -57,14 +54,11 @@ def are_bio(tag_names: Sequence[str]) -> bool:
 def find_entities(
     probs: ArrayLike, labels: ArrayLike, sentences: ArrayLike, *, tag_names: Sequence[str]
 ) -> Entities:
-    r"""Find the entities that a token classifier predicts, their confidences, and whether they are right.
+    """Find the entities that a token classifier predicts, their confidences, and whether they are right.
 
-    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. An entity e of the tokens
-    t with the probabilities $p_t$ of their predicted tags has two confidences,
-
-    $$c^{\mathrm{product}}_e = \prod_{t \in e} p_t, \qquad c^{\mathrm{minimum}}_e = \min_{t \in e} p_t$$
-
-    of which the first takes the tokens for independent.
+    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. An entity has two
+    confidences: the product of the probabilities of its tokens' predicted tags, which takes the tokens for independent,
+    and their minimum.
 
     Args:
         probs: (N, C) float, rows that sum to 1: the tokens that count, sentence by sentence.
@@ -97,7 +91,7 @@ def find_entities(
         product=np.array([part.prod() for part in tokens], dtype=np.float64),
         minimum=np.array([part.min() for part in tokens], dtype=np.float64),
         correct=np.array([span in true for span in spans], dtype=np.float64),
-        sentences=sentence[[first for _, first, _ in spans]] if spans else np.empty(0, np.intp),
+        sentences=sentence[np.array([first for _, first, _ in spans], dtype=np.intp)],
         n_true=np.bincount([sentence[first] for _, first, _ in true], minlength=sentence[-1] + 1),
     )
 
@@ -147,21 +141,20 @@ def entity_scores(
     rng = np.random.default_rng(check_seed(seed))
     n_sentences = len(entities.n_true)
     n_right = np.bincount(entities.sentences, entities.correct, minlength=n_sentences)
-    n_found = np.bincount(entities.sentences, minlength=n_sentences)
-    sums = np.stack([n_right, (n_found + entities.n_true) / 2, n_found, entities.n_true], axis=1)
+    n_found, n_true = np.bincount(entities.sentences, minlength=n_sentences), entities.n_true
+    sums = np.stack([n_right, (n_found + n_true) / 2, n_found, n_true], axis=1)
     drawn = [_shares(counts @ sums) for counts in draw_counts(n_sentences, n_resamples, rng)]
     values, draws = _shares(sums.sum(axis=0)), np.concatenate(drawn)
-    found = {
-        name: interval_of(float(values[i]), draws[:, i], confidence_level)
-        for i, name in enumerate(("f1", "precision", "recall"))
-    }
+    found = {}
+    for i, name in enumerate(("f1", "precision", "recall")):
+        found[name] = interval_of(float(values[i]), draws[:, i], confidence_level)
     for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
         top = TopLabel(confidences, entities.correct)
         found[f"ece_{name}"] = Interval(top_label_error(top, n_bins=n_bins) if len(confidences) else np.nan)
     return found
 
 
-def _shares(sums: FloatArray) -> FloatArray:
+def _shares(sums: NDArray[Any]) -> FloatArray:
     """The first of the sums (..., 4) over each of the others; a share of nothing is 0."""
     right, of = sums[..., :1], sums[..., 1:]
     return np.divide(right, of, out=np.zeros_like(of), where=of > 0)
@@ -169,12 +162,11 @@ def _shares(sums: FloatArray) -> FloatArray:
 
 def _check_sentences(sentences: NDArray[np.generic], n_tokens: int) -> NDArray[np.bool_]:
     """Whether a sentence begins at each row (N,)."""
-    way_out = "pass the number of its sentence for each token"
-    fits = sentences.shape == (n_tokens,)
-    check(fits, f"sentences to have shape ({n_tokens},)", f"shape {sentences.shape}", way_out)
+    got, way_out = f"shape {sentences.shape}", "pass the number of its sentence for each token"
+    check(sentences.shape == (n_tokens,), f"sentences to have shape ({n_tokens},)", got, way_out)
     if not np.issubdtype(sentences.dtype, np.integer):
-        way_out = "number the sentences"
-        raise InputTypeError(expected("sentences", "be integers", f"dtype {sentences.dtype}", way_out))
+        got = f"dtype {sentences.dtype}"
+        raise InputTypeError(expected("sentences", "be integers", got, "number the sentences"))
     begins = np.append(True, sentences[1:] != sentences[:-1])
     values, counts = np.unique(sentences[begins], return_counts=True)
     got = f"sentence {values[counts.argmax()]} in {counts.max()} places"

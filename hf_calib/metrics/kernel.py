@@ -17,7 +17,6 @@ KernelKind = Literal["top_label", "canonical"]
 KernelNorm = Literal["l1", "l2"]
 
 BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # the authors' grid
-
 _SMALLEST_BANDWIDTH = 1e-8  # below it, log-kernels are differences of numbers too large to tell them apart
 _MARGIN = 1e-6  # distance to 0 and 1 that is kept, where the kernel has no finite logarithm
 _MOST_FOR_BANDWIDTH = 1000  # examples; the choice takes 20 passes over all pairs
@@ -52,9 +51,8 @@ def kde_calibration_error(
         A number from 0 to 1 for the top label, to 2 for the canonical l1 error and to 1.42 for its l2 error.
 
     Notes:
-        Takes O(N^2) time and O(N) memory; above 1,000 examples the bandwidth is chosen on 1,000 of them.
-        Unlike in the authors' code, probabilities are kept 1e-6 away from 0 and 1 (theirs gives NaN there), the l2
-        error is a root, and no log h is subtracted from the log-likelihoods, which favours the smallest h.
+        Takes O(N^2) time; above 1,000 examples the bandwidth is chosen on 1,000. Unlike in the authors' code, the l2
+        error is a root, no log h favours the smallest h, and probabilities are kept 1e-6 away from 0 and 1.
         With many classes no examples are near each other, and the canonical error mostly shows the bandwidth.
 
     References:
@@ -81,34 +79,28 @@ def kde_calibration_error(
     if kind == "top_label":
         points = np.hstack([points, 1 - points])
     means = np.empty(outcomes.shape)  # around each point, without its own outcome
-    for rows, kernel, _ in _kernel_blocks(points, bandwidth or choose_bandwidth(points)):
+    for rows, kernel, _ in _kernel_blocks(points, bandwidth or _choose_bandwidth(points)):
         means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
     gaps = np.abs(means - predicted)
     return float(gaps.sum(axis=1).mean() if norm == "l1" else np.sqrt((gaps**2).sum(axis=1).mean()))
 
 
-def choose_bandwidth(points: FloatArray) -> float:
-    """The bandwidth of the grid under which points (N, K), each left out in turn, are most likely."""
+def _choose_bandwidth(points: FloatArray) -> float:
+    """The bandwidth of the grid under which points (N, K) are most likely, each by the density of the others."""
     if len(points) > _MOST_FOR_BANDWIDTH:
         chosen = np.random.default_rng(0).choice(len(points), _MOST_FOR_BANDWIDTH, replace=False)
         points = points[
             np.lexsort(points.T)[chosen]
         ]  # sorted first, so that the order of the rows does not matter
-    return float(BANDWIDTHS[np.argmax([log_likelihood(points, bandwidth) for bandwidth in BANDWIDTHS])])
-
-
-def log_likelihood(points: FloatArray, bandwidth: float) -> float:
-    """Sum over points (N, K) of the log density that the other points give to it, in nats."""
-    blocks = _kernel_blocks(points, bandwidth)
-    total = sum(float((np.log(kernel.sum(axis=1)) + peak).sum()) for _, kernel, peak in blocks)
-    return total - len(points) * float(np.log(len(points) - 1))
+    likelihoods = []
+    for bandwidth in BANDWIDTHS:
+        blocks = _kernel_blocks(points, bandwidth)
+        likelihoods.append(sum((np.log(kernel.sum(axis=1)) + peak).sum() for _, kernel, peak in blocks))
+    return float(BANDWIDTHS[np.argmax(likelihoods)])
 
 
 def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
-    """Rows of the kernel matrix, a few at a time: 0 on the diagonal, and each row divided by its largest.
-
-    The third item is the logarithm of what was divided by, so that no row underflows to 0.
-    """
+    """Rows of the kernel matrix, 0 on the diagonal, each divided by its largest; and the logarithms of these."""
     parameters = points / bandwidth
     normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln((parameters + 1).sum(axis=1))
     for rows in row_chunks(len(points), len(points), elements=_BLOCK):

@@ -41,7 +41,7 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # NaN is not
     row, column = np.unravel_index(inside.argmin(), rows.shape)
     got = f"{rows[row, column]:.6g} in row {row}"
-    check(inside.all(), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
+    check(bool(inside.all()), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
     targets = as_array("labels", labels)
     way_out = f"pass 0 or 1 for each column of {argument}"
     fits = targets.shape == rows.shape
@@ -49,7 +49,7 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     valid = np.isin(targets, (0, 1, UNKNOWN))
     row, column = np.unravel_index(valid.argmin(), rows.shape)
     got = f"{targets[row, column]} in row {row}"
-    check(valid.all(), "labels to be 0 or 1", got, "leave a decision out with -100")
+    check(bool(valid.all()), "labels to be 0 or 1", got, "leave a decision out with -100")
     known = targets != UNKNOWN
     check(known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows")
     return Decisions(np.clip(rows.astype(np.float64), 0, 1), targets == 1, known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +24,6 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.resamples import Interval, interval_of
 from hf_calib.metrics.sums import TopLabel, top_label
 
-UncertaintyScore = Literal["entropy", "max_probability"]
 OOD_SCORES = {
     "max_probability": "Maximum probability",
     "entropy": "Entropy",
@@ -56,8 +55,8 @@ class RiskCoverage(NamedTuple):
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
 
-    For a classifier that may abstain. It judges the ranking by confidence and the accuracy together, and is blind to a
-    recalibration that keeps the order; `expected_calibration_error` is the opposite.
+    For a classifier that may abstain. It judges ranking and accuracy together, and is blind to a recalibration that
+    keeps the order; `expected_calibration_error` is the opposite.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
@@ -82,11 +81,11 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     """The error rate among the k most confident predictions, for every k; `area_under_risk_coverage` is its mean.
 
     Args:
-        confidences: (N,) float, of any range: only their order counts.
+        confidences: (N,) float, of any range: only their order counts. Equal ones share their errors evenly.
         correct: (N,) of 0 and 1, or bool; fractions for soft labels.
 
     Returns:
-        coverage (N,), k / N, and risk (N,), both fractions. Equal confidences share their errors evenly.
+        coverage (N,), k / N, and risk (N,), both fractions.
 
     >>> curve = risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1])
     >>> curve.risk.round(3)
@@ -150,22 +149,18 @@ def average_precision(false: NDArray[Any], true: NDArray[Any]) -> FloatArray:
 # Out-of-distribution detection
 
 
-class RocCurve(NamedTuple):
-    """The shares of familiar inputs and of those from elsewhere that are flagged, as the threshold falls."""
-
-    inside: FloatArray
-    outside: FloatArray
-
-
 class OodDetection(NamedTuple):
-    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve."""
+    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve.
+
+    The curve is the shares of familiar inputs and of those from elsewhere that are flagged, as the threshold falls.
+    """
 
     auroc: Interval
     fpr95: Interval
-    curve: RocCurve
+    curve: tuple[FloatArray, FloatArray]
 
 
-def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintyScore = "entropy") -> float:
+def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy") -> float:
     r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
 
     For probabilities; of logits, with intervals and other scores, see `ood_detection`.
@@ -174,8 +169,7 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
     u = -\sum_c p_c \log p_c \ \text{ or } \ u = -\max_c p_c$$
 
     Args:
-        probs_in: (N, C) float, rows that sum to 1: the model's test set.
-        probs_out: (N', C) float, rows that sum to 1: inputs from elsewhere.
+        probs_in: (N, C) float, rows that sum to 1: the model's test set; probs_out: (N', C), inputs from elsewhere.
         score: "entropy" of the row, as in the papers; or "max_probability", its confidence.
 
     Returns:
@@ -188,8 +182,7 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: UncertaintySc
     0.875
     """
     check_choice("score", score, ("entropy", "max_probability"))
-    inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
-    _check_same_classes("probs", inside, outside)
+    inside, outside = _check_sets("probs", check_probs, probs_in, probs_out)
     tallied = _tally_of(inside, outside, _entropy if score == "entropy" else _UNCERTAINTIES["max_logit"])
     return float(area_under_roc(*tallied(np.ones(len(inside) + len(outside)))))
 
@@ -210,8 +203,7 @@ def ood_detection(
     $$u = -\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
-        logits_in: (N, C) float: the model's test set; both sets are resampled.
-        logits_out: (N', C) float: inputs from elsewhere.
+        logits_in: (N, C) float: the model's test set; logits_out: (N', C), inputs from elsewhere. Both are resampled.
         scores: of "max_probability", "entropy", "max_logit" and "energy". Where only probabilities are known,
             pass their logarithms, and the first two.
 
@@ -225,8 +217,7 @@ def ood_detection(
     >>> found["energy"].auroc.value
     0.75
     """
-    inside, outside = _check_logits("logits_in", logits_in), _check_logits("logits_out", logits_out)
-    _check_same_classes("logits", inside, outside)
+    inside, outside = _check_sets("logits", _check_logits, logits_in, logits_out)
     for score in scores:
         check_choice("scores", score, tuple(OOD_SCORES))
     rng = np.random.default_rng(check_seed(seed))
@@ -241,7 +232,7 @@ def ood_detection(
     for score, tallied, drawn in zip(scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True):
         false, true = tallied(np.ones(sum(sizes)))
         auroc, fpr95 = map(interval_of, _rates(false, true), drawn, [confidence_level] * 2)
-        found[score] = OodDetection(auroc, fpr95, RocCurve(false / false[-1], true / true[-1]))
+        found[score] = OodDetection(auroc, fpr95, (false / false[-1], true / true[-1]))
     return found
 
 
@@ -266,7 +257,7 @@ def _rates(false: NDArray[Any], true: NDArray[Any]) -> tuple[float, float]:
     return float(area_under_roc(false, true)), float(1 - true[last] / true[-1])
 
 
-def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
+def _check_logits(logits: ArrayLike, *, argument: str) -> FloatArray:
     array = as_floats(argument, logits)
     fits = array.ndim == 2 and array.shape[1] >= 2 and len(array) > 0
     way_out = "pass one row of at least two classes for each example"
@@ -277,7 +268,11 @@ def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
     return array
 
 
-def _check_same_classes(kind: str, inside: NDArray[Any], outside: NDArray[Any]) -> None:
+def _check_sets(
+    kind: str, check_rows: Callable[..., NDArray[Any]], rows_in: ArrayLike, rows_out: ArrayLike
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    inside, outside = check_rows(rows_in, argument=f"{kind}_in"), check_rows(rows_out, argument=f"{kind}_out")
     n_classes, got = inside.shape[1], f"{outside.shape[1]} columns"
     way_out = f"pass the {kind} of one model on both sets"
     check(outside.shape[1] == n_classes, f"{kind}_out to have {n_classes} columns", got, way_out)
+    return inside, outside

@@ -53,11 +53,8 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
         bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma = \mathrm{smECE}_\sigma$.
 
     Returns:
-        A fraction in [0, 1].
-
-    Notes:
-        Equal to relplot's smECE: the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut
-        off at a distance of 1/2, and the integral divided by that of the density; an example at 0 or 1 counts half.
+        A fraction in [0, 1], equal to relplot's: the fixed point is rounded up to a multiple of 1/1024, at least 2; the
+        kernel is cut off at a distance of 1/2, the integral divided by that of the density; an end point counts half.
 
     References:
         Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
@@ -136,11 +133,9 @@ def _grid_size(bandwidth: float) -> int:
 
 
 def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
-    """Convolve rows (..., G) with a Gaussian, mirrored at both ends, cut off at half the interval.
-
-    A row and its mirror image make one period of 2(G - 1) points, so the FFT's wrap-around is the mirror.
-    For an even G the kernel's middle lies between two points; values then equal those of the authors' code.
-    """
+    """Convolve rows (..., G) with a Gaussian, mirrored at both ends, cut off at half the interval."""
+    # A row and its mirror image make one period, so the FFT's wrap-around is the mirror. For an even G the kernel's
+    # middle lies between two points, as in the authors' code.
     size = rows.shape[-1]
     offsets = np.linspace(-0.5, 0.5, size)
     kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (np.sqrt(2 * np.pi) * bandwidth)

@@ -59,27 +59,6 @@ def test_entities_counted_by_hand(by_hand: Entities) -> None:
     assert scores["ece_minimum"] == pytest.approx(float(sum(minimum) / 4), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("tags", "spans"),
-    [
-        (["I-person", "I-person"], [("person", 0, 1)]),  # an I- that continues nothing begins an entity
-        (["B-person", "I-place"], [("person", 0, 0), ("place", 1, 1)]),
-        (["B-person", "B-person"], [("person", 0, 0), ("person", 1, 1)]),
-        (["O", "O"], []),
-    ],
-)
-def test_spans_are_those_of_conlleval(tags: list[str], spans: list[tuple[str, int, int]]) -> None:
-    found = find_entities(rows_of(tags, [0.9, 0.9]), ids(tags), [0, 0], tag_names=TAGS)
-    assert list(found.spans) == spans
-    assert found.correct.all()
-
-
-def test_a_sentence_ends_its_entities() -> None:
-    tags = ["B-person", "I-person"]
-    found = find_entities(rows_of(tags, [0.9, 0.9]), ids(tags), [0, 1], tag_names=TAGS)
-    assert found.spans == (("person", 0, 0), ("person", 1, 1))
-
-
 @pytest.fixture(scope="module")
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """200 random sentences of 1 to 12 tokens, tagged right two times in three."""

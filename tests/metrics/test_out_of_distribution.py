@@ -42,9 +42,9 @@ def test_values_are_those_of_scikit_learn(score: str, ties: bool) -> None:
     # Familiar rows are the positives: accepted where the uncertainty is at most the threshold.
     fpr, tpr, _ = roc_curve(1 - flagged, -values, drop_intermediate=False)
     assert found.fpr95.value == pytest.approx(fpr[np.argmax(tpr >= 0.95 - 1e-12)], abs=1e-12)
-    area = np.trapezoid(found.curve.outside, found.curve.inside)
-    assert area == pytest.approx(found.auroc.value, abs=1e-12)
-    assert (found.curve.inside[[0, -1]] == [0, 1]).all()
+    familiar, elsewhere = found.curve
+    assert np.trapezoid(elsewhere, familiar) == pytest.approx(found.auroc.value, abs=1e-12)
+    assert (familiar[[0, -1]] == [0, 1]).all()
 
 
 def test_the_area_is_that_of_probabilities() -> None:
