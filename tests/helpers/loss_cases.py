@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ _BESIDE_THE_DEFAULT: dict[str, list[dict[str, Any]]] = {
     "focal_calibration": [{"distance": "l1"}],
     "calfocal": [{"per_sample": True}],
     "logit_norm": [{"norm_weight": 0}, {"p": 1.5}, {"p": 2}, {"p": 3}],
-    "mmce": [{"authors_code": True}, {"variant": "plain"}, {"variant": "plain", "authors_code": True}],
+    "mmce": [{"variant": "plain"}],
     "soft_ece": [{"variant": "dece"}],
     "kde_ece": [{"kind": "canonical"}],
     "mbls": [{"margin": 1.0}, {"margin": 0.0, "margin_weight": 0.5}, {"margin_weight": 0}],
@@ -178,34 +177,22 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _weight_on_the_gradient_only(name: str) -> Callable[..., Tensor]:
-    def formula(t: Row, **given: Any) -> Tensor:
-        weight_alone = copy.copy(t)
-        weight_alone.ce = torch.ones_like(t.ce)
-        return FORMULAS[name](weight_alone, **given).detach() * t.ce
-
-    return formula
+for _name in ("focal", "flsd", "dual_focal", "bsce"):  # the weight is a constant to the gradient
+    FORMULAS[f"{_name}_gra"] = lambda t, formula=FORMULAS[_name], **given: (
+        (formula(t, **given) / t.ce).detach() * t.ce
+    )
 
 
-FORMULAS |= {
-    f"{name}_gra": _weight_on_the_gradient_only(name) for name in ("focal", "flsd", "dual_focal", "bsce")
-}
-
-
-def mmce(t: Row, mmce_weight: float = 0.5, variant: str = "weighted", authors_code: bool = False) -> Tensor:
-    """Over pairs of rows. In the authors' code plain MMCE has no root, and each mean is divided by its pairs twice."""
-    r, c = t.confidence, t.correct
-    kernel = torch.exp(-(r[:, None] - r).abs() / 0.4)
+def mmce(t: Row, mmce_weight: float = 0.5, variant: str = "weighted") -> Tensor:
+    """Over pairs of rows: of all, or of the right and the wrong ones apart."""
+    error, right = t.correct - t.confidence, t.correct == 1
+    pairs = error[:, None] * error * torch.exp(-(t.confidence[:, None] - t.confidence).abs() / 0.4)
     if variant == "plain":
-        squared = (c - r) @ kernel @ (c - r) / len(r) ** 2
-        return mmce_weight * (squared if authors_code else squared.sqrt())
-    total = torch.zeros_like(r[0])
-    for one, other, sign in ((1, 1, 1), (0, 0, 1), (1, 0, -2)):
-        left, right = (c - r)[c == one].abs(), (c - r)[c == other].abs()
-        pairs = len(left) * len(right)
-        mean = left @ kernel[c == one][:, c == other] @ right / pairs
-        total = total + sign * mean / (pairs + 1e-5 if authors_code else 1)
-    return mmce_weight * total.sqrt()
+        return mmce_weight * pairs.mean().sqrt()
+    squared = (
+        pairs[right][:, right].mean() + pairs[~right][:, ~right].mean() + 2 * pairs[right][:, ~right].mean()
+    )
+    return mmce_weight * squared.sqrt()
 
 
 def soft_ece(t: Row, variant: str = "sb_ece") -> Tensor:
@@ -245,14 +232,11 @@ def avuc(t: Row, avuc_weight: float = 1.0) -> Tensor:
     return avuc_weight * torch.log1p(count[right ^ certain].sum() / count[right == certain].sum())
 
 
-def mdca(t: Row, mdca_weight: float = 1.0, gamma: float = 0.0) -> Tensor:
-    return mdca_weight * (t.p - t.truth).mean(0).abs().mean()
-
-
 # A number for the batch, which is added to the mean.
 PENALTIES: dict[str, Callable[..., Tensor]] = {
-    each.__name__: each for each in (mmce, soft_ece, kde_ece, avuc, mdca)
+    each.__name__: each for each in (mmce, soft_ece, kde_ece, avuc)
 }
+PENALTIES["mdca"] = lambda t, gamma=0.0: (t.p - t.truth).mean(0).abs().mean()
 
 
 def by_formula(variant: Variant, table: Any = None, weights: Tensor | None = None) -> Callable[..., Tensor]:

@@ -42,9 +42,8 @@ def test_constructors_and_their_documentation(name: str) -> None:
 @every_variant
 def test_reductions_and_copies(variant: Variant) -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
-    loss, weighted, lightly = (
-        cases.make_variant(variant, 5, class_weights=w) for w in (None, weights, [1e-6] * 5)
-    )
+    loss, weighted = (cases.make_variant(variant, 5, class_weights=each) for each in (None, weights))
+    lightly = cases.make_variant(variant, 5, class_weights=[1e-6] * 5)
     logits, labels = random_batch(9, 5)
     labels[[2, 7]] = -100
     mean, total = loss(logits, labels), loss(logits, labels, reduction="sum")
@@ -66,12 +65,8 @@ def test_reductions_and_copies(variant: Variant) -> None:
     file = io.BytesIO()
     torch.save(weighted, file)
     file.seek(0)
-    copies = (
-        pickle.loads(pickle.dumps(weighted)),
-        copy.deepcopy(weighted),
-        torch.load(file, weights_only=False),
-    )
-    for each in copies:
+    loaded = torch.load(file, weights_only=False)
+    for each in (pickle.loads(pickle.dumps(weighted)), copy.deepcopy(weighted), loaded):
         assert repr(each) == repr(weighted)
         assert each(logits, labels) == weighted_mean
 
@@ -141,11 +136,7 @@ def extreme_batches() -> dict[str, tuple[Tensor, Tensor]]:
         "one row wrong": (one_row, torch.tensor([1])),
         "all right": (logits, top),
         "all wrong": (logits, (top + 1) % 5),
-        "one class": (logits, torch.full_like(labels, 3)),
-        "all tied": (torch.zeros(8, 5), labels),
         "tied at the top": (torch.tensor([[2.0, 2.0, 1.0, 1.0, 0.0]]).repeat(8, 1), labels),
-        "50 right": (50 * one_row.sign().repeat(8, 1), labels.mul(0)),
-        "50 wrong": (50 * one_row.sign().repeat(8, 1), labels.mul(0) + 4),
         "10000 right": (2e3 * one_row.repeat(8, 1), labels.mul(0)),
         "10000 wrong": (2e3 * one_row.repeat(8, 1), labels.mul(0) + 4),
         "10000 mixed": (1e4 * logits.sign(), labels),
@@ -203,21 +194,6 @@ def test_one_and_two_classes(variant: Variant) -> None:
 
 
 @every_width
-@pytest.mark.parametrize("gamma", [0.001, 0.999])
-@pytest.mark.parametrize("name", ["focal", "dual_focal", "bsce", "focal_calibration", "adafocal"])
-def test_small_gamma_at_probability_1(name: str, gamma: float, width: int) -> None:
-    """(1 - p)^gamma has an infinite derivative at p = 1; that of the loss is 0."""
-    loss = make_loss(name, **{"gamma_init" if name == "adafocal" else "gamma": gamma})
-    # At 50 in float32 p rounds to 1; at 30 it is just below.
-    logits = torch.tensor([[50.0, 0.0, -1.0], [200.0, 0.0, -1.0], [30.0, -60.0, 0.0], [60.0, -1.0, 0.0]])
-    for dtype in (torch.float64, torch.float32, torch.float16):
-        given = cases.widened(logits.repeat(2, 1), width).to(dtype)
-        value, gradient = cases.value_and_gradient(loss, given, torch.zeros(8, dtype=torch.long))
-        assert 0 <= value < 1e-9
-        assert gradient.double().abs().max() < 1e-9
-
-
-@every_width
 @pytest.mark.parametrize("label", [5, -1])
 @pytest.mark.parametrize("name", ["focal", "dual_focal", "ece_ce", "mmce", "mbls"])
 def test_labels_out_of_range(name: str, label: int, width: int) -> None:
@@ -245,9 +221,7 @@ BAD_INPUT: list[tuple[Any, Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels", "given", "message"), BAD_INPUT, ids=[each[-1] for each in BAD_INPUT]
-)
+@pytest.mark.parametrize(("logits", "labels", "given", "message"), BAD_INPUT)
 def test_bad_input(logits: Any, labels: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make_loss("focal", **given)(logits, labels)
@@ -286,22 +260,13 @@ def test_hyperparameters_out_of_range(name: str, key: str, values: tuple[object,
             assert f", got {value!r}; it has: {first}={known.default!r}" in str(error.value)
 
 
-LONGER = "one entry more than thresholds, got 1 thresholds and 3 gammas"
 UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
     ("focl", {}, r"expected loss .* got 'focl'; did you mean 'focal'\?"),
-    (
-        "focal",
-        {"problem_type": "multi_label_class"},
-        "'multi_label_class'; did you mean 'multi_label_classif",
-    ),
+    ("focal", {"problem_type": "multi_label_class"}, "; did you mean 'multi_label_classification'"),
     ("focal", {"problem_type": "regression"}, "got 'regression'; calibration is about classifiers"),
-    (
-        "focal",
-        {"gama": 1.0},
-        r"the hyperparameters of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam",
-    ),
+    ("focal", {"gama": 1.0}, r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam"),
     ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
-    ("flsd", {"gammas": (5, 4, 3)}, LONGER),
+    ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 1 thresholds and 3 gammas"),
     ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
     ("adafocal", {"gamma_max": 0.1}, "expected switch to lie within"),
     ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
@@ -318,11 +283,11 @@ def test_names_and_hyperparameters_that_are_refused(name: str, given: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "gamma"), [("inverse_focal", "gamma", 4), ("adafocal", "gamma_min", -4)]
+    ("name", "given"), [("inverse_focal", {"gamma": 4}), ("adafocal", {"gamma_min": -4})]
 )
-def test_a_warning_where_inverse_focal_turns_against_the_label(name: str, key: str, gamma: int) -> None:
+def test_a_warning_where_inverse_focal_turns_against_the_label(name: str, given: dict[str, float]) -> None:
     message = r"^The inverse focal gamma is 4.0, above 3.59. .* Use 3.59 or less"
     for make in (partial(make_loss, name), LOSSES[name].constructor):
         with pytest.warns(UserWarning, match=message) as caught:
-            make(**{key: gamma})
+            make(**given)
         assert caught[0].filename == __file__
