@@ -9,11 +9,10 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from hf_calib._errors import check
 from hf_calib.losses.loss import CalibrationLoss, Shared, loss
@@ -21,6 +20,9 @@ from hf_calib.losses.pointwise import warn_of_inverse_gamma
 from hf_calib.losses.ranges import NonNegative, NonPositive, Number, NumberOfBins, UpperLimit
 from hf_calib.losses.rows import Rows, focal_term, modulate, weighted
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Where no limit is set. Far beyond it float32 is infinite, and infinity times 0 is NaN.
 LARGEST_GAMMA = 1e30

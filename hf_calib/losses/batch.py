@@ -6,18 +6,20 @@ returns a value per row and the penalty.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Unpack
 
 from hf_calib.losses.loss import Shared, loss
 from hf_calib.losses.ranges import NonNegative, NumberOfBins, Positive
 from hf_calib.losses.rows import Rows, focal_term
 from hf_calib.losses.statistics.door import is_traced
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 # Units in the last place of 1 within which two confidences tie for MMCE's kernel.

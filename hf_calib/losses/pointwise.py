@@ -10,11 +10,10 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from hf_calib._errors import check
 from hf_calib.losses.loss import LOSSES, CalibrationLoss, Shared, loss
@@ -28,6 +27,9 @@ from hf_calib.losses.ranges import (
     Thresholds,
 )
 from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 P = ParamSpec("P")
 Weight = Callable[..., Tensor]  # of rows and hyperparameters
