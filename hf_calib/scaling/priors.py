@@ -22,9 +22,9 @@ from hf_calib.metrics.checks import (
     check_seed,
     row_chunks,
 )
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits
+from hf_calib.scaling._base import as_fitted_logits
 from hf_calib.scaling._inputs import FloatArray, as_matrix
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 from hf_calib.scaling.temperature import ScaledLoss
 
@@ -39,13 +39,13 @@ _NATS = 1e-9  # that the last step of EM gains in all
 _NATS_OF_RESAMPLE = 1e-5
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
-# Times as many of those rows for the correction: labels suffer more by noise than the likelihood of the rows does.
-_MORE = 4
-# Nats a row that a temperature gains on the source's rows, from which on the probabilities are not calibrated.
-_GAIN = 0.01
+_MORE = (
+    4  # times as many for the correction: labels suffer more by noise than the likelihood of the rows does
+)
+_GAIN = 0.01  # nats a row that a temperature gains on the source's rows, where they are not calibrated
 
 
-class PriorCorrection(LogitScaling):
+class PriorCorrection(AffineScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
     For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
@@ -83,10 +83,6 @@ class PriorCorrection(LogitScaling):
         """Check the logits (N, C); nothing is fitted, labels are not read, and the other methods work without it."""
         as_fitted_logits(as_matrix(logits, least_columns=2), len(self.classes_))
         return self
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return the corrected logits in float64; logits of any shape that ends in C."""
-        return self.affine_map()(as_fitted_logits(logits, len(self.classes_)))
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head: the scaler's map, and then the bias."""
@@ -169,12 +165,10 @@ class PriorEstimate:
         message = (
             f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the source's "
             f"(p = {self.p_value:.2f}), so they are not corrected; use more target rows, or give the target prior."
+            if self.calibrated
+            else "The probabilities are not calibrated, so they are not corrected for other class frequencies, which "
+            "would do more harm than good. Calibrate them first, or use method='bbse_soft'."
         )
-        if not self.calibrated:
-            message = (
-                "The probabilities are not calibrated, so they are not corrected for other class frequencies: the "
-                "correction would do more harm than good. Calibrate them first, or use method='bbse_soft'."
-            )
         warnings.warn(message, UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
@@ -240,17 +234,16 @@ def estimate_prior(
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
     check(differ, "probs to hold rows that differ", got, "pass the probabilities on many different texts")
     source, train = _source(source_probs, train_prior, n_classes)
-    known = source is not None and source_labels is not None
+    labels = np.zeros(0, np.int64)
+    if source_labels is not None and len(source):
+        labels = check_probs_and_labels(source, source_labels)[1]
     requirement = f"source_probs and source_labels to be given with method={method!r}"
-    check(known or method == "em", requirement, "not both", "or use method='em'")
-    labels = check_probs_and_labels(source, source_labels)[1] if known else np.zeros(0, np.int64)
+    check(len(labels) > 0 or method == "em", requirement, "not both", "or use method='em'")
 
-    n_source = 0 if source is None else len(source)
-    start = train[:, None]
-    said, said_source = target, source
+    start, said, said_source = train[:, None], target, source
     pseudo_rows, more, calibrated = n_classes / 2, 1, True
     if method == "em":
-        calibrated = not known or _is_calibrated(source, labels)
+        calibrated = not len(labels) or _is_calibrated(source, labels)
         pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
     else:
         if method == "bbse":
@@ -259,45 +252,50 @@ def estimate_prior(
 
     def estimated(weights: FloatArray, of_source: FloatArray, added: FloatArray, nats: float) -> FloatArray:
         """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
-        if method != "em":
-            return _black_box(
-                said.T @ _shares(weights), said_source, labels, of_source, added, weights.sum(axis=0)
-            )
-        trains = start if source is None else source.T @ _shares(of_source)
-        return _maximum_likelihood(target, trains, weights, added, nats)
+        if method == "em":
+            trains = source.T @ _shares(of_source) if len(source) else start
+            return _maximum_likelihood(target, trains, weights, added, nats)
+        one_hot = np.eye(n_classes)[labels]
+        confusions = np.stack([said_source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
+        solved = np.linalg.solve(confusions, (said.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
+        return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
 
-    ones = np.ones((n_rows, 1)), np.ones((n_source, 1))
+    ones = np.ones((n_rows, 1)), np.ones((len(source), 1))
     prior, corrected_to = (estimated(*ones, pseudo_rows * times * start, _NATS)[:, 0] for times in (1, more))
     drawn = []
-    for part in row_chunks(n_resamples, n_rows + n_source, elements=_BLOCK):
+    for part in row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
-        of_source, weights = rng.exponential(size=(n_source, size)), rng.exponential(size=(n_rows, size))
+        of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
         added = rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size)))
         drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), _NATS_OF_RESAMPLE))
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
-    if said_source is None:
+    if len(source):
+        p_value = _permutation_test(said, said_source, n_resamples, rng)
+    else:
         ratio = 2 * float(np.log(target @ (prior / train)).sum())
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    else:
-        p_value = _permutation_test(said, said_source, n_resamples, rng)
     return PriorEstimate(
         method, prior, interval, train, pseudo_rows, p_value, n_rows, corrected_to, calibrated
     )
 
 
-def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray | None, FloatArray]:
-    """The checked source rows or None, and the shares that the probabilities assume."""
+def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray, FloatArray]:
+    """The checked source rows, which may be none, and the shares that the probabilities assume."""
     got = "neither" if probs is None else "both"
     one_of_them = (probs is None) != (prior is None)
     way_out = "source_probs are the better choice"
     check(one_of_them, "source_probs or train_prior to be given", got, way_out)
     given = "train_prior" if probs is None else "source_probs"
-    source = None if probs is None else check_probs(probs, argument=given).astype(np.float64)
-    train = as_prior(given, prior) if source is None else source.mean(axis=0)
+    source = (
+        np.zeros((0, n_classes)) if probs is None else check_probs(probs, argument=given).astype(np.float64)
+    )
+    train = as_prior(given, prior) if probs is None else source.mean(axis=0)
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
-    got = f"0 in all rows for {_classes(train == 0)}"
-    way_out = "leave out the columns of classes that the model cannot predict"
+    got, way_out = (
+        f"0 in all rows for {_classes(train == 0)}",
+        "leave out classes that the model cannot predict",
+    )
     check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
     return source, train
 
@@ -360,28 +358,11 @@ def _check_confusion(said: FloatArray, labels: NDArray[np.int64], method: str) -
     check(rank == len(absent), "the confusion matrix to be invertible", got, way_out)
 
 
-def _black_box(
-    frequencies: FloatArray,
-    said: FloatArray,
-    labels: NDArray[np.int64],
-    weights: FloatArray,
-    added: FloatArray,
-    total: FloatArray,
-) -> FloatArray:
-    """BBSE: the shares (C, B) at which the confusion matrices give how often each class is predicted (C, B)."""
-    one_hot = np.eye(len(added))[labels]
-    confusions = np.stack([said.T @ _shares(one_hot * each[:, None]) for each in weights.T])
-    solved = np.linalg.solve(confusions, frequencies.T[:, :, None])[:, :, 0].T
-    return _shares(_shares(np.maximum(solved, 0)) * total + added)
-
-
 def _permutation_test(
     target: FloatArray, source: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> float:
-    """The p-value of the sum of the fourth powers of all classes' z-scores, among random splits of all rows.
-
-    Squares would drown one class that moves among many; the largest alone misses many that move a little.
-    """
+    """The p-value of the sum of the fourth powers of all classes' z-scores, among random splits of all rows."""
+    # Squares would drown one class that moves among many; the largest alone misses many that move a little.
     rows = np.concatenate([target, source])
     spread = rows.std(axis=0)
     varied = spread > 1e-12

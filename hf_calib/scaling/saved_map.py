@@ -70,18 +70,17 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             record["versions"][package] = version(package)
+    contents = {}
     if arrays:
         way_out = "the arrays of a scaler that does not fold have one place beside it"
         check(file.name == MAP_NAME, f"path to be a folder or {MAP_NAME}", file, way_out)
         own_subfolder(file.parent, beside.parent.name)
-        content = safetensors.numpy.save(arrays)
-        record["arrays"] = sha256(content).hexdigest()
-    text = json.dumps(record, default=_plain, allow_nan=False) + "\n"
-    if arrays:
-        with whole_file(beside) as unfinished:
+        contents[beside] = safetensors.numpy.save(arrays)
+        record["arrays"] = sha256(contents[beside]).hexdigest()
+    contents[file] = (json.dumps(record, default=_plain, allow_nan=False) + "\n").encode()
+    for place, content in contents.items():
+        with whole_file(place) as unfinished:
             unfinished.write_bytes(content)
-    with whole_file(file) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
     if not arrays and file.name == MAP_NAME and beside.is_file() and not beside.parent.is_symlink():
         beside.unlink()  # the arrays of the scaler before
 
@@ -181,10 +180,9 @@ def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
 def check_finite(scaler: Any) -> None:
     """Raise if a fitted scaler has NaN or infinity among its numbers, or gives them for logits of 0."""
     numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
-    sound = all(np.isfinite(value).all() for value in numbers)
-    if sound:  # otherwise a map may do anything
-        probs = scaler.predict_proba(np.zeros((1, len(getattr(scaler, "classes_", (0, 1))))))
-        sound = bool(np.isfinite(probs).all())
+    zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
+    finite = (np.isfinite(value).all() for value in numbers)
+    sound = all(finite) and bool(np.isfinite(scaler.predict_proba(zeros)).all())
     check(sound, "scaler to have finite numbers", "NaN or infinity", "fit it again, on finite logits")
 
 

@@ -378,20 +378,17 @@ def test_several_labels_a_row_are_predicted_as_0_and_1() -> None:
         np.testing.assert_array_equal(fitted(name).classes_, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        (
-            "TemperatureScaling",
-            {"criterion": LogisticRegression()},
-            "criterion to be a name, got a LogisticRegr",
-        ),
-        ("TemperatureScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'; write it"),
-        ("AutoScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'; write it without"),
-        ("StructuredVectorScaling", {"multi_label": "no"}, "multi_label to be True or False, got 'no'"),
-        ("AutoScaling", {"random_state": -1}, "random_state to be at least 0, got -1; random_state=0 is"),
-    ],
-)
+WRONG = "multi_label to be True or False, got 'no'; write it without quotes"
+SETTINGS: list[tuple[str, dict[str, object], str]] = [
+    ("TemperatureScaling", {"criterion": LogisticRegression()}, "criterion to be a name, got a LogisticRegr"),
+    ("TemperatureScaling", {"multi_label": "no"}, WRONG),
+    ("AutoScaling", {"multi_label": "no"}, WRONG),
+    ("StructuredVectorScaling", {"multi_label": "no"}, WRONG),
+    ("AutoScaling", {"random_state": -1}, "random_state to be at least 0, got -1; random_state=0 is"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), SETTINGS)
 def test_settings_that_are_none(name: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=f"expected {message}"):
         MAKE[name]().set_params(**settings).fit(*sampled(name))
