@@ -231,7 +231,7 @@ DAMAGES: list[tuple[str, dict[str, Any], str]] = [
     ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
     ("VectorScaling", {"method": "isotonic"}, "NotFittedError"),
     ("VectorScaling", {"settings": {"path": "/etc/passwd"}}, "takes no arguments"),
-    ("VectorScaling", {"bias": None}, "NaN or infinity"),
+    ("VectorScaling", {"bias": None}, "unsized"),
     ("VectorScaling", {"weight": "large"}, "could not convert"),
     ("SplineScaling", {"parameters": {}}, "n_classes_"),
     ("SplineScaling", {"parameters": {"n_classes": 4, "classes": [0]}}, "can't set|has no setter"),
