@@ -25,7 +25,6 @@ from hf_calib.metrics.resamples import Interval, draw_counts, interval_of
 from hf_calib.metrics.sums import TopLabel, top_label_error, winners
 
 _BIO = re.compile(r"O|[BI]-.+")
-
 Span = tuple[str, int, int]  # the type, and the numbers of the first and the last row
 
 
@@ -120,16 +119,12 @@ def entity_scores(
 ) -> dict[str, Interval]:
     """F1, precision and recall of entities, with intervals, and the calibration error of their confidences.
 
-    The `expected_calibration_error` of tokens says little of the entities, since most tokens are in none. Here each
-    predicted entity counts once. One that is missed has no confidence: read the recall beside the error.
-
-    Args:
-        entities: from `find_entities`. The bootstrap draws sentences: the entities of one are not independent.
+    Each predicted entity counts once. One that is missed has no confidence: read the recall beside the error. The
+    bootstrap draws sentences, since the entities of one are not independent.
 
     Returns:
-        "f1", "precision", "recall" (micro, fractions), "ece_product" and "ece_minimum". As in seqeval, a share of
-        nothing is 0. The errors have no interval, as noise makes them larger and a resample adds it again; without a
-        predicted entity they are NaN.
+        "f1", "precision", "recall" (micro, fractions; a share of nothing is 0), "ece_product" and "ece_minimum". The
+        errors have no interval, as noise makes them larger and a resample adds it again; NaN without an entity.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])

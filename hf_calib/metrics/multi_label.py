@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, IntArray, as_array, row_chunks
+from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
 UNKNOWN = -100  # a label that is not known: its decision is left out
-_BLOCK_ELEMENTS = 2**18  # of a block of resamples: its half a dozen temporaries stay near the cache
 
 
 class Decisions(NamedTuple):
@@ -57,8 +56,8 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
 
 def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
     """The sums (C, M) of each label's probabilities and outcomes in bins of equal width."""
-    by_label = LabelMetrics(decisions, n_bins).sums(np.ones((1, len(decisions.probs))))[0]
-    return BinSums(by_label[0], by_label[1] + by_label[2], by_label[2])
+    sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(np.ones(len(decisions.probs)))
+    return BinSums(sizes, gaps + true, true)
 
 
 class LabelMetrics:
@@ -77,28 +76,27 @@ class LabelMetrics:
         self._ranked = [(self._rows[each], tally(probs[each], true[each])) for each in members]
 
     def sums(self, counts: FloatArray) -> FloatArray:
-        """(R, 5, C, M) in the bins of each label: decisions, gaps, true ones, squared errors and nats."""
-        return np.stack([self._add(each[self._rows]) for each in counts]).reshape(len(counts), *self._shape)
+        """(5, C, M) in the bins of each label: decisions, gaps, true ones, squared errors and nats."""
+        return self._add(counts[self._rows]).reshape(self._shape)
 
-    def evaluate(self, counts: IntArray) -> dict[str, FloatArray]:
+    def evaluate(self, counts: NDArray[Any]) -> dict[str, FloatArray]:
         """Each metric (R, C + 1), the last column of all decisions, of counts (R, N) of each row; NaN if undefined."""
-        parts = row_chunks(len(counts), len(self._rows), elements=_BLOCK_ELEMENTS)
-        blocks = [self._block(counts[part].astype(np.float64)) for part in parts]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        found = [self._of_sample(each.astype(np.float64)) for each in counts]
+        return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
-    def _block(self, counts: FloatArray) -> dict[str, FloatArray]:
+    def _of_sample(self, counts: FloatArray) -> dict[str, FloatArray]:
         by_label = self.sums(counts)
-        both = np.concatenate([by_label, by_label.sum(axis=2, keepdims=True)], axis=2)
-        sizes, gaps, true, squared, nats = np.moveaxis(both, 1, 0)
+        both = np.concatenate([by_label, by_label.sum(axis=1, keepdims=True)], axis=1)
+        sizes, gaps, true, squared, nats = both
         known = sizes.sum(axis=-1)
         known[known == 0] = np.nan
         means = {"prevalence": true, "brier": squared, "nll": nats, "ece": np.abs(gaps)}
         found = {name: sums.sum(axis=-1) / known for name, sums in means.items()}
         worst = (np.abs(gaps) / np.maximum(sizes, 1)).max(axis=-1)
         found["mce"] = np.where(np.isnan(known), np.nan, worst)
-        ranked = [tallied(counts[:, rows]) for rows, tallied in self._ranked]
-        found["auroc"] = np.stack([area_under_roc(*each) for each in ranked], axis=1)
-        found["average_precision"] = np.stack([average_precision(*each) for each in ranked], axis=1)
+        ranked = [tallied(counts[rows]) for rows, tallied in self._ranked]
+        found["auroc"] = np.array([area_under_roc(*each) for each in ranked])
+        found["average_precision"] = np.array([average_precision(*each) for each in ranked])
         return found
 
 

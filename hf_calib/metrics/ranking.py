@@ -32,13 +32,18 @@ OOD_SCORES = {
 }
 ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is taken
 
-# Uncertainties (N,) of logits (N, C) whose rows are sorted, so that the order of the classes breaks no tie.
-_UNCERTAINTIES: dict[str, Callable[[FloatArray], FloatArray]] = {
+# Uncertainties (N,) of rows (N, C) that are sorted, so that the order of the classes breaks no tie.
+_OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
     # The logarithm of the odds against the top class: near 1, probabilities themselves are all alike.
     "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
     "entropy": lambda rows: -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1),
     "max_logit": lambda rows: -rows[:, -1],
     "energy": lambda rows: -logsumexp(rows, axis=1),
+}
+_OF_PROBS: dict[str, Callable[[FloatArray], FloatArray]] = {
+    # Probabilities that rounding put just below 0 count as 0.
+    "entropy": lambda rows: entr(np.maximum(rows, 0)).sum(axis=1),
+    "max_probability": lambda rows: -rows[:, -1],
 }
 
 
@@ -115,35 +120,30 @@ Tally = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
-    """Of counts (..., N) of the rows: how many false and true ones (..., K + 1) are in the first 0 to K scores."""
+    """Of counts (N,) of the rows: how many false and true ones (K + 1,) have the 0 to K largest different scores."""
     order = np.argsort(-scores, kind="stable")
     _, starts = np.unique(-scores[order], return_index=True)
     cuts = np.append(starts, len(scores))
     ranked_true = true[order]
 
     def tallied(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        ranked = counts[..., order]
-        n_all, n_true = (
-            np.insert(each.cumsum(axis=-1), 0, 0, axis=-1)[..., cuts]
-            for each in (ranked, ranked * ranked_true)
-        )
+        ranked = counts[order]
+        n_all, n_true = (np.append(0, each.cumsum())[cuts] for each in (ranked, ranked * ranked_true))
         return n_all - n_true, n_true
 
     return tallied
 
 
-def area_under_roc(false: NDArray[Any], true: NDArray[Any]) -> FloatArray:
-    """The probability (...) that a true row is before a false one, a tie counting half; NaN where one is missing."""
-    pairs = true[..., -1] * false[..., -1]
-    heights = (true[..., 1:] + true[..., :-1]) / 2
-    return (np.diff(false) * heights).sum(axis=-1) / np.where(pairs > 0, pairs, np.nan)
+def area_under_roc(false: NDArray[Any], true: NDArray[Any]) -> float:
+    """The probability that a true row is before a false one, a tie counting half; NaN where one is missing."""
+    n_pairs = false[-1] * true[-1]
+    return float(np.diff(false) @ (true[1:] + true[:-1]) / 2 / n_pairs) if n_pairs else np.nan
 
 
-def average_precision(false: NDArray[Any], true: NDArray[Any]) -> FloatArray:
-    """The mean precision (...) at the true rows; NaN without one."""
-    n_true = true[..., -1]
-    precision = true[..., 1:] / np.maximum((true + false)[..., 1:], 1)
-    return (np.diff(true) * precision).sum(axis=-1) / np.where(n_true > 0, n_true, np.nan)
+def average_precision(false: NDArray[Any], true: NDArray[Any]) -> float:
+    """The mean precision at the true rows; NaN without one."""
+    precision = true[1:] / np.maximum((true + false)[1:], 1)
+    return float(np.diff(true) @ precision / true[-1]) if true[-1] else np.nan
 
 
 # Out-of-distribution detection
@@ -181,10 +181,10 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entrop
     >>> ood_auroc([[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.6, 0.4]])
     0.875
     """
-    check_choice("score", score, ("entropy", "max_probability"))
+    check_choice("score", score, tuple(_OF_PROBS))
     inside, outside = _check_sets("probs", check_probs, probs_in, probs_out)
-    tallied = _tally_of(inside, outside, _entropy if score == "entropy" else _UNCERTAINTIES["max_logit"])
-    return float(area_under_roc(*tallied(np.ones(len(inside) + len(outside)))))
+    tallied = _tally_of(inside, outside, _OF_PROBS[score])
+    return area_under_roc(*tallied(np.ones(len(inside) + len(outside))))
 
 
 def ood_detection(
@@ -223,7 +223,7 @@ def ood_detection(
     rng = np.random.default_rng(check_seed(seed))
     check_confidence_level(confidence_level)
     sizes = len(inside), len(outside)
-    tallies = [_tally_of(inside, outside, _UNCERTAINTIES[score]) for score in scores]
+    tallies = [_tally_of(inside, outside, _OF_LOGITS[score]) for score in scores]
     draws = []
     for _ in range(check_n_resamples(n_resamples)):
         counts = np.concatenate([np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes])
@@ -231,7 +231,8 @@ def ood_detection(
     found = {}
     for score, tallied, drawn in zip(scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True):
         false, true = tallied(np.ones(sum(sizes)))
-        auroc, fpr95 = map(interval_of, _rates(false, true), drawn, [confidence_level] * 2)
+        rates = zip(_rates(false, true), drawn, strict=True)
+        auroc, fpr95 = (interval_of(value, column, confidence_level) for value, column in rates)
         found[score] = OodDetection(auroc, fpr95, (false / false[-1], true / true[-1]))
     return found
 
@@ -245,16 +246,11 @@ def _tally_of(
     return tally(np.concatenate(scores), np.repeat([False, True], [len(inside), len(outside)]))
 
 
-def _entropy(probs: FloatArray) -> FloatArray:
-    """Of probabilities, of which rounding may have put some just below 0."""
-    return np.asarray(entr(np.maximum(probs, 0)).sum(axis=1))
-
-
 def _rates(false: NDArray[Any], true: NDArray[Any]) -> tuple[float, float]:
     """The area under the curve, and the share of true rows not flagged where `ACCEPTED` of the false ones are not."""
     accepted = false[-1] - false
     last = np.count_nonzero(accepted >= ACCEPTED * false[-1]) - 1
-    return float(area_under_roc(false, true)), float(1 - true[last] / true[-1])
+    return area_under_roc(false, true), float(1 - true[last] / true[-1])
 
 
 def _check_logits(logits: ArrayLike, *, argument: str) -> FloatArray:
