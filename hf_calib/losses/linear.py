@@ -33,22 +33,18 @@ def linear_calibration_loss(
     r"""The loss of the logits `hidden @ weight.T`, which are never there as a whole.
 
     For language models, whose logits and their gradient are most of a training step's memory. With labels that are
-    shifted by one position it is the loss of the next token: `hidden[:, :-1]`, `labels[:, 1:]`.
+    shifted by one position, `hidden[:, :-1]` and `labels[:, 1:]`, it is the loss of the next token.
 
     $$z = \frac{c \tanh((W h + b) / c)}{T}$$
 
-    with the cap c (Gemma's `final_logit_softcapping`) and the temperature T left out unless they are given.
-
     Args:
         hidden: (N, H) or (B, L, H), float: the last hidden states.
-        weight: (V, H) of the head, in the dtype of the hidden states, except under autocast.
+        weight: (V, H) of the head, in the dtype of the hidden states, except under autocast; `bias`: (V,).
         labels: (N,) or (B, L), integers in [0, V), -100 for rows without loss, which cost nothing.
         loss: from `hf_calib.losses`; any that has a value per row.
-        bias: (V,) of the head.
-        softcap: c, above 0.
-        temperature: T, above 0; a tensor (of one element) gets its gradient.
-        reduction: "mean" over the rows that count, or "sum".
-        num_items_in_batch: divide the sum by this instead, as for the loss itself.
+        softcap: c > 0, such as Gemma's `final_logit_softcapping`.
+        temperature: T > 0; a tensor (of one element) gets its gradient.
+        reduction: "mean" over the rows that count, or "sum"; this and `num_items_in_batch` as for the loss itself.
 
     Returns:
         A scalar, in nats, float32 or float64.
@@ -66,25 +62,23 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    fits = softcap is None or softcap > 0
-    check(fits, "softcap to be above 0", softcap, "leave it out where there is none")
-    if temperature is not None:
-        _check_temperature(temperature)
+    check(
+        softcap is None or softcap > 0, "softcap to be above 0", softcap, "leave it out where there is none"
+    )
+    scale = None if temperature is None else _checked_temperature(temperature).to(hidden.device)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    scale = None if temperature is None else torch.as_tensor(temperature, device=hidden.device)
     with torch.autocast(device, enabled=False):
-        rows = labels.flatten() != IGNORE_INDEX
-        counted = rows.nonzero().squeeze(1)
+        own = labels.flatten().long()
         states = hidden.flatten(0, -2)
+        counted = (own != IGNORE_INDEX).nonzero().squeeze(1)
         if len(counted) < len(states):
-            states = states.index_select(0, counted)
-        own = labels.flatten().long().index_select(0, counted)
-        has_gradient = torch.is_grad_enabled()
-        total: Tensor = _LinearLoss.apply(states, weight, bias, scale, own, loss, softcap, has_gradient)
+            states, own = states.index_select(0, counted), own.index_select(0, counted)
+        given = (states, weight, bias, scale)
+        total: Tensor = _LinearLoss.apply(loss, own, softcap, torch.is_grad_enabled(), *given)
         if num_items_in_batch is not None:
             return total / num_items_in_batch
         if reduction == "sum":
@@ -99,22 +93,17 @@ class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        temperature: Tensor | None,
-        labels: Tensor,
         loss: CalibrationLoss,
+        labels: Tensor,
         softcap: float | None,
         has_gradient: bool,
+        *given: Any,
     ) -> Tensor:
+        hidden, weight, bias, temperature = given
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        needed = [has_gradient and need for need in ctx.needs_input_grad[:4]]
-        found: list[Tensor | None] = [None, None, None, None]
-        for i, tensor in enumerate((hidden, weight, bias, temperature)):
-            if tensor is not None and needed[i]:
-                dtype = hidden.dtype if i == 0 else wide
-                found[i] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+        needed = [has_gradient and need for need in ctx.needs_input_grad[4:]]
+        wanted = zip(given, needed, (hidden.dtype, wide, wide, wide), strict=True)
+        found = [torch.zeros_like(tensor, dtype=dtype) if need else None for tensor, need, dtype in wanted]
         of_hidden, of_weight, of_bias, of_temperature = found
         total = torch.zeros((), dtype=wide, device=hidden.device)
         elements = CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
@@ -123,13 +112,12 @@ class _LinearLoss(torch.autograd.Function):
             rows = slice(start, start + size)
             states = hidden[rows]
             product = linear(states, weight, bias)
-            with torch.set_grad_enabled(any(needed)):
+            with torch.enable_grad():
                 leaves = [product.requires_grad_(any(needed))]
                 logits = product if softcap is None else softcap * torch.tanh(product / softcap)
                 if temperature is not None:
-                    scale = temperature.detach().requires_grad_(needed[3])
-                    leaves += [scale] if needed[3] else []
-                    logits = logits / scale.to(logits.dtype)
+                    leaves.append(temperature.detach().requires_grad_(any(needed)))
+                    logits = logits / leaves[1].to(logits.dtype)
                 value = loss(logits, labels[rows], reduction="sum")
             total += value.detach()
             if not any(needed):
@@ -145,37 +133,33 @@ class _LinearLoss(torch.autograd.Function):
             if of_temperature is not None:
                 of_temperature += of_scale[0]
         ctx.found = found
-        ctx.dtypes = [None if t is None else t.dtype for t in (hidden, weight, bias, temperature)]
+        ctx.dtypes = [tensor if tensor is None else tensor.dtype for tensor in given]
         return total
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True, under which they would pass for constants
-            raise RuntimeError(
-                "linear_calibration_loss has no gradients of gradients. Make the logits, and call the loss on them."
-            )
+            way_out = "Make the logits, and call the loss on them."
+            raise RuntimeError(f"linear_calibration_loss has no gradients of gradients. {way_out}")
         found, ctx.found = ctx.found, None
         if found is None:
-            raise RuntimeError(
-                "The gradients of linear_calibration_loss were handed out by an earlier backward pass. Call it again, "
-                "or add the losses up before backward."
-            )
+            way_out = "Call it again, or add the losses up before backward."
+            raise RuntimeError(f"Its gradients were handed out by an earlier backward pass. {way_out}")
         pairs = zip(found, ctx.dtypes, strict=True)
-        scaled = [None if gradient is None else gradient.mul_(slope).to(dtype) for gradient, dtype in pairs]
-        return (*scaled, None, None, None, None)
+        scaled = (None if gradient is None else gradient.mul_(slope).to(dtype) for gradient, dtype in pairs)
+        return (None, None, None, None, *scaled)
 
 
-def _check_temperature(temperature: Tensor | float) -> None:
-    if isinstance(temperature, Tensor):
-        got = f"shape {tuple(temperature.shape)}"
-        one = temperature.numel() == 1
-        check(one, "temperature to be one number", got, "divide the logits themselves")
-        if temperature.device.type != "cpu":  # the host does not wait for the device, which asserts by itself
-            torch._assert_async(temperature.detach() > 0, "temperature is above 0")
-            return
-        temperature = temperature.detach()
-    above = bool(temperature > 0)
-    check(above, "temperature to be above 0", float(temperature), "1.0 changes nothing")
+def _checked_temperature(temperature: Tensor | float) -> Tensor:
+    scale = torch.as_tensor(temperature)
+    got = f"shape {tuple(scale.shape)}"
+    check(scale.numel() == 1, "temperature to be one number", got, "divide the logits themselves")
+    if scale.device.type != "cpu":  # the host does not wait for the device, which asserts by itself
+        torch._assert_async(scale.detach() > 0, "temperature is above 0")
+    else:
+        value = float(scale.detach())
+        check(value > 0, "temperature to be above 0", value, "1.0 changes nothing")
+    return scale
 
 
 def _check(
@@ -186,17 +170,15 @@ def _check(
     got = f"{loss.name!r}, which couples the batch"
     check(not loss.couples_batch, "loss to have a value per row", got, way_out)
     check(not loss.multi_label, "loss to be single-label", f"a multi-label {loss.name!r}", way_out)
-    fits = reduction in ("mean", "sum")
     way_out = "the gradients are summed over the rows"
-    check(fits, "reduction to be 'mean' or 'sum'", repr(reduction), way_out)
-    converted = torch.is_autocast_enabled(hidden.device.type)
-    for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None:
-            same = tensor.is_floating_point() and (converted or tensor.dtype == hidden.dtype)
-            if not same:
-                got = f"{tensor.dtype} for {hidden.dtype}"
-                way_out = "convert one of them"
-                raise InputTypeError(expected(name, "have the float dtype of hidden", got, way_out))
+    check(reduction in ("mean", "sum"), "reduction to be 'mean' or 'sum'", repr(reduction), way_out)
+    autocast = torch.is_autocast_enabled(hidden.device.type)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and not (
+            tensor.is_floating_point() and (autocast or tensor.dtype == hidden.dtype)
+        ):
+            got = f"{tensor.dtype} for {hidden.dtype}"
+            raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
     fits = hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
     fits = fits and (bias is None or bias.shape == weight.shape[:1])
     got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, weight, bias) if tensor is not None)
