@@ -140,7 +140,7 @@ def soft_ece(
         # The authors' smoothing, their constant included.
         members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
         # The rank of the label: how many classes are ahead of it.
-        lead = b.log_probs.exp() - (b.log_probs.exp() * b.one_hot).sum(1, keepdim=True)
+        lead = b.log_probs.exp() - torch.exp(-b.ce)[:, None]
         rank = (torch.sigmoid(rank_sharpness * lead) * (1 - b.one_hot)).sum(1)
         accuracy = (1 - rank).clamp_min(0)
     counted = members * b.counts[:, None]

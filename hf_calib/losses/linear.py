@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.losses.loss import CalibrationLoss, check_loss
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
 from hf_calib.losses.statistics.door import check_labels
 
 # Logits of a chunk: few enough to be little beside the head's weight, enough for its product to be efficient.
@@ -100,12 +100,12 @@ class _LinearLoss(torch.autograd.Function):
         *given: Any,
     ) -> Tensor:
         hidden, weight, bias, temperature = given
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        dtype = wide(hidden)
         needed = [has_gradient and need for need in ctx.needs_input_grad[4:]]
-        wanted = zip(given, needed, (hidden.dtype, wide, wide, wide), strict=True)
-        found = [torch.zeros_like(tensor, dtype=dtype) if need else None for tensor, need, dtype in wanted]
+        wanted = zip(given, needed, (hidden.dtype, dtype, dtype, dtype), strict=True)
+        found = [torch.zeros_like(tensor, dtype=own) if need else None for tensor, need, own in wanted]
         of_hidden, of_weight, of_bias, of_temperature = found
-        total = torch.zeros((), dtype=wide, device=hidden.device)
+        total = torch.zeros((), dtype=dtype, device=hidden.device)
         elements = CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
         size = max(1, elements // len(weight))
         for start in range(0, len(hidden), size):
@@ -127,9 +127,9 @@ class _LinearLoss(torch.autograd.Function):
             if of_hidden is not None:
                 torch.mm(slope, weight, out=of_hidden[rows])
             if of_weight is not None:
-                of_weight.addmm_(slope.T.to(wide), states.to(wide))
+                of_weight.addmm_(slope.T.to(dtype), states.to(dtype))
             if of_bias is not None:
-                of_bias += slope.sum(0, dtype=wide)
+                of_bias += slope.sum(0, dtype=dtype)
             if of_temperature is not None:
                 of_temperature += of_scale[0]
         ctx.found = found

@@ -106,7 +106,6 @@ class RecordingRows(Rows):
         half = torch.full((2,), 0.5, device="cpu", requires_grad=True)
         self.read: dict[Statistic, Tensor] = {CROSS_ENTROPY: half}
         super().__init__(self.read, torch.tensor([0, 1], device="cpu"), table)
-        self.result: Any = None
         self.reads_labels = False
         self.of_batch: RecordingRows | None = None
 

@@ -11,7 +11,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Block, Numbers, Statistic, Terms
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Block, Numbers, Statistic, Terms, wide
 
 # A block of this many elements stays in a core's cache; on an accelerator it only bounds the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
@@ -19,8 +19,19 @@ DEVICE_BLOCK_ELEMENTS = 2**24
 
 
 class _Block(Block):
+    """The same without autograd, of probabilities that are there, the largest logits and their log-probabilities."""
+
     z_max: Tensor
     log_p_max: Tensor
+
+    def __init__(self, z: Tensor, column: Tensor, probs: Tensor) -> None:
+        self.z = z
+        self.column = column
+        self._probs = probs
+
+    @property
+    def probs(self) -> Tensor:
+        return self._probs
 
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]
@@ -51,7 +62,7 @@ def numbers(
 
     They save it a softmax. In 16 bits they would be too coarse.
     """
-    keeps = has_gradient and logits.dtype == _wide(logits)
+    keeps = has_gradient and logits.dtype == wide(logits)
     probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if keeps else None
     found: list[list[Numbers]] = []
     for block in _blocks(logits, labels, probs):
@@ -94,19 +105,14 @@ def _blocks(logits: Tensor, labels: Tensor, probs: Tensor | None) -> Iterator[_B
     """Blocks of rows, whose `probs` are a part of these, or a buffer that the next block takes again."""
     size = _rows_per_block(logits)
     shape = (2, size, logits.shape[1]) if probs is None else (0,)
-    buffers = torch.empty(shape, dtype=_wide(logits), device=logits.device)
+    buffers = torch.empty(shape, dtype=wide(logits), device=logits.device)
     column = labels.where(labels != IGNORE_INDEX, 0)[:, None]
     targets = repeat(buffers[1]) if probs is None else probs.split(size)
     for z, own_column, target in zip(logits.split(size), column.split(size), targets, strict=False):
-        block = _Block(z if z.dtype == buffers.dtype else buffers[0, : len(z)].copy_(z), own_column)
-        block.probs = target[: len(z)]
-        yield block
+        z = z if z.dtype == buffers.dtype else buffers[0, : len(z)].copy_(z)
+        yield _Block(z, own_column, target[: len(z)])
 
 
 def _rows_per_block(logits: Tensor) -> int:
     elements = CPU_BLOCK_ELEMENTS if logits.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
     return max(1, elements // logits.shape[1])
-
-
-def _wide(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

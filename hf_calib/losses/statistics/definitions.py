@@ -33,32 +33,49 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
 Numbers = dict[str, Tensor]  # named numbers per row
 
 
-class Block:
-    """Logits z (n, C), float32 or float64, with their labels' column (n, 1), 0 where ignored; p = softmax(z)."""
+def wide(logits: Tensor) -> torch.dtype:
+    """The dtype that is computed in."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
-    probs: Tensor
-    log_probs: Tensor
+
+def tiny(tensor: Tensor) -> float:
+    """Smallest normal number: a floor below which a power has gradient 0 instead of infinity."""
+    return torch.finfo(tensor.dtype).tiny
+
+
+class Block:
+    """What statistics read of logits z (n, C) and labels, by plain differentiable operations; p = softmax(z).
+
+    The labels are a column (n, 1), 0 where ignored.
+    """
+
+    _predicted: Tensor | None = None
 
     def __init__(self, z: Tensor, column: Tensor) -> None:
         self.z = z
         self.column = column
-        self._predicted: Tensor | None = None
+        self.log_probs = torch.log_softmax(z, dim=1)
+
+    @property
+    def probs(self) -> Tensor:
+        return self.log_probs.exp()
 
     def nats(self, index: Tensor) -> Tensor:
         """-log p of the classes (n, k)."""
-        raise NotImplementedError
+        return -self.log_probs.gather(1, index)
 
     def other_powers(self, power: float) -> Tensor:
         """The sum (n,) of p^power over the classes but the label: nothing cancels where that has all the mass."""
-        raise NotImplementedError
+        others = self.probs.scatter(1, self.column, 0)
+        return (others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)).sum(1)
 
     def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
         """The mean (n,) of log p, but at least this, with weights (n, C), of which this is the total."""
-        raise NotImplementedError
+        return (weights * self.log_probs.clamp_min(least)).sum(1) / total
 
     def finite(self) -> Tensor:
         """(n, C): 1.0 for a class that is not masked (-inf), otherwise 0."""
-        raise NotImplementedError
+        return (self.z > -torch.inf).to(self.z.dtype)
 
     @property
     def predicted(self) -> Tensor:
@@ -265,8 +282,3 @@ class LogitNorm(Statistic):
         if self.order != 1:
             own *= (finite.abs() / coefficients["norm"].clamp_min(tiny(finite))).pow(self.order - 1)
         gradient += coefficients["at_norm"] * own
-
-
-def tiny(tensor: Tensor) -> float:
-    """Smallest normal number: a floor below which a power has gradient 0 instead of infinity."""
-    return torch.finfo(tensor.dtype).tiny

@@ -26,7 +26,7 @@ from hf_calib.losses.statistics.definitions import (
     Numbers,
     OtherPowers,
     Statistic,
-    tiny,
+    wide,
 )
 
 # Matrices up to this many elements take the direct path.
@@ -56,7 +56,7 @@ def row_statistics(
         elif len(statistics) > 1:
             values = _direct(logits, labels, statistics)
         else:
-            values = [_CrossEntropy.apply(_wide(logits), labels)]
+            values = [_CrossEntropy.apply(logits.to(wide(logits)), labels)]
     except (IndexError, RuntimeError):
         check_labels(labels, logits.shape[1])  # PyTorch's indexing error names none
         raise
@@ -81,7 +81,9 @@ def decision_statistics(
     "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
     the share that the label gives to each: a soft label is the mean of its outcomes, an ignored one has none.
     """
-    z = _wide(logits).reshape(-1).clamp(-1e30, 1e30)  # a masked label (-inf) must not become 0 * inf
+    z = (
+        logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
+    )  # a masked label (-inf) must not become 0 * inf
     target = labels.to(z.dtype).reshape(-1)
     share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
     cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
@@ -93,42 +95,15 @@ def decision_statistics(
     return {each: found[type(each)].reshape(-1) for each in statistics}, share
 
 
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
     """Values per row, (n,) or (n, k), 0 where the row (n,) is ignored."""
     return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
 
 
-class _DirectBlock(Block):
-    def __init__(self, z: Tensor, column: Tensor) -> None:
-        super().__init__(z, column)
-        self.log_probs = F.log_softmax(z, dim=1)
-
-    @property
-    def probs(self) -> Tensor:  # type: ignore[override]
-        return self.log_probs.exp()
-
-    def nats(self, index: Tensor) -> Tensor:
-        return -self.log_probs.gather(1, index)
-
-    def other_powers(self, power: float) -> Tensor:
-        others = self.probs.scatter(1, self.column, 0)
-        return (others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)).sum(1)
-
-    def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
-        return (weights * self.log_probs.clamp_min(least)).sum(1) / total
-
-    def finite(self) -> Tensor:
-        return (self.z > -torch.inf).to(self.z.dtype)
-
-
 def _direct(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> list[Tensor]:
     """The statistics, the first of which is the cross entropy, by plain differentiable operations."""
     valid = labels != IGNORE_INDEX
-    block = _DirectBlock(_wide(logits), labels.where(valid, 0)[:, None])
+    block = Block(logits.to(wide(logits)), labels.where(valid, 0)[:, None])
     values = [F.nll_loss(block.log_probs, labels, reduction="none", ignore_index=IGNORE_INDEX)]
     return values + [_of_valid(statistic.numbers(block)["value"], valid) for statistic in statistics[1:]]
 
