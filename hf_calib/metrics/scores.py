@@ -61,9 +61,6 @@ def expected_calibration_error(
         debias: subtract what sampling noise alone adds to the value; not for "max".
         sample_weight: for binning="uniform" without debias.
 
-    Returns:
-        A fraction in [0, 1].
-
     Notes:
         "quantile" leaves out the smallest confidence and its ties, as the papers' code does; where that would leave out
         everything, all examples form one bin (their code returns 0). "equal_mass" leaves nothing out, but the value
@@ -105,9 +102,6 @@ def maximum_calibration_error(
 
     $$\mathrm{MCE} = \max_m |A_m - C_m|$$
 
-    Returns:
-        A fraction in [0, 1].
-
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(maximum_calibration_error(probs, [0, 1, 1]), 6)
     0.8
@@ -125,9 +119,6 @@ def classwise_calibration_error(
     often class c is true, and $C_{m,c}$ its mean probability, in bin m,
 
     $$\frac{1}{C} \sum_{c} \sum_{m} \frac{|B_{m,c}|}{N} |A_{m,c} - C_{m,c}|$$
-
-    Returns:
-        A fraction in [0, 1].
 
     References:
         Kull et al. 2019; Mukhoti et al. 2020, whose code averages over max(label) + 1 classes.
@@ -233,15 +224,10 @@ def brier_decomposition(
 
 
 def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    r"""Fraction of examples whose most probable class is the true one; the first of tied classes counts.
+    """Fraction of examples whose most probable class is the true one; the first of tied classes counts.
 
     To read beside every calibration number: a model can be calibrated and useless. With soft labels it is the mean
     share of the predicted class.
-
-    $$\frac{1}{N} \sum_i [\arg\max_c p_{i,c} = y_i]$$
-
-    Returns:
-        A fraction in [0, 1].
 
     >>> accuracy([[0.5, 0.5], [0.25, 0.75]], [0, 0])
     0.5

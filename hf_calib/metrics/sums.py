@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ from scipy.special import erf
 from hf_calib.metrics.checks import FloatArray, IntArray, row_chunks
 
 Binning = Literal["uniform", "quantile", "equal_mass"]
-BINNINGS: tuple[Binning, ...] = ("uniform", "quantile", "equal_mass")
 Norm = Literal["l1", "l2", "max"]
-NORMS: tuple[Norm, ...] = ("l1", "l2", "max")
+BINNINGS: tuple[Binning, ...] = get_args(Binning)
+NORMS: tuple[Norm, ...] = get_args(Norm)
 DROPPED = -1  # the bin index of a value that lies in no bin
 
 Adder = Callable[[NDArray[Any]], FloatArray]  # of weights (N,): the sums
@@ -263,11 +263,13 @@ def top_label_sums(
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
     if binning == "uniform" and norm == "l1" and not debias:  # the gaps are all that it needs
-
-        def gaps(confidence: FloatArray, correct: FloatArray) -> Adder:
-            return in_bins(uniform_bins(confidence, n_bins), n_bins, correct - confidence)
-
-        return SumMetric(gaps, lambda sums, n: gap_error(sums[0], n), of_top=True)
+        return SumMetric(
+            lambda confidence, correct: in_bins(
+                uniform_bins(confidence, n_bins), n_bins, correct - confidence
+            ),
+            lambda sums, n: gap_error(sums[0], n),
+            of_top=True,
+        )
     return SumMetric(
         partial(binned_rows, n_bins=n_bins, binning=binning),
         lambda sums, n: binned_error(BinSums(*sums), n, norm, debias=debias),

@@ -33,11 +33,8 @@ def ece_sweep(
             of equal confidences at a cut; or "uniform", equal-width bins (lower, upper].
         norm: "l1"; or "l2", the root of the weighted squared gaps, which is the authors' default.
 
-    Returns:
-        A fraction in [0, 1]. The search starts with two bins, stops at N - 1, and falls back to one.
-
-    References:
-        Roelofs et al. 2022, "Mitigating bias in calibration error estimation", algorithm 1.
+    Notes:
+        The search starts with two bins, stops at N - 1, and falls back to one (Roelofs et al. 2022, algorithm 1).
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> round(ece_sweep(probs, [0, 0, 1, 1]), 6)

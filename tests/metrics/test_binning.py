@@ -81,20 +81,6 @@ def test_bins_are_those_of_a_search_among_the_edges(n_bins: int, dtype: type) ->
     np.testing.assert_array_equal(uniform_bins(values, n_bins), searched)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_probabilities_on_the_edges_fall_below_them_in_every_metric(dtype: type) -> None:
-    """k/15 and 1 - k/15, right half of the time: each edge is a group of its own in the bin below it."""
-    k = np.repeat(np.arange(8, 16), 2)
-    top = k.astype(dtype) / dtype(15)
-    probs, labels = np.stack([top, 1 - top], axis=1), np.tile([0, 1], 8)
-    ece = np.abs(np.arange(8, 16) / 15 - 0.5).mean()
-    assert metrics.expected_calibration_error(probs, labels) == pytest.approx(ece, abs=1e-7)
-    assert metrics.maximum_calibration_error(probs, labels) == pytest.approx(0.5, abs=1e-7)
-    assert metrics.expected_calibration_error(probs, labels, norm="l2") == pytest.approx(
-        np.sqrt(((np.arange(8, 16) / 15 - 0.5) ** 2).mean()), abs=1e-7
-    )
-
-
 # Sums
 
 
@@ -150,12 +136,6 @@ def test_equal_mass_bins_are_those_of_array_split(n_bins: int) -> None:
     for index, members in enumerate(np.array_split(np.argsort(confidences, kind="stable"), n_bins)):
         expected[members] = index
     np.testing.assert_array_equal(assign_bins(confidences, n_bins, "equal_mass"), expected)
-
-
-def test_equal_mass_bins_of_one_example_and_of_equal_confidences() -> None:
-    assert top_label_error(TopLabel(np.array([0.8]), np.array([0.0])), binning="equal_mass") == 0.8
-    bins = assign_bins(np.full(7, 0.5), 3, "equal_mass")
-    np.testing.assert_array_equal(bins, [0, 0, 0, 1, 1, 2, 2])
 
 
 # Debiased

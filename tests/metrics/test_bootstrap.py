@@ -141,27 +141,6 @@ def test_every_name_means_the_function_of_that_name(metric: str, soft: bool) -> 
     assert all(type(number) is float for number in by_name)
 
 
-# Closed forms, and what the docstring says
-
-
-def test_accuracy_interval_is_the_binomials() -> None:
-    probs, labels = predictions(500)
-    interval = bootstrap_interval("accuracy", probs, labels, n_resamples=4000, confidence_level=0.9)
-    exact = stats.binom(500, interval.value)
-    for end, level in ((interval.low, 0.05), (interval.high, 0.95)):
-        # The level that the end has really, within five standard errors of 4,000 draws.
-        assert exact.cdf(end * 500 - 1) - 0.018 < level < exact.cdf(end * 500) + 0.018
-
-
-def test_intervals_of_a_proper_score_hold_the_truth_as_often_as_they_say() -> None:
-    held = 0
-    truth = metrics.brier_score(*predictions(200_000, seed=1234))
-    for seed in range(100):
-        interval = bootstrap_interval("brier_score", *predictions(250, seed=seed), n_resamples=300, seed=seed)
-        held += interval.low <= truth <= interval.high
-    assert stats.binomtest(held, 100, 0.95).pvalue > 0.001
-
-
 # Options
 
 

@@ -166,14 +166,6 @@ def test_p_value_counts_itself() -> None:
         assert consistency_test(certain, wrong, metric=metric, n_resamples=9).p_value == 0.1
 
 
-def test_one_example() -> None:
-    probs, right, wrong = np.array([[0.8, 0.2]]), np.array([0]), np.array([1])
-    for metric in (ECE, MCE, CLASSWISE):
-        assert consistency_test(probs, right, metric=metric).p_value == 1
-        p_value = consistency_test(probs, wrong, metric=metric, n_resamples=4000).p_value
-        assert p_value == pytest.approx(0.2, abs=0.03)
-
-
 # Options and refusals
 
 
@@ -214,14 +206,3 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         consistency_test(*data, **options)
-
-
-def test_a_function_gets_its_options() -> None:
-    seen: list[int] = []
-
-    def metric(probs: np.ndarray, labels: np.ndarray, power: int) -> float:
-        seen.append(power)
-        return float(np.mean(labels**power))
-
-    consistency_test(*GOOD, metric=metric, n_resamples=3, power=2)
-    assert seen == [2, 2, 2, 2]

@@ -219,12 +219,6 @@ def test_perfect_and_hopeless_predictions() -> None:
     assert metrics.negative_log_likelihood(probs, wrong) == pytest.approx(708.396418532264)
 
 
-def test_tied_classes_predict_the_first() -> None:
-    probs = np.array([[0.4, 0.4, 0.2]])
-    assert metrics.accuracy(probs, np.array([0])) == 1
-    assert metrics.accuracy(probs, np.array([1])) == 0
-
-
 # Bins
 
 

@@ -75,16 +75,6 @@ def test_brier_decomposition_equals_its_definition_and_adds_up(
     assert sum(parts) == pytest.approx(metrics.brier_score(narrow, labels), rel=1e-15)
 
 
-def test_brier_decomposition_is_the_classical_one_where_probabilities_repeat() -> None:
-    rows = np.array([[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.9, 0.08, 0.02]])
-    which = np.arange(300) % 3
-    labels = draw(rows[which], seed=4)
-    parts = metrics.brier_decomposition(rows[which], labels)
-    frequencies = np.stack([np.bincount(labels[which == k], minlength=3) / 100 for k in range(3)])
-    assert parts.calibration == pytest.approx(((rows - frequencies) ** 2).sum(axis=1).mean(), **EXACT)
-    assert parts.refinement == pytest.approx((frequencies * (1 - frequencies)).sum(axis=1).mean(), **EXACT)
-
-
 def test_over_confidence_is_seen_although_every_class_is_predicted_equally_often() -> None:
     honest = np.full((1000, 10), 0.4 / 9)
     honest[np.arange(1000), np.arange(1000) % 10] = 0.6
@@ -135,12 +125,6 @@ def test_ood_auroc_of_separate_equal_and_swapped_sets() -> None:
     assert metrics.ood_auroc(np.eye(4), np.eye(4)[[0]]) == 0.5
     narrow = metrics.ood_auroc(sure.astype(np.float16), unsure.astype(np.float32), score="max_probability")
     assert narrow == 1
-
-
-def test_entropy_and_max_probability_are_different_scores() -> None:
-    flat, peaked = [[0.6, 0.2, 0.2]], [[0.55, 0.45, 0.0]]
-    assert metrics.ood_auroc(flat, peaked, score="max_probability") == 1
-    assert metrics.ood_auroc(flat, peaked, score="entropy") == 0
 
 
 def test_ood_auroc_accepts_probabilities_that_rounding_put_below_zero() -> None:

@@ -47,17 +47,6 @@ def test_one_hot_distributions_give_what_class_indices_give(name: str, n_classes
         assert metric(probs, np.eye(n_classes, dtype=dtype)[labels]) == pytest.approx(hard, **EXACT)
 
 
-@pytest.mark.parametrize("binning", ["uniform", "quantile", "equal_mass"])
-@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
-def test_calibration_errors_of_one_hot_distributions_under_every_option(binning: str, norm: str) -> None:
-    probs, truth = random_soft(500, 4)
-    labels, options = truth.argmax(axis=1), {"binning": binning, "norm": norm}
-    hard = metrics.expected_calibration_error(probs, labels, **options)
-    assert metrics.expected_calibration_error(probs, np.eye(4)[labels], **options) == pytest.approx(
-        hard, **EXACT
-    )
-
-
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("brier_decomposition", "ece_sweep")])
 def test_predicting_the_truth_is_perfect(name: str) -> None:
     _, truth = random_soft(500, 5)
@@ -169,16 +158,3 @@ def test_every_annotator_one_by_one_gives_what_the_shares_give(human: dict[str, 
     agreement = weights @ (probs.argmax(axis=1)[images] == classes) / len(probs)
     assert metrics.accuracy(probs, truth) == pytest.approx(agreement, **EXACT)
     assert metrics.expected_calibration_error(probs, truth) == pytest.approx(abs(0.73 - agreement), **EXACT)
-
-
-def test_half_of_the_people_predict_the_other_half(human: dict[str, np.ndarray]) -> None:
-    rng = np.random.default_rng(0)
-    seen = rng.binomial(human["counts"], 0.5)
-    unseen = human["counts"] - seen
-    truth = unseen / unseen.sum(axis=1, keepdims=True)
-    honest = (seen + 0.02) / (seen + 0.02).sum(axis=1, keepdims=True)
-    bold = softmax(4 * np.log(honest), axis=1)
-    for name in ("true_calibration_error", "expected_calibration_error", "brier_score", "root_brier_score"):
-        metric = getattr(metrics, name)
-        assert metric(honest, truth) < metric(bold, truth), name
-    assert metrics.accuracy(honest, truth) == metrics.accuracy(bold, truth)
