@@ -118,9 +118,7 @@ def loss(
 def make_loss(
     name: str, *, class_weights: ClassWeights = None, problem_type: str | None = None, **hyperparameters: Any
 ) -> CalibrationLoss:
-    """Make a loss by its name in `LOSSES`: for names that come from a file or a command line.
-
-    Where the name is known when the code is written, call the constructor, which an editor completes.
+    """Make a loss by its name in `LOSSES`, as files and command lines have it; an editor completes constructors.
 
     Args:
         name: "focal", "dual_focal", "adafocal", ...
