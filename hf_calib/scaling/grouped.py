@@ -62,12 +62,6 @@ class GroupedScaling(LogitScaling):
     (['art', 'law'], 1.0)
     """
 
-    groups_: list[str]
-    sizes_: NDArray[np.int64]
-    weights_: FloatArray
-    biases_: FloatArray
-    choice_: str
-
     def __init__(self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0) -> None:
         self.base = base
         self.n_folds = n_folds

@@ -38,18 +38,14 @@ class LinearFit(LogitScaling):
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Find the weights and the biases.
-
-        Default penalties follow Kish's number of weighted rows, (sum of w)^2 / (sum of w^2).
-        """
+        """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
         return self._fit(logits, labels, sample_weight)
 
     def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
         """The map of checked rows, perhaps from what another fit to them has found."""
-        near = Solution.divided_by(ScaledLoss(rows).best_temperature()) if near is None else near
-        unit = self._unit(rows, near.temperature)
-        found = fit_affine(rows, unit, self._ridges(rows), near.map, left_to_gain)
-        return Solution(near.temperature, found)
+        temperature, start = near or Solution.divided_by(ScaledLoss(rows).best_temperature())
+        unit = self._unit(rows, temperature)
+        return Solution(temperature, fit_affine(rows, unit, self._ridges(rows), start, left_to_gain))
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         self._check()
@@ -82,8 +78,8 @@ class VectorScaling(AffineScaling, LinearFit):
     r"""Give each class its own scale and offset, fitted on held-out predictions.
 
     For a model whose classes are not all over- or under-confident in the same way, or whose training set had other
-    class frequencies. It needs some examples of each class, and has no penalty; with few, `StructuredVectorScaling` is
-    the safer choice. It can change the predicted class.
+    class frequencies. With few examples of a class `StructuredVectorScaling` is the safer choice. It can change the
+    predicted class.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
@@ -92,11 +88,8 @@ class VectorScaling(AffineScaling, LinearFit):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        No second (N, C) array is made. A class masked by -inf in a row stays masked there. Unlike a temperature, w is
-        not blind to an offset that all logits of a row share.
-
-    References:
-        Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
+        A class masked by -inf in a row stays masked there. Unlike a temperature, w is not blind to an offset that all
+        logits of a row share. Source: Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
     >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
@@ -151,8 +144,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        Kull et al. penalise w instead of T w, which depends on the scale of the logits. The probabilities (N, C) are
-        kept during the fit. A logit of -inf would mask all classes, so it is refused.
+        Kull et al. penalise w instead of T w, which depends on the scale of the logits. A logit of -inf would mask all
+        classes, so it is refused.
 
     References:
         Guo et al. 2017, section 4.2; Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated
@@ -176,11 +169,8 @@ class DirichletScaling(PenalisedMatrixFit):
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
     Notes:
-        If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map. A
-        probability of 0 (a logit of -inf) has no logarithm, so it is refused.
-
-    References:
-        Kull et al. 2019, as `MatrixScaling`, sections 2 and 3.
+        If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map (Kull
+        et al. 2019, sections 2 and 3). A probability of 0 (a logit of -inf) has no logarithm, so it is refused.
 
     >>> logits, labels = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3, [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1]
     >>> scaler = DirichletScaling().fit(logits, labels)
@@ -265,10 +255,9 @@ class StructuredVectorScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0 unless the outputs are sigmoids.
 
     Notes:
-        For two classes the map is that of the difference of the logits, sigmoid((1 + v) (z_1 - z_0) / T + b) (Platt
-        scaling), with the ridge λ (4 v^2 + b^2) / N, which is the one above for such a map; a label of `multi_label`
-        is such a problem, of its known examples. A class masked by -inf in a row stays masked there. The authors' code
-        takes log-probabilities.
+        For two classes the map is Platt's, sigmoid((1 + v) (z_1 - z_0) / T + b), with the ridge λ (4 v^2 + b^2) / N,
+        which is the one above for such a map; a label of `multi_label` is such a problem, of its known examples. A
+        class masked by -inf in a row stays masked there. The authors' code takes log-probabilities.
 
     References:
         Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with ridges.
@@ -287,8 +276,8 @@ class StructuredVectorScaling(StructuredScaling):
 class StructuredMatrixScaling(StructuredScaling):
     r"""Map the logits by a full matrix and an offset, drawn to the best temperature (SMS).
 
-    The strongest map that folds into a head, and safer than `MatrixScaling`: every parameter has a ridge, that of the
-    weights between classes being C - 1 times as strong. It can change the predicted class.
+    `StructuredVectorScaling`, of the same paper, with weights between classes, whose ridge is C - 1 times as strong:
+    the strongest map that folds into a head, and safer than `MatrixScaling`. It can change the predicted class.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
@@ -301,17 +290,12 @@ class StructuredMatrixScaling(StructuredScaling):
         bias_: b, (C,), which sum to 0.
 
     Notes:
-        M has no diagonal. Two classes are as in `StructuredVectorScaling`. A logit of -inf is refused.
+        M has no diagonal. Two classes get the map of `StructuredVectorScaling`. A logit of -inf is refused.
 
-    References:
-        Berta, Holzmüller, Jordan, Bach 2026, as `StructuredVectorScaling`.
-
-    >>> rng = np.random.default_rng(0)
-    >>> logits = rng.normal(size=(2000, 3))
-    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # the third logit counts for the second class too
-    >>> scaler = StructuredMatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
-    >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
-    array([-1.1,  0.9,  1. ])
+    >>> logits = np.array([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]] * 20)
+    >>> scaler = StructuredMatrixScaling().fit(logits, [0, 1, 2, 0, 1, 1] * 10)  # class 2: every other time 1
+    >>> scaler.predict_proba(logits[:3]).round(2)[2]
+    array([0.06, 0.4 , 0.53])
     """
 
     _mixes = True

@@ -36,8 +36,8 @@ _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be N
 class TemperatureScaling(AffineScaling):
     r"""Divide the logits by one temperature, fitted on held-out predictions.
 
-    The first thing to try after training, and the baseline of every calibration paper. It leaves the ranking of the
-    classes, hence the accuracy, as it is. T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
+    The first thing to try after training, and the baseline of every calibration paper. It leaves the accuracy as it
+    is. T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
 
@@ -88,14 +88,11 @@ class TemperatureScaling(AffineScaling):
             raise InputTypeError(expected("criterion", "be a name", f"a {got}", way_out))
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        grid = self.grid
-        if grid is None and self.criterion != "nll":
-            grid = PAPERS_GRID
-        elif grid is not None:
-            grid = as_floats("grid", grid)
-            holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
-            way_out = "use for example numpy.arange(1, 101) / 10"
-            check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
+        exact = self.criterion == "nll" and self.grid is None
+        grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
+        holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         if sample_weight is not None:
             got = "several labels a row" if self.multi_label else repr(self.criterion)
             holds = self.criterion == "nll" and not self.multi_label
@@ -104,7 +101,7 @@ class TemperatureScaling(AffineScaling):
         rows = Rows.checked(logits, labels, sample_weight, multi_label=self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
-        if grid is None or loss.is_constant:
+        if exact or loss.is_constant:
             self.temperature_ = loss.best_temperature()
         else:
             self.temperature_ = float(min(grid, key=lambda temperature: self._score(loss, temperature)))
@@ -136,9 +133,6 @@ class PerLabelTemperatureScaling(AffineScaling):
     Attributes:
         temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone, as by `TemperatureScaling`.
         shared_temperature_: the best single temperature, a float: that of labels without examples of both kinds.
-
-    References:
-        Guo et al. 2017, "On calibration of modern neural networks", for one temperature.
 
     >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
     >>> scaler = PerLabelTemperatureScaling().fit(logits, [[1, 1], [0, 0], [1, 0], [0, 0]])

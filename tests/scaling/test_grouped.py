@@ -144,17 +144,6 @@ def test_what_is_wrong_with_a_class_in_all_groups_is_no_difference_between_them(
     assert only.choice_.startswith("penalty=")
 
 
-def test_order_and_kind_of_names_do_not_matter() -> None:
-    logits, labels, groups = draw(0)
-    order = np.random.default_rng(0).permutation(len(labels))
-    numbers = np.unique(groups, return_inverse=True)[1]
-    scaler = GroupedScaling().fit(logits, labels, groups=numbers)
-    words = GroupedScaling().fit(logits, labels, groups=[str(n) for n in numbers])
-    np.testing.assert_array_equal(scaler.biases_, words.biases_)
-    probs = scaler.predict_proba(logits, groups=numbers)
-    np.testing.assert_array_equal(probs[order], scaler.predict_proba(logits[order], groups=numbers[order]))
-
-
 def test_masked_classes_stay_masked() -> None:
     logits, labels, groups = draw(0)
     masked = labels != 1

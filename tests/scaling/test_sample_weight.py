@@ -90,14 +90,6 @@ def test_masks_and_many_classes() -> None:
     np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-def test_a_weight_of_zero_is_no_row() -> None:
-    """Not even to say that labels are separated."""
-    logits = np.array([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]] * 20)
-    labels = np.array([0, 1, 0] * 20)
-    with pytest.warns(UserWarning, match="all 40 labels are ranked first"):
-        TemperatureScaling().fit(logits, labels, sample_weight=np.array([1, 1, 0] * 20))
-
-
 def test_refused() -> None:
     for make in WEIGHTED.values():
         with pytest.raises(InputError, match=r"sample_weight to have shape \(1500,\)"):
