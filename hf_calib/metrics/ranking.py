@@ -32,15 +32,16 @@ OOD_SCORES = {
 }
 ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is taken
 
-# Uncertainties (N,) of rows (N, C) that are sorted, so that the order of the classes breaks no tie.
-_OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
+# Of rows (N, C) that are sorted, so that the order of the classes breaks no tie.
+Uncertainty = Callable[[FloatArray], FloatArray]
+_OF_LOGITS: dict[str, Uncertainty] = {
     # The logarithm of the odds against the top class: near 1, probabilities themselves are all alike.
     "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
     "entropy": lambda rows: -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1),
     "max_logit": lambda rows: -rows[:, -1],
     "energy": lambda rows: -logsumexp(rows, axis=1),
 }
-_OF_PROBS: dict[str, Callable[[FloatArray], FloatArray]] = {
+_OF_PROBS: dict[str, Uncertainty] = {
     # Probabilities that rounding put just below 0 count as 0.
     "entropy": lambda rows: entr(np.maximum(rows, 0)).sum(axis=1),
     "max_probability": lambda rows: -rows[:, -1],
@@ -182,7 +183,8 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entrop
     0.875
     """
     check_choice("score", score, tuple(_OF_PROBS))
-    inside, outside = _check_sets("probs", check_probs, probs_in, probs_out)
+    inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
+    _check_sets("probs", inside, outside)
     tallied = _tally_of(inside, outside, _OF_PROBS[score])
     return area_under_roc(*tallied(np.ones(len(inside) + len(outside))))
 
@@ -217,7 +219,8 @@ def ood_detection(
     >>> found["energy"].auroc.value
     0.75
     """
-    inside, outside = _check_sets("logits", _check_logits, logits_in, logits_out)
+    inside, outside = _check_logits("logits_in", logits_in), _check_logits("logits_out", logits_out)
+    _check_sets("logits", inside, outside)
     for score in scores:
         check_choice("scores", score, tuple(OOD_SCORES))
     rng = np.random.default_rng(check_seed(seed))
@@ -237,9 +240,7 @@ def ood_detection(
     return found
 
 
-def _tally_of(
-    inside: NDArray[Any], outside: NDArray[Any], uncertainty: Callable[[FloatArray], FloatArray]
-) -> Tally:
+def _tally_of(inside: NDArray[Any], outside: NDArray[Any], uncertainty: Uncertainty) -> Tally:
     """By an uncertainty of rows (N, C) and (N', C); those from elsewhere are the true ones."""
     parts = [rows[part] for rows in (inside, outside) for part in row_chunks(*rows.shape)]
     scores = [uncertainty(np.sort(part.astype(np.float64), axis=1)) for part in parts]
@@ -253,7 +254,7 @@ def _rates(false: NDArray[Any], true: NDArray[Any]) -> tuple[float, float]:
     return area_under_roc(false, true), float(1 - true[last] / true[-1])
 
 
-def _check_logits(logits: ArrayLike, *, argument: str) -> FloatArray:
+def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
     array = as_floats(argument, logits)
     fits = array.ndim == 2 and array.shape[1] >= 2 and len(array) > 0
     way_out = "pass one row of at least two classes for each example"
@@ -264,11 +265,7 @@ def _check_logits(logits: ArrayLike, *, argument: str) -> FloatArray:
     return array
 
 
-def _check_sets(
-    kind: str, check_rows: Callable[..., NDArray[Any]], rows_in: ArrayLike, rows_out: ArrayLike
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    inside, outside = check_rows(rows_in, argument=f"{kind}_in"), check_rows(rows_out, argument=f"{kind}_out")
+def _check_sets(kind: str, inside: NDArray[Any], outside: NDArray[Any]) -> None:
     n_classes, got = inside.shape[1], f"{outside.shape[1]} columns"
     way_out = f"pass the {kind} of one model on both sets"
     check(outside.shape[1] == n_classes, f"{kind}_out to have {n_classes} columns", got, way_out)
-    return inside, outside

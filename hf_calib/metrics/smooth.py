@@ -199,12 +199,10 @@ def smooth_error_dual(top: TopLabel) -> float:
 
 
 def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The nondecreasing (N,) with the least weighted sum of absolute differences from the values (N,).
-
-    The least sum over the fits so far whose last value is at most x is convex in x, and constant from some x on:
-    `heap` holds the points where its slope changes, largest first, and by how much. A new value adds its own
-    slopes, -weight and +weight, and what rises is cut off.
-    """
+    """The nondecreasing (N,) with the least weighted sum of absolute differences from the values (N,)."""
+    # The least sum over the fits so far whose last value is at most x is convex in x, and constant from some x on:
+    # `heap` holds the points where its slope changes, largest first, and by how much. A new value adds its own
+    # slopes, -weight and +weight, and what rises is cut off.
     heap: list[tuple[float, float]] = []
     best_last = np.empty_like(values)
     for i, (value, weight) in enumerate(zip(values.tolist(), weights.tolist(), strict=True)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import softmax
-from scipy.stats import beta, dirichlet
+from scipy.stats import dirichlet
 
 from hf_calib.metrics import kde_calibration_error
 from hf_calib.metrics.kernel import BANDWIDTHS
@@ -66,21 +66,6 @@ class TestAgainstDensities:
         assert error("l1") == pytest.approx(np.abs(gaps).sum(axis=1).mean(), rel=1e-10)
         assert error("l2") == pytest.approx(np.sqrt(np.square(gaps).sum(axis=1).mean()), rel=1e-10)
 
-    @pytest.mark.parametrize("soft", [False, True])
-    def test_top_label(self, soft: bool) -> None:
-        probs, hard = random_predictions(40, 3)
-        confidences, predicted = probs.max(axis=1), probs.argmax(axis=1)
-        shares = random_predictions(40, 3, seed=1)[0] if soft else np.eye(3)[hard]
-        correct = shares[np.arange(40), predicted]
-        gaps = []
-        for i in range(40):
-            others = np.arange(40) != i
-            c = confidences[others]
-            kernel = beta.pdf(confidences[i], c / 0.05 + 1, (1 - c) / 0.05 + 1)
-            gaps.append(abs(kernel @ correct[others] / kernel.sum() - confidences[i]))
-        error = kde_calibration_error(probs, shares if soft else hard, bandwidth=0.05)
-        assert error == pytest.approx(np.mean(gaps), rel=1e-10)
-
 
 class TestBandwidth:
     def test_is_the_most_likely_of_the_grid(self) -> None:
@@ -110,13 +95,6 @@ class TestBandwidth:
             ValueError, match=r"expected bandwidth to be finite and at least 1e-08, got .*; bandw"
         ):
             kde_calibration_error(np.eye(2), [0, 1], bandwidth=bandwidth)
-
-    def test_wide_kernels_average_the_others(self) -> None:
-        probs, labels = random_predictions(50, 3)
-        correct = (probs.argmax(axis=1) == labels).astype(float)
-        means = (correct.sum() - correct) / 49
-        error = kde_calibration_error(probs, labels, bandwidth=1e12)
-        assert error == pytest.approx(np.abs(means - probs.max(axis=1)).mean(), rel=1e-9)
 
 
 class TestExtremes:
