@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,45 +86,33 @@ def test_checkpointed(name: str, width: int, use_reentrant: bool) -> None:
     assert_close(value_and_gradient(checkpointed, logits, labels), want, **EXACT)
 
 
-def peak_memory(run: Callable[[], None]) -> int:
-    """Most bytes that PyTorch holds at once on the CPU while the function runs, beside what it holds before."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiler:
-        run()
-    sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return int(torch.tensor(sizes).cumsum(0).max())
-
-
 def backward_memory(name: str, n: int, c: int, dtype: torch.dtype, **hyperparameters: str) -> float:
-    """Peak memory of forward and backward, in units of the logits'."""
+    """The most that PyTorch holds at once on the CPU in forward and backward beside the logits, in units of theirs."""
     logits = torch.randn(n, c, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
-    labels = torch.arange(n) % c
-    loss = make_loss(name, **hyperparameters)
-    return peak_memory(lambda: loss(logits, labels).backward()) / logits.nbytes
+    loss, labels = make_loss(name, **hyperparameters), torch.arange(n) % c
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
+        loss(logits, labels).backward()
+    sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return int(torch.tensor(sizes).cumsum(0).max()) / logits.nbytes
 
 
-class TestMemory:
-    @pytest.mark.parametrize(
-        ("name", "dtype"),
-        [
-            *((name, torch.float32) for name in ("dual_focal", "focal_calibration", "mmce")),
-            ("focal_calibration", torch.bfloat16),
-        ],
-    )
-    def test_large_logits_need_their_gradient_only(self, name: str, dtype: torch.dtype) -> None:
-        """And buffers of a block or two: of 2^18 float32, here 3% of the logits, or 6% of 16-bit ones.
+@pytest.mark.parametrize("name", ["dual_focal", "focal_calibration", "mmce", "focal_calibration in 16 bits"])
+def test_large_logits_need_their_gradient_only(name: str) -> None:
+    """And buffers of a block or two: of 2^18 float32, here 3% of the logits, or 6% of 16-bit ones.
 
-        Of `F.cross_entropy` it is 3.0 times the logits.
-        """
-        limit = 1.05 if dtype == torch.float32 else 1.25
-        assert 1.0 <= backward_memory(name, 2048, 4000, dtype) < limit
+    Of `F.cross_entropy` it is 3.0 times the logits.
+    """
+    loss, _, in_16_bits = name.partition(" ")
+    dtype, limit = (torch.bfloat16, 1.25) if in_16_bits else (torch.float32, 1.05)
+    assert 1.0 <= backward_memory(loss, 2048, 4000, dtype) < limit
 
-    def test_a_kernel_density_looks_at_pairs_of_confidences(self) -> None:
-        """A few (N, N) matrices, never (N, N, C); the canonical one adds matrices like the logits."""
-        n, c = 256, 200
-        assert backward_memory("kde_ece", n, c, torch.float32) * c / n < 6
-        assert backward_memory("kde_ece", n, c, torch.float32, kind="canonical") < 6 * n / c + 12
+
+def test_a_kernel_density_looks_at_pairs_of_confidences() -> None:
+    """A few (N, N) matrices, never (N, N, C); the canonical one adds matrices like the logits."""
+    n, c = 256, 200
+    assert backward_memory("kde_ece", n, c, torch.float32) * c / n < 6
+    assert backward_memory("kde_ece", n, c, torch.float32, kind="canonical") < 6 * n / c + 12
 
 
 class Operations(TorchDispatchMode):
@@ -193,16 +180,12 @@ class TestOutputsOfModels:
         given = {"object": TokenClassifierOutput(logits=z), "mapping": {"logits": z}, "tuple": (z, None)}
         assert make_loss("focal")(given[outputs], self.LABELS) == make_loss("focal")(z, self.LABELS)
 
-    @pytest.mark.parametrize("name", ["cross_entropy", "focal"])
-    def test_labels_of_a_language_model_that_were_not_shifted_are_warned_of(self, name: str) -> None:
-        with pytest.warns(
-            UserWarning, match=r"learns to copy its input\. Use CalibrationTrainer, which shifts them, or"
-        ):
-            loss = make_loss(name)(CausalLMOutput(logits=self.LOGITS), self.LABELS)
-        assert loss == make_loss(name)(self.LOGITS, self.LABELS)
-
-    def test_all_else_is_not(self) -> None:
+    def test_labels_of_a_language_model_that_were_not_shifted_are_warned_of(self) -> None:
         loss = make_loss("focal")
+        with pytest.warns(
+            UserWarning, match=r"learns to copy its input\. Use CalibrationTrainer, which shifts"
+        ):
+            assert loss(CausalLMOutput(logits=self.LOGITS), self.LABELS) == loss(self.LOGITS, self.LABELS)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loss(TokenClassifierOutput(logits=self.LOGITS), self.LABELS)
