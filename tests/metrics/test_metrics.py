@@ -94,20 +94,6 @@ def test_scores_equal_the_papers_code(predictions: dict[str, np.ndarray]) -> Non
     assert metrics.accuracy(probs, labels) == predictions["accuracy"]
 
 
-def test_quantile_bins_equal_the_papers_code(predictions: dict[str, np.ndarray]) -> None:
-    confidences = predictions["probs"].max(axis=1)
-    correct = (predictions["probs"].argmax(axis=1) == predictions["labels"]).astype(float)
-    edges = quantile_edges(np.sort(confidences), 15)
-    sums = bin_sums(TopLabel(confidences, correct), 15, "quantile")
-    means = mean_bins(sums)
-    np.testing.assert_allclose(edges[:-1], predictions["adaece_b15_bin_lower"], rtol=1e-14)
-    np.testing.assert_allclose(edges[1:], predictions["adaece_b15_bin_upper"], rtol=1e-14)
-    proportion = means.counts / len(confidences)
-    np.testing.assert_allclose(proportion, predictions["adaece_b15_bin_prop"], rtol=1e-12)
-    np.testing.assert_allclose(means.accuracy, predictions["adaece_b15_bin_acc"], rtol=1e-12)
-    np.testing.assert_allclose(means.confidence, predictions["adaece_b15_bin_conf"], rtol=1e-12)
-
-
 @pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
 def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
