@@ -16,12 +16,9 @@ class AffineMap(NamedTuple):
     r"""z -> weight z + bias, in float64, as `hf_calib.fold` writes it into a model's head.
 
     Args:
-        weight: () or (C,), which multiplies the logits, or (C, C), which mixes them.
+        weight: () or (C,), which multiplies the logits and keeps masked classes masked, or (C, C), which mixes them,
+            and has no value where a class is masked.
         bias: (C,), or None.
-
-    Notes:
-        A weight of () or (C,) keeps a class masked that is -inf in a row; one of (C, C) refuses no mask by
-        itself, and returns NaN there.
 
     >>> double = AffineMap(np.array(2.0))
     >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))

@@ -57,21 +57,6 @@ class _Candidate:
     def name(self) -> str:
         return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
 
-    def result(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
-        """A row of `results_`."""
-        numbers = [None] * 4
-        if self.losses is not None:
-            numbers = [*mean_and_error(self.losses), *mean_and_error(self.losses - of_temperature)]
-        names = ("nll", "standard_error", "difference", "difference_standard_error")
-        return {
-            "method": self.method,
-            "penalty": self.penalty,
-            "n_parameters": self.n_parameters,
-            **dict(zip(names, numbers, strict=True)),
-            "chosen": self.name == choice,
-            "left_out": self.left_out,
-        }
-
 
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
@@ -155,7 +140,12 @@ class AutoScaling(AffineScaling):
         candidates = [candidate for family in families for candidate in family]
         losses = {each.name: each.losses for each in candidates if each.losses is not None}
         self.choice_ = choose(losses)
-        self.results_ = [each.result(losses["temperature"], self.choice_) for each in candidates]
+        self.results_ = [
+            {"method": each.method, "penalty": each.penalty, "n_parameters": each.n_parameters}
+            | _judged(each.losses, losses["temperature"])
+            | {"chosen": each.name == self.choice_, "left_out": each.left_out}
+            for each in candidates
+        ]
         chosen = next(each for each in candidates if each.name == self.choice_)
         if n > CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
             _cross_validate([chosen], rows, folds, _temperatures(rows, folds))
@@ -166,6 +156,15 @@ class AutoScaling(AffineScaling):
         self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
         self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
         return self
+
+
+def _judged(losses: FloatArray | None, of_temperature: FloatArray) -> dict[str, float | None]:
+    """The cross-validated losses in `results_`."""
+    names = ("nll", "standard_error", "difference", "difference_standard_error")
+    if losses is None:
+        return dict.fromkeys(names)
+    numbers = [*mean_and_error(losses), *mean_and_error(losses - of_temperature)]
+    return dict(zip(names, numbers, strict=True))
 
 
 def check_folds(n_folds: Any) -> None:
@@ -194,8 +193,8 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     temperature = _Candidate("temperature", None, 1, None, lambda rows, near, _: near)
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
     vectors = [
-        _Candidate("structured_vector", penalty, own, why_not, StructuredVectorScaling(penalty).solve)
-        for penalty in _PENALTIES
+        _Candidate("structured_vector", each, own, why_not, StructuredVectorScaling(each).solve)
+        for each in _PENALTIES
     ]
     if rows.sigmoid:
         per_label = _Candidate("per_label_temperature", None, c, why_not, _divided_by_label)
@@ -203,8 +202,8 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     vectors.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
     between, no_matrix = c * (c + 1), why_not or no_matrix
     matrices = [
-        _Candidate("structured_matrix", penalty, between, no_matrix, StructuredMatrixScaling(penalty).solve)
-        for penalty in _PENALTIES
+        _Candidate("structured_matrix", each, between, no_matrix, StructuredMatrixScaling(each).solve)
+        for each in _PENALTIES
     ]
     matrix = _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)
     return [[identity], [temperature], vectors, matrices, [matrix]]

@@ -282,10 +282,3 @@ class TestDataThatDetermineLittle:
         scaler = VectorScaling().fit(logits, labels)
         assert 0 < sign * scaler.weight_[2] < 10
         assert np.abs(scaler.transform(logits)).max() < 100
-
-    def test_a_rare_class_that_is_absent_keeps_a_probability(self) -> None:
-        logits, labels = sampled(400, 4)
-        logits, labels = logits[labels != 3], labels[labels != 3]
-        probs = VectorScaling().fit(logits, labels).predict_proba(logits)
-        assert 1e-8 < probs[:, 3].mean() < 1e-3
-        np.testing.assert_allclose(probs.mean(axis=0)[:3], np.bincount(labels) / len(labels), atol=1e-3)
