@@ -48,17 +48,24 @@ class ClassProbabilityScaling(Scaler):
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
         """Return how often each class is right, whatever the others say: rows do not sum to 1; a masked class has 0."""
-        check_is_fitted(self, "n_classes_")
-        wide = as_fitted_logits(logits, self.n_classes_)
-        allowed = ~np.isneginf(wide)  # the lowest bin may have a frequency above 0
-        probs = softmax_in_place(wide).reshape(-1, self.n_classes_)
-        return self._recalibrated(probs).reshape(allowed.shape) * allowed
+        return self._scores(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
-        scores = self.class_scores(logits)
-        scores += _OWN_SHARE * softmax_in_place(as_fitted_logits(logits, self.n_classes_))
-        return scores / scores.sum(axis=-1, keepdims=True)
+        scores, probs = self._scores(logits)
+        scores += _OWN_SHARE * probs
+        scores /= scores.sum(axis=-1, keepdims=True)
+        return scores
+
+    def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """The recalibrated probabilities, and the model's own."""
+        check_is_fitted(self, "n_classes_")
+        wide = as_fitted_logits(logits, self.n_classes_)
+        masked = np.isneginf(wide)
+        probs = softmax_in_place(wide)
+        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+        scores[masked] = 0  # the lowest bin may have a frequency above 0
+        return scores, probs
 
     def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
         raise NotImplementedError

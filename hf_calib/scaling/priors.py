@@ -36,7 +36,7 @@ _BLOCK = 2**22  # weights of resamples in memory at once
 _ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
 _MOST_STEPS = 5000
 _NATS = 1e-9  # that the last step of EM gains in all
-_NATS_OF_RESAMPLE = 1e-5
+_NATS_OF_RESAMPLE = 1e-4
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
 _MORE = (
@@ -250,24 +250,27 @@ def estimate_prior(
             said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
         _check_confusion(said_source, labels, method)
 
-    def estimated(weights: FloatArray, of_source: FloatArray, added: FloatArray, nats: float) -> FloatArray:
+    def estimated(
+        weights: Any, of_source: Any, added: FloatArray, start: FloatArray, nats: float
+    ) -> FloatArray:
         """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
         if method == "em":
-            trains = source.T @ _shares(of_source) if len(source) else start
-            return _maximum_likelihood(target, trains, weights, added, nats)
+            trains = source.T @ _shares(of_source) if len(source) else train[:, None]
+            return _maximum_likelihood(target, trains, weights, added, start, nats)
         one_hot = np.eye(n_classes)[labels]
         confusions = np.stack([said_source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
         solved = np.linalg.solve(confusions, (said.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
         return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
 
     ones = np.ones((n_rows, 1)), np.ones((len(source), 1))
-    prior, corrected_to = (estimated(*ones, pseudo_rows * times * start, _NATS)[:, 0] for times in (1, more))
+    found, further = (estimated(*ones, pseudo_rows * times * start, start, _NATS) for times in (1, more))
     drawn = []
     for part in row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
         of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
         added = rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size)))
-        drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), _NATS_OF_RESAMPLE))
+        drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), found, _NATS_OF_RESAMPLE))
+    prior, corrected_to = found[:, 0], further[:, 0]
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
         p_value = _permutation_test(said, said_source, n_resamples, rng)
@@ -307,7 +310,7 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
     likelihood = np.zeros(len(rows))
     for fold in range(folds.max() + 1):
         fitted_on = np.repeat((folds != fold)[:, None].astype(np.float64), len(rows), axis=1)
-        found = _maximum_likelihood(target, train, fitted_on, rows * train, _NATS_OF_RESAMPLE)
+        found = _maximum_likelihood(target, train, fitted_on, rows * train, train, _NATS_OF_RESAMPLE)
         likelihood += np.log(target[folds == fold] @ (found / train)).sum(axis=0)
     return float(rows[likelihood.argmax()])
 
@@ -331,14 +334,19 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
 
 
 def _maximum_likelihood(
-    probs: FloatArray, train: FloatArray, weights: FloatArray, added: FloatArray, nats: float
+    probs: FloatArray,
+    train: FloatArray,
+    weights: FloatArray,
+    added: FloatArray,
+    start: FloatArray,
+    nats: float,
 ) -> FloatArray:
-    """The shares (C, B) by EM from the train prior (C, B or 1) on, until no step gains `nats` in all.
+    """The shares (C, B) by EM for the train priors (C, B or 1), until no step gains `nats` in all.
 
     Extrapolated steps need fewer passes over the rows, and as much time, as each has to be checked.
     """
     total = weights.sum(axis=0) + added.sum(axis=0)
-    found = np.broadcast_to(train, added.shape)
+    found = np.broadcast_to(start, added.shape)
     for _ in range(_MOST_STEPS):
         before, ratio = found, found / train
         found = (ratio * (probs.T @ (weights / (probs @ ratio))) + added) / total
