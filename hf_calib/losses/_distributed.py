@@ -10,16 +10,11 @@ from torch import Tensor
 
 
 def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
-    """Concatenate (N,) vectors and (N, C) matrices over the processes; shorter ones are filled up with zeros.
+    """Concatenate (N,) vectors and (N, C) matrices over the processes; and the number of these.
 
-    Every process then computes the same value from them. Its gradient reaches each process's own slice
-    summed over the processes, which is the full gradient once DDP has averaged it.
-
-    Args:
-        rows: of one length N, which may differ between processes.
-
-    Returns:
-        The same, each of length processes * longest N, and the number of processes.
+    N may differ between processes: shorter rows are filled up with zeros. Every process then computes the same value
+    from them. Its gradient reaches each process's own slice summed over the processes, which is the full gradient once
+    DDP has averaged it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return rows, 1
