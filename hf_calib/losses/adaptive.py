@@ -91,9 +91,8 @@ class AdaptiveLoss(CalibrationLoss):
 
     def log_values(self) -> dict[str, float]:
         """The table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
-        vectors = {shown: self._buffers.get(name) for name, shown in LOG_NAMES.items()}
-        numbers = {shown: values.tolist() for shown, values in vectors.items() if values is not None}
-        return {f"{shown}_{i:02d}": v for shown, values in numbers.items() for i, v in enumerate(values)}
+        found = {shown: self.get_buffer(name) for name, shown in LOG_NAMES.items() if name in self._buffers}
+        return {f"{shown}_{i:02d}": v for shown, each in found.items() for i, v in enumerate(each.tolist())}
 
     def of_bins(self, name: str, p: Tensor) -> Tensor:
         """What the table has, under a name, for the bins that p (N,) lies in."""

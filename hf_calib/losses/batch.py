@@ -139,10 +139,9 @@ def soft_ece(
         members = torch.softmax(ramps / bin_temperature, dim=1)
         # The authors' smoothing, their constant included.
         members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
-        # The rank of the label: how many classes are ahead of it.
         lead = b.log_probs.exp() - torch.exp(-b.ce)[:, None]
-        rank = (torch.sigmoid(rank_sharpness * lead) * (1 - b.one_hot)).sum(1)
-        accuracy = (1 - rank).clamp_min(0)
+        # Less the rank of the label: how many classes are ahead of it, which itself counts 1/2.
+        accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
     counted = members * b.counts[:, None]
     size = counted.sum(0)
     gap = (counted.T @ (accuracy - b.confidence)) / size.clamp_min(torch.finfo(size.dtype).tiny)
@@ -186,16 +185,15 @@ def kde_ece(
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.0075)
     """
-    counts = r.batch.counts
+    b = r.batch
     if kind == "top_label":
-        outcomes, confidence = r.batch.correct[:, None], r.batch.confidence
-        points, stated = torch.stack([confidence, 1 - confidence], dim=1), confidence[:, None]
+        points = torch.stack([b.confidence, 1 - b.confidence], dim=1)
+        gaps = _kernel_means(points, b.correct[:, None], bandwidth, b.counts) - b.confidence[:, None]
     else:
-        points = stated = r.batch.log_probs.exp()
-        outcomes = r.batch.one_hot
-    gaps = (_kernel_means(points, outcomes, bandwidth, counts) - stated).abs().sum(1)
-    penalty = (gaps * counts).sum() / counts.sum().clamp_min(1)
-    return r.ce, kde_weight * penalty.where(counts.sum() >= 2, 0)  # an example that stands alone has none
+        points = b.log_probs.exp()
+        gaps = _kernel_means(points, b.one_hot, bandwidth, b.counts) - points
+    penalty = (gaps.abs().sum(1) * b.counts).sum() / b.counts.sum().clamp_min(1)
+    return r.ce, kde_weight * penalty.where(b.counts.sum() >= 2, 0)  # an example that stands alone has none
 
 
 def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor) -> Tensor:

@@ -131,12 +131,10 @@ def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
     Proper as `cross_entropy`, but bounded: outliers and wrong labels count for less, and learning is slow where the
-    model is confidently wrong. `focal_calibration` adds it to a focal loss.
+    model is confidently wrong. `focal_calibration` adds it to a focal loss. It is in [0, 2]; of a decision of a
+    multi-label problem it is (p - y)^2, in [0, 1].
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
-
-    Returns:
-        The loss, in [0, 2]; per decision of a multi-label problem (p - y)^2, in [0, 1].
 
     Example:
         >>> brier()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -415,10 +413,8 @@ def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Ten
     $$L = \frac{1 - p_y^a}{a}$$
 
     Args:
-        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`.
-
-    Returns:
-        The loss, in [0, 1 / a].
+        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`. The loss is in
+            [0, 1 / a].
 
     Example:
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
