@@ -21,9 +21,9 @@ FEW_ROWS = 1024
 _LEAST = 1e-30
 
 
-def _number(kind: type[Statistic]) -> Tensor:
-    """An attribute of `Rows` that reads a statistic, and is documented there; traced, each read makes one."""
-    return property(lambda rows: rows._read(kind()))  # type: ignore[return-value]
+def _number(name: str) -> Tensor:
+    """An attribute of `Rows` that reads a statistic; by its name, which `torch.compile` can follow."""
+    return property(lambda rows: rows._read(getattr(defined, name)()))  # type: ignore[return-value]
 
 
 class Rows:
@@ -44,11 +44,11 @@ class Rows:
     def _read(self, statistic: Statistic) -> Tensor:
         return self._values[statistic]
 
-    ce = _number(defined.CrossEntropy)
-    entropy = _number(defined.Entropy)
-    mean_log_prob = _number(defined.MeanLogProb)
-    correct = _number(defined.Correct)
-    log_probs = _number(defined.LogProbs)  # (N, C), which takes that memory
+    ce = _number("CrossEntropy")
+    entropy = _number("Entropy")
+    mean_log_prob = _number("MeanLogProb")
+    correct = _number("Correct")
+    log_probs = _number("LogProbs")  # (N, C), which takes that memory
 
     @property
     def p(self) -> Tensor:
