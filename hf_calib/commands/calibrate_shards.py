@@ -16,7 +16,7 @@ from hf_calib.commands.fitting import fit, make_scaler, takes_weights
 from hf_calib.commands.in_shards import report_of
 from hf_calib.commands.opening import Running
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.state import check_rows
+from hf_calib.metrics.checks import check_rows
 from hf_calib.predictions.passes import Tally, keep, read_kept, run_pass
 from hf_calib.predictions.samples import MOST_SAMPLED, draw_sample, half_of
 from hf_calib.predictions.shard_formats import Piece, suffix_of

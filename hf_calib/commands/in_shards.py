@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hf_calib.commands.opening import Running, may_be_large, name_of
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.state import SliceSums, check_rows, score_chunks
+from hf_calib.metrics.checks import check_rows
+from hf_calib.metrics.state import SliceSums, score_chunks
 from hf_calib.predictions.passes import Tally, Unfinished, measure_in_one_pass
 from hf_calib.predictions.shard_formats import Piece
 from hf_calib.predictions.shards import Shards, is_many, open_shards

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport

@@ -11,16 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import digamma
 
-from hf_calib._errors import InputTypeError, InputValueError, check, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.checks import (
-    RANGE_TOLERANCE,
-    ROW_SUM_TOLERANCE,
     FloatArray,
     IntArray,
     as_array,
-    check_flag,
+    as_floats,
     check_integer,
     check_n_bins,
+    check_rows,
     row_chunks,
 )
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
@@ -29,160 +28,94 @@ from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_bin
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-MOST_SLICES = 1_000
-_FIRST_LINE = b"hf_calib CalibrationState 2"  # the last word is the version
-_LONGEST_HEADER = 256  # bytes
-_MOST_SLOTS = 2**22  # of C M, each with 8 numbers: 270 MB, which is a vocabulary of 260,000 in 15 bins
+_FORMAT = "hf_calib CalibrationState 3"  # the last word is the version
+_MOST_SLICES = 1_000
 
-# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, as they bunch near 1.
-_CELL_BITS = 12  # of the 52 of a fraction
-_OCTAVES = 24  # halvings of 1 - p, down to the resolution of float32 near 1
+# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, as they bunch near 1. Of the
+# fraction's 52 bits a cell has the first 12, in each of the 24 halvings of 1 - p down to float32's resolution near 1.
+_CELL_BITS, _OCTAVES = 12, 24
 N_CELLS = _OCTAVES << _CELL_BITS
 
 
-# Rows
+class LoggedMetric(NamedTuple):
+    """A row of `LOGGED_METRICS`."""
+
+    title: str
+    higher_is_better: bool = False
 
 
-class RowError(InputValueError):
-    """A row, numbered from 0 on in what was given, that is no distribution, or has no valid label or weight."""
-
-    def __init__(self, row: int, argument: str, requirement: str, got: str, way_out: str) -> None:
-        super().__init__(expected(f"{argument} of row {row:,}", requirement, got, way_out))
-        self.row = row
-        self.told = (argument, requirement, got, way_out)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.row, *self.told)
-
-    def at(self, place: str, first: int) -> InputValueError:
-        """The same error, of the row of a file whose first row this chunk's is."""
-        argument, requirement, got, way_out = self.told
-        argument = f"{argument} of row {first + self.row:,} in {place}"
-        return InputValueError(expected(argument, requirement, got, way_out))
+# What an evaluation logs, by key: eval_ece, and eval_ece_calibrated with the map. Trainer, cards and reports read it.
+LOGGED_METRICS = {
+    "accuracy": LoggedMetric("Accuracy", higher_is_better=True),
+    "nll": LoggedMetric("Negative log-likelihood (nats)"),
+    "brier": LoggedMetric("Brier score"),
+    "ece": LoggedMetric("Expected calibration error (ECE)"),
+    "adaptive_ece": LoggedMetric("Adaptive ECE"),
+    "classwise_ece": LoggedMetric("Classwise ECE"),
+    "mce": LoggedMetric("Maximum calibration error"),
+}
 
 
-def check_rows(
-    probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None, n_classes: int
-) -> None:
-    """Raise unless probs (N, C) are distributions, with labels and weights (N,): a `RowError` names one that is not."""
-    check(
-        probs.ndim == 2,
-        f"probs to have shape (N, {n_classes})",
-        f"shape {probs.shape}",
-        "pass one row an example",
-    )
-    masses = np.broadcast_to(1.0, len(probs)) if weights is None else weights
-    for name, values, kinds, requirement, way_out in (
-        ("probs", probs, "f", "be a float array", "pass probs.astype(float)"),
-        ("labels", labels, "iu", "be integers", "pass class indices, labels.astype(int)"),
-        ("weights", masses, "biuf", "hold real numbers", "pass an array of floats"),
-    ):
-        if values.dtype.kind not in kinds:
-            raise InputTypeError(expected(name, requirement, f"dtype {values.dtype}", way_out))
-        fits = values.shape == ((len(probs), n_classes) if name == "probs" else (len(probs),))
-        shape = f"(N, {n_classes})" if name == "probs" else f"({len(probs)},)"
-        way_out = "use one state for each set of classes, and one label for each row"
-        check(fits, f"{name} to have shape {shape}", f"shape {values.shape}", way_out)
-    for part in row_chunks(*probs.shape):
-        _check_chunk(probs[part].T, labels[part], masses[part], part.start)
+def lower_is_better(log_key: str) -> bool:
+    """Whether a log key, such as eval_ece_calibrated, names one of these metrics and smaller is better."""
+    name = "_" + log_key.removesuffix("_calibrated")
+    return any(name.endswith(f"_{key}") for key, row in LOGGED_METRICS.items() if not row.higher_is_better)
 
 
-def _check_chunk(columns: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any], first: int) -> None:
-    n_classes = len(columns)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = columns.sum(axis=0, dtype=np.promote_types(columns.dtype, np.float32))
-        off = np.abs(sums - 1)
-    low, high = columns.min(axis=0), columns.max(axis=0)  # both NaN where a value is
-    # NaN makes every comparison false.
-    fit = (
-        off.max() <= ROW_SUM_TOLERANCE and low.min() >= -RANGE_TOLERANCE and high.max() <= 1 + RANGE_TOLERANCE
-    )
-    fit = fit and labels.min() >= 0 and labels.max() < n_classes
-    if fit and weights.min() >= 0 and weights.max() < np.inf:
-        return
-    most = np.where(np.isfinite(high) & (high <= 1 + RANGE_TOLERANCE), low, high)
-    logits = "if these are logits, say so: columns logit_<class>, or the softmax of them"
-    several = "pass softmax probabilities; several independent labels are not one distribution"
-    others = "check that labels and columns of probs mean the same classes"
-    for argument, requirement, values, fits, way_out in (
-        ("the scores", "be finite", most, np.isfinite(most), "look for overflow in the model's logits"),
-        ("the probabilities", "lie in [0, 1]", most, np.abs(most - 0.5) <= 0.5 + RANGE_TOLERANCE, logits),
-        ("the probabilities", "sum to 1", sums, off <= ROW_SUM_TOLERANCE, several),
-        ("the label", f"lie in 0..{n_classes - 1}", labels, (labels >= 0) & (labels < n_classes), others),
-        (
-            "the weight",
-            "be a finite number of at least 0",
-            weights,
-            (weights >= 0) & (weights < np.inf),
-            "give each row a weight; 0 leaves it out",
-        ),
-    ):
-        if not fits.all():
-            row = int(fits.argmin())
-            if argument == "the label" and labels[row] == -100:
-                way_out = "drop ignored rows first: keep = labels != -100"
-            got = f"{values[row]:.6g}" if values.dtype.kind == "f" else f"{values[row]}"
-            raise RowError(first + row, argument, requirement, got, way_out)
+# What rows add
 
 
 class RowScores(NamedTuple):
-    """A chunk of n rows, scored: each field but the first and the last is (n,)."""
+    """A chunk of n rows, scored: fields but the first are (n,), or lists of such, see `terms_of`."""
 
     columns: NDArray[Any]  # (C, n), the probabilities
-    labels: IntArray
     weights: FloatArray | None
+    labels: IntArray
     predicted: IntArray  # the first most probable class
     confidence: FloatArray
-    correct: FloatArray  # 1 where the prediction is the label
-    nll: FloatArray
-    brier: FloatArray
-    squares: FloatArray  # (C,), of the probabilities, times weights, summed
+    in_bin: list[FloatArray]
+    scores: list[FloatArray]
+
+
+def terms_of(ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any) -> tuple[list[Any], list[Any]]:
+    """What each row (n,) adds to its bin, and to the scores of its group; of numpy's arrays and of torch's tensors."""
+    gap = confidence - correct
+    in_bin = [ones, confidence, confidence * confidence, correct]
+    return in_bin, [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
 
 
 def score_chunks(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None
 ) -> Iterator[tuple[slice, RowScores]]:
     """Score rows that were checked, chunk by chunk; fastest where columns of probs lie in one piece (order F)."""
-    for part in row_chunks(*probs.shape):
+    for part in row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
-        own = labels[part].astype(np.intp)
-        mass = None if weights is None else weights[part].astype(np.float64)
+        own, ones = labels[part].astype(np.intp), np.ones(columns.shape[1])
         confidence, predicted = winners(columns.T)
-        squares = np.square(columns, dtype=np.float64)
         at_label = columns[own, np.arange(len(own))].astype(np.float64)
-        scores = RowScores(
-            columns,
-            own,
-            mass,
-            predicted=predicted.astype(np.intp),
-            confidence=confidence,
-            correct=(predicted == own).astype(np.float64),
-            nll=-np.log(np.maximum(at_label, SMALLEST_PROBABILITY)),
-            brier=np.maximum(squares.sum(axis=0) - 2 * at_label + 1, 0),
-            squares=squares.sum(axis=1) if mass is None else squares @ mass,
-        )
-        yield part, scores
+        squares = np.einsum("cn,cn->n", columns, columns, dtype=np.float64)
+        nll = -np.log(np.maximum(at_label, SMALLEST_PROBABILITY))
+        brier = np.maximum(squares - 2 * at_label + 1, 0)
+        in_bin, scores = terms_of(ones, confidence, (predicted == own).astype(np.float64), nll, brier)
+        mass = None if weights is None else weights[part].astype(np.float64)
+        if mass is not None:
+            in_bin, scores = ([mass * term for term in terms] for terms in (in_bin, scores))
+            scores[0] *= mass
+        yield part, RowScores(columns, mass, own, predicted, confidence, [ones, *in_bin], scores)
+
+
+def _add(sums: FloatArray, slots: IntArray, terms: Sequence[FloatArray]) -> None:
+    """Add each of K terms (n,) to the slots (n,) of its sums (K, ...)."""
+    for total, term in zip(sums, terms, strict=True):
+        np.add.at(total.reshape(-1), slots, term)
+
+
+def _slots(values: NDArray[Any], groups: IntArray, n_bins: int) -> IntArray:
+    """The slot of each value's bin in sums (G, M)."""
+    return groups * n_bins + uniform_bins(values, n_bins)
 
 
 # Groups of rows
-
-
-def _add(sums: FloatArray, slots: IntArray, values: FloatArray | None, mass: FloatArray | None) -> None:
-    """Add values (n,) times mass (n,) to their slots; None counts."""
-    weights = values if mass is None else mass if values is None else values * mass
-    sums += np.bincount(slots, weights, sums.size).reshape(sums.shape)
-
-
-def sum_shapes(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, tuple[int, ...]]:
-    """Of the sums of a state: rows are grouped by the predicted class, or all are one group and classes have none."""
-    n_groups = n_classes if by_class else 1
-    requirement, got = f"n_classes * n_bins to be at most {_MOST_SLOTS:,}", f"{n_groups * n_bins:,}"
-    check(n_groups * n_bins <= _MOST_SLOTS, requirement, got, "use fewer bins")
-    shapes: dict[str, tuple[int, ...]] = {"bins": (5, n_groups, n_bins), "scores": (7, n_groups)}
-    if by_class:
-        # In bins of each class's probability: rows, probabilities, rows of the class. Then squares of probabilities.
-        shapes |= {"class_bins": (3, n_classes, n_bins), "class_squares": (n_classes,)}
-    return shapes
 
 
 class GroupSums(NamedTuple):
@@ -198,25 +131,8 @@ class GroupSums(NamedTuple):
 
     def add(self, rows: RowScores, groups: IntArray) -> None:
         """Add a chunk of n rows of these groups (n,)."""
-        mass, confidence = rows.weights, rows.confidence
-        n_bins = self.bins.shape[2]
-        slots = groups * n_bins + uniform_bins(confidence, n_bins)
-        _add(self.bins[0], slots, None, None)
-        for sums, values in zip(self.bins[1:], (None, confidence, confidence**2, rows.correct), strict=True):
-            _add(sums, slots, values, mass)
-        _add(self.scores[0], groups, mass, mass)
-        for place, values in enumerate((rows.nll, rows.brier, confidence - rows.correct)):
-            _add(self.scores[1 + 2 * place], groups, values, mass)
-            _add(self.scores[2 + 2 * place], groups, values**2, mass)
-
-    def merge(self, other: GroupSums, groups: IntArray) -> None:
-        """Add other rows, whose groups are these here, each once."""
-        self.bins[:, groups] += other.bins
-        self.scores[:, groups] += other.scores
-
-    def total(self) -> GroupSums:
-        """All rows as one group."""
-        return GroupSums(*(sums.sum(axis=1, keepdims=True) for sums in self))
+        _add(self.bins, _slots(rows.confidence, groups, self.bins.shape[2]), rows.in_bin)
+        _add(self.scores, groups, rows.scores)
 
     def n_rows(self) -> IntArray:
         """Rows (G,)."""
@@ -233,10 +149,9 @@ class GroupSums(NamedTuple):
 
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
         """The mean (G,) of "nll", "brier", "gap" (confidence minus correct) or "accuracy", and its standard error."""
-        place = {"nll": 1, "brier": 3, "gap": 5, "accuracy": None}[name]
-        right = self.bins[4].sum(axis=1)
-        sums = np.stack([right, right]) if place is None else self.scores[place : place + 2]
-        mass = self.bins[1].sum(axis=1)
+        right, mass = self.bins[4].sum(axis=1), self.bins[1].sum(axis=1)
+        first = {"nll": 1, "brier": 3, "gap": 5}.get(name)
+        sums = np.stack([right, right]) if first is None else self.scores[first : first + 2]
         mean, square = np.divide(sums, mass, out=np.full_like(sums, np.nan), where=mass > 0)
         variance = np.maximum(square - mean**2, 0)
         return mean, np.sqrt(variance / np.maximum(self.effective_rows() - 1, 1))
@@ -249,28 +164,28 @@ class SliceSums:
         self, column: str, n_bins: int, names: Sequence[str] = (), groups: GroupSums | None = None
     ) -> None:
         self.column, self.n_bins, self.names = column, n_bins, list(names)
-        self.groups = groups or GroupSums.empty(0, n_bins)
+        self.groups = groups or GroupSums.empty(len(names), n_bins)
 
     def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
-        """Add a chunk of n rows, whose groups are names[codes]; raise where there are more than 1,000 groups."""
-        places = self._places(names)
+        """Add a chunk of n rows, whose groups are names[codes]."""
+        places = self._places(names)  # which may make new groups
         self.groups.add(rows, places[codes])
 
     def merge(self, other: SliceSums) -> None:
         """Add the rows of others."""
         places = self._places(other.names)
-        self.groups.merge(other.groups, places)
+        for mine, theirs in zip(self.groups, other.groups, strict=True):
+            mine[:, places] += theirs
 
     def _places(self, names: Sequence[str]) -> IntArray:
-        """The numbers of groups by their names."""
+        """The numbers of groups by their names; raise where there are more than 1,000."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys([*self.names, *names]))}
-        if len(numbers) > len(self.names):
-            requirement = f"column {self.column!r} to have at most {MOST_SLICES:,} different values"
-            got, way_out = f"more ({names[0]!r}, ...)", "group them in a column of their own"
-            check(len(numbers) <= MOST_SLICES, requirement, got, way_out)
-            fewer, self.groups = self.groups, GroupSums.empty(len(numbers), self.n_bins)
-            self.groups.merge(fewer, np.arange(len(self.names)))
-            self.names = list(numbers)
+        requirement = f"column {self.column!r} to have at most {_MOST_SLICES:,} different values"
+        way_out = "group them in a column of their own"
+        check(len(numbers) <= _MOST_SLICES, requirement, f"{len(numbers):,}", way_out)
+        more = [(0, 0), (0, len(numbers) - len(self.names))]
+        self.groups = GroupSums(np.pad(self.groups.bins, [*more, (0, 0)]), np.pad(self.groups.scores, more))
+        self.names = list(numbers)
         return np.array([numbers[name] for name in names], dtype=np.intp)
 
 
@@ -278,14 +193,20 @@ class SliceSums:
 
 
 def cells_of(confidence: FloatArray) -> IntArray:
-    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; they go up with the confidence.
-
-    >>> cells_of(np.array([0.0, 0.5, 0.75, 1.0])).tolist()
-    [0, 4095, 8191, 98303]
-    """
+    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; they go up with the confidence."""
     rest = np.maximum(1.0 - confidence, 2.0 ** -(_OCTAVES + 1))
     leading = rest.view(np.int64) >> (52 - _CELL_BITS)
     return np.clip((1023 << _CELL_BITS) - 1 - leading, 0, N_CELLS - 1)
+
+
+def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
+    """The sums of a state of no rows, but for its cells; without those of classes unless they are wanted."""
+    # As of `GroupSums`: bins of the classes that are predicted, and scores of all rows.
+    sums = {"bins": np.zeros((5, n_classes if by_class else 1, n_bins)), "scores": np.zeros((7, 1))}
+    if by_class:
+        # In bins of each class's probability: rows, probabilities, rows of the class. Then squares of probabilities.
+        sums |= {"class_bins": np.zeros((3, n_classes, n_bins)), "class_squares": np.zeros(n_classes)}
+    return sums
 
 
 class CalibrationState:
@@ -296,8 +217,8 @@ class CalibrationState:
     evaluation there is `hf_calib.metrics.streaming`, which ends in such a state.
 
     Args:
-        n_classes: C, at least 2.
-        n_bins: M, at least 1.
+        n_classes: C.
+        by_class: whether there are sums of each class, for the classwise ECE; without them a vocabulary has room.
 
     Notes:
         Sums are float64: another split of the rows or another order of merging changes a metric by rounding, less than
@@ -316,16 +237,11 @@ class CalibrationState:
     {'accuracy': 0.667, 'nll': 0.742, 'brier': 0.54, 'ece': 0.433}
     """
 
-    def __init__(self, *, n_classes: int, n_bins: int = 15) -> None:
-        n_classes = check_integer("n_classes", n_classes, 2, "for one sigmoid output p pass [1 - p, p]")
-        self._make_room(n_classes, check_n_bins(n_bins), by_class=True)
-
-    @classmethod
-    def sized(cls, n_classes: int, n_bins: int, *, by_class: bool) -> CalibrationState:
-        """Of any number of classes, with sums of their own or without."""
-        state = cls.__new__(cls)
-        state._make_room(n_classes, n_bins, by_class=by_class)
-        return state
+    def __init__(self, *, n_classes: int, n_bins: int = 15, by_class: bool = True) -> None:
+        self.n_classes = check_integer("n_classes", n_classes, 1, "pass the columns of probs")
+        self.n_bins, self.by_class = check_n_bins(n_bins), by_class
+        self.sums = empty_sums(self.n_classes, self.n_bins, by_class=by_class)
+        self.sums["cells"] = np.zeros((3, N_CELLS))
 
     def update(self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
         """Add rows; where one is wrong, the error names it, and no row of this call has been added.
@@ -333,10 +249,10 @@ class CalibrationState:
         Args:
             probs: (N, C) float, rows that sum to 1; fastest as float32 or float64 columns in one piece each (order F).
             labels: (N,) int in [0, C).
-            weights: (N,) of at least 0, or None; with weights for all batches or for none.
+            weights: (N,) of at least 0, or None for 1.
         """
         rows, targets = as_array("probs", probs), as_array("labels", labels)
-        own = None if weights is None else as_array("weights", weights)
+        own = None if weights is None else as_floats("weights", weights)
         check_rows(rows, targets, own, self.n_classes)
         for _, scores in score_chunks(rows, targets, own):
             self.add_scores(scores)
@@ -351,41 +267,32 @@ class CalibrationState:
             probs: the column of lists of C probabilities, or the C columns of one each, in the order of the classes.
             labels: the column of class indices.
             weights: the column of weights, if there is one.
-
-        >>> import pyarrow
-        >>> batch = pyarrow.RecordBatch.from_pydict({"a": [0.9, 0.2], "b": [0.1, 0.8], "y": [0, 1]})
-        >>> state = CalibrationState(n_classes=2)
-        >>> state.update_batch(batch, probs=["a", "b"], labels="y")
-        >>> state.compute()["accuracy"]
-        1.0
         """
-        asked = [probs] if isinstance(probs, str) else list(probs)
-        columns = {name: _arrow_column(batch, name) for name in (*asked, labels, *filter(None, [weights]))}
-        rows = columns[asked[0]] if isinstance(probs, str) else np.stack([columns[name] for name in asked]).T
-        self.update(rows, columns[labels], None if weights is None else columns[weights])
+        columns = [_arrow_column(batch, name) for name in ([probs] if isinstance(probs, str) else probs)]
+        rows = columns[0] if isinstance(probs, str) else np.stack(columns).T
+        mass = None if weights is None else _arrow_column(batch, weights)
+        self.update(rows, _arrow_column(batch, labels), mass)
 
     def add_scores(self, rows: RowScores) -> None:
         """Add a chunk of checked rows that others look at, too."""
-        mass = rows.weights
-        self.add_to_cells(rows.confidence, rows.correct, mass)
-        self.groups.add(rows, rows.predicted)
-        first_slots = np.arange(0, self.n_classes * self.n_bins, self.n_bins)[:, None]
-        slots = uniform_bins(rows.columns, self.n_bins) + first_slots
-        every_mass = None if mass is None else np.broadcast_to(mass, slots.shape).ravel()
-        counts, probabilities, true = self.sums["class_bins"]
-        _add(counts, slots.ravel(), None, every_mass)
-        _add(probabilities, slots.ravel(), rows.columns.ravel(), every_mass)
-        _add(true, slots[rows.labels, np.arange(len(rows.labels))], None, mass)
-        self.sums["class_squares"] += rows.squares
+        _, mass, stated, _, right = rows.in_bin
+        self.add_to_cells(rows.confidence, [mass, stated, right])
+        self.sums["scores"][:, 0] += [term.sum() for term in rows.scores]
+        groups = rows.predicted if self.by_class else np.zeros(len(mass), np.intp)
+        _add(self.sums["bins"], _slots(rows.confidence, groups, self.n_bins), rows.in_bin)
+        if self.by_class:
+            slots = _slots(rows.columns, np.arange(self.n_classes)[:, None], self.n_bins)
+            masses: Any = 1.0
+            weighted = rows.columns.astype(np.float64, copy=False)
+            if rows.weights is not None:
+                masses, weighted = np.broadcast_to(mass, slots.shape).ravel(), weighted * mass
+            _add(self.sums["class_bins"][:2], slots.ravel(), [masses, weighted.ravel()])
+            _add(self.sums["class_bins"][2:], slots[rows.labels, np.arange(len(mass))], [mass])
+            self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, weighted)
 
-    def add_to_cells(
-        self, confidence: FloatArray, correct: FloatArray, mass: FloatArray | None = None
-    ) -> None:
-        """Add rows (n,) to what is read by confidence only, and note whether rows have weights."""
-        self._set_weighted(mass is not None)
-        cells = cells_of(confidence)
-        for sums, values in zip(self.sums["cells"], (None, confidence, correct), strict=True):
-            _add(sums, cells, values, mass)
+    def add_to_cells(self, confidence: FloatArray, terms: Sequence[FloatArray]) -> None:
+        """Add the weights, confidences and right ones (n,) to what is read in the order of confidence."""
+        _add(self.sums["cells"], cells_of(confidence), terms)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, which is returned, for `functools.reduce`."""
@@ -393,43 +300,43 @@ class CalibrationState:
             mine, theirs = getattr(self, name), getattr(other, name)
             way_out = "merge states that were made alike"
             check(mine == theirs, f"the other state's {name} to be {mine}", theirs, way_out)
-        if other._weighted is not None:
-            self._set_weighted(other._weighted)
-            for name, sums in other.sums.items():
-                self.sums[name] += sums
+        for name, sums in other.sums.items():
+            self.sums[name] += sums
         return self
 
     def compute(self) -> dict[str, float]:
         """All metrics of what was seen so far.
 
         Returns:
-            The keys of `LOGGED_METRICS` in its order: accuracy, nll (nats), brier, ece, adaptive_ece, classwise_ece and
-            mce (all but nll and brier are fractions).
+            The keys of `LOGGED_METRICS` in its order; nll is in nats, all others but brier are fractions.
         """
-        top, bins = self.top_label, self.bins
-        total = bins.counts.sum()
+        top, bins, ranked = self.top_label, self.bins, self.equal_mass_bins()
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
-        found |= {"ece": binned_error(bins, total), "adaptive_ece": self.adaptive_ece()}
+        found["ece"] = binned_error(bins, bins.counts.sum())
+        found["adaptive_ece"] = binned_error(ranked, ranked.counts.sum())
         if self.by_class:
             found["classwise_ece"] = np.nanmean(class_gaps(self.class_bins()))
-        found["mce"] = binned_error(bins, total, "max")
+        found["mce"] = binned_error(bins, bins.counts.sum(), "max")
         return {name: float(value) for name, value in found.items()}
-
-    @property
-    def n_rows(self) -> int:
-        """Rows that were seen."""
-        return int(self.groups.n_rows().sum())
-
-    @property
-    def weighted(self) -> bool:
-        """Whether they have weights."""
-        return bool(self._weighted)
 
     @property
     def top_label(self) -> GroupSums:
         """The sums by confidence bin, and of the proper scores, of one group."""
-        self.check_has_rows()
-        return self.groups.total()
+        bins = self.sums["bins"].sum(axis=1, keepdims=True)
+        got = "only rows of weight 0" if bins[0].any() else "none"
+        check(bool(bins[1].any()), "the state to have rows", got, "update it with predictions first")
+        return GroupSums(bins, self.sums["scores"])
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that were seen."""
+        return int(self.sums["bins"][0].sum())
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights other than 1: for none, the sum of (w - 1)^2 is 0."""
+        rows, mass = self.sums["bins"][:2].sum(axis=(1, 2))
+        return bool(rows != mass or mass != self.sums["scores"][0, 0])
 
     @property
     def bins(self) -> BinSums:
@@ -438,7 +345,6 @@ class CalibrationState:
 
     def equal_mass_bins(self) -> BinSums:
         """The sums (M,) of bins that hold equal shares of the rows, cut between cells."""
-        self.check_has_rows()
         below = np.append(0.0, np.cumsum(self.sums["cells"][0]))
         ranks = np.arange(1, self.n_bins) * below[-1] / self.n_bins
         if not self.weighted:
@@ -447,12 +353,7 @@ class CalibrationState:
         # The cell of an edge lies below it as a whole, since rows that tie with an edge do.
         cut = np.searchsorted(below[1:], np.minimum(ranks, below[-1])).clip(max=N_CELLS - 1)
         bins = np.searchsorted(cut + 1, np.arange(N_CELLS), side="right")
-        return BinSums(*np.stack([np.bincount(bins, values, self.n_bins) for values in self.sums["cells"]]))
-
-    def adaptive_ece(self) -> float:
-        """The ECE of equal-mass bins that are cut between cells: of many rows, near that of bins cut between rows."""
-        sums = self.equal_mass_bins()
-        return float(binned_error(sums, sums.counts.sum()))
+        return BinSums(*(np.bincount(bins, values, self.n_bins) for values in self.sums["cells"]))
 
     def area_under_risk_coverage(self) -> float:
         """The AURC of rows without weights, with the errors of a cell evenly spread over its rows."""
@@ -470,9 +371,13 @@ class CalibrationState:
         shown = np.unique(np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int))
         return kept[shown] / kept[-1], errors[shown] / kept[shown]
 
+    def _from_the_top(self) -> FloatArray:
+        """Rows and wrong ones (2, cells) of the cells that have any, the most confident first."""
+        counts, _, right = self.sums["cells"][:, ::-1]
+        return np.stack([counts, counts - right])[:, counts > 0]
+
     def confidence_quantile(self, level: float) -> float:
         """The confidence below which a share of the rows lies: the mean of the cell where it is reached."""
-        self.check_has_rows()
         counts, confidence, _ = self.sums["cells"][:, self.sums["cells"][0] > 0]
         up_to = np.cumsum(counts)
         cell = np.searchsorted(up_to, level * up_to[-1]).clip(max=len(counts) - 1)
@@ -480,107 +385,60 @@ class CalibrationState:
 
     def class_bins(self) -> BinSums:
         """The sums (C, M) of each class's probability, in bins of it."""
-        self.check_has_rows()
-        requirement, got = "the sums of classes to be asked of fewer", f"{self.n_classes:,} classes"
-        check(self.by_class, requirement, got, "take what looks at the predicted class only")
+        got, way_out = f"{self.n_classes:,} classes", "take what looks at the predicted class only"
+        check(self.by_class, "the sums of classes to be asked of fewer", got, way_out)
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:
         """Of each class (7, C): rows of it, its probabilities and their squares; then of the rows where it is predicted
         their mass, right ones, confidences and squares of these."""
-        class_bins = self.class_bins()
-        _, mass, confidence, squares, right = self.groups.bins.sum(axis=2)
-        of_class = [
-            class_bins.correct.sum(axis=1),
-            class_bins.confidence.sum(axis=1),
-            self.sums["class_squares"],
-        ]
-        return np.stack([*of_class, mass, right, confidence, squares])
+        _, probabilities, true = (sums.sum(axis=1) for sums in self.class_bins())
+        _, mass, confidence, squares, right = self.sums["bins"].sum(axis=2)
+        own_squares = self.sums["class_squares"]
+        return np.stack([true, probabilities, own_squares, mass, right, confidence, squares])
 
     def to_bytes(self) -> bytes:
-        """The state, to be sent or stored: a version, a line of JSON, and numbers, none of which runs when read."""
-        header = {name: getattr(self, name) for name in ("n_classes", "n_bins", "by_class")}
-        line = json.dumps(header | {"weighted": self._weighted}).encode()
+        """The state, to be sent or stored: a line of JSON, and numbers, none of which runs when read."""
+        header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
-        return b"\n".join([_FIRST_LINE, line, zlib.compress(numbers.astype("<f8").tobytes(), 1)])
+        return header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationState:
-        """The state that `to_bytes` wrote; of foreign bytes no more is unpacked than the sizes in them tell."""
+        """The state that `to_bytes` wrote."""
         try:
-            first, line, _ = bytes(data[:_LONGEST_HEADER]).split(b"\n", 2)
-            if first != _FIRST_LINE:
-                raise ValueError(
-                    f"they start with {first[:40]!r}, where this version's do with {_FIRST_LINE!r}"
-                )
-            header = json.loads(line)
-            check_flag("by_class", header["by_class"])
-            check_flag("weighted", False if header["weighted"] is None else header["weighted"])
-            n_classes = check_integer("n_classes", header["n_classes"], 1, "send it unchanged")
-            state = cls.sized(n_classes, check_n_bins(header["n_bins"]), by_class=header["by_class"])
-            sizes = [sums.size for sums in state.sums.values()]
-            packed = data[len(first) + len(line) + 2 :]
-            unpacking = zlib.decompressobj()
-            unpacked = unpacking.decompress(packed, 8 * sum(sizes) + 1)
-            if len(unpacked) != 8 * sum(sizes) or not unpacking.eof or unpacking.unused_data:
-                raise ValueError("they hold more or fewer numbers")
-            numbers = np.frombuffer(unpacked, "<f8")
-            for sums, part in zip(state.sums.values(), np.split(numbers, np.cumsum(sizes)), strict=False):
+            header, packed = bytes(data).split(b"\n", 1)
+            written, n_classes, n_bins, by_class = json.loads(header)
+            way_out = "read it with the version that wrote it"
+            check(written == _FORMAT, f"the format to be {_FORMAT!r}", repr(written), way_out)
+            state = cls(n_classes=n_classes, n_bins=n_bins, by_class=by_class)
+            numbers = np.frombuffer(zlib.decompress(packed), "<f8")
+            ends = np.cumsum([sums.size for sums in state.sums.values()])
+            for sums, part in zip(state.sums.values(), np.split(numbers, ends[:-1]), strict=True):
                 sums[...] = part.reshape(sums.shape)
-            least = min(state.sums["bins"].min(), state.sums["cells"].min())
-            if not np.isfinite(numbers).all() or least < 0:
-                raise ValueError("they are not sums of rows")
-            state._weighted = header["weighted"]
-        except Exception as error:  # zlib, json, numpy and the checks each raise their own.
+        except (ValueError, TypeError, zlib.error) as error:
             got = f"{len(data):,} bytes that are none ({error})"
-            way_out = "send them unchanged, and read them with the version that wrote them"
-            raise InputValueError(
-                expected("the state", "be bytes that to_bytes wrote", got, way_out)
-            ) from error
+            requirement = "be bytes that to_bytes wrote"
+            raise InputValueError(expected("the state", requirement, got, "send them unchanged")) from error
         return state
-
-    def check_has_rows(self) -> None:
-        """Raise where there is nothing to compute from."""
-        got = "only rows of weight 0" if self.n_rows else "none"
-        way_out = "update it with predictions first"
-        check(bool(self.groups.bins[1].any()), "the state to have rows", got, way_out)
-
-    def _make_room(self, n_classes: int, n_bins: int, *, by_class: bool) -> None:
-        self.n_classes, self.n_bins, self.by_class = n_classes, n_bins, by_class
-        shapes = sum_shapes(n_classes, n_bins, by_class=by_class) | {"cells": (3, N_CELLS)}
-        self.sums = {name: np.zeros(shape) for name, shape in shapes.items()}
-        self.groups = GroupSums(self.sums["bins"], self.sums["scores"])
-        self._weighted: bool | None = None  # until rows are seen
-
-    def _set_weighted(self, weighted: bool) -> None:
-        requirement = f"the rows to have {'weights' if self._weighted else 'no weights'}, as those before"
-        way_out = "give weights with all rows or with none"
-        check(self._weighted in (None, weighted), requirement, "weights" if weighted else "none", way_out)
-        self._weighted = weighted
-
-    def _from_the_top(self) -> FloatArray:
-        """Rows and wrong ones (2, cells) of the cells that have any, the most confident first."""
-        self.check_has_rows()
-        counts, _, right = self.sums["cells"][:, ::-1]
-        return np.stack([counts, counts - right])[:, counts > 0]
 
 
 def _arrow_column(batch: Any, name: str) -> NDArray[Any]:
-    """A column of a batch or table: (N,), or (N, C) of lists of one length."""
+    """A column of a batch or table: (N,), or (N, C) of lists."""
     import pyarrow
 
-    names = batch.schema.names
-    way_out = "name a column of the batch"
-    check(name in names, f"the column to be one of {', '.join(names)}", repr(name), way_out)
+    known = batch.schema.names
+    requirement = f"the column to be one of {', '.join(known)}"
+    check(name in known, requirement, repr(name), "name a column of the batch")
     column = batch.column(name)
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = column.combine_chunks()
     got = f"{column.null_count:,} missing values"
     check(not column.null_count, f"column {name!r} to have a value in every row", got, "fill them in")
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
     if not pyarrow.types.is_nested(column.type):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    values = column.flatten()
-    if not len(column) or len(values) % len(column):
-        got, way_out = "lists of different lengths", "write C probabilities for each row"
-        raise InputTypeError(expected(f"column {name!r}", "hold lists of one length", got, way_out))
-    return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)
+        return np.asarray(column)
+    values = np.asarray(column.flatten())
+    width, left = divmod(len(values), max(1, len(column)))
+    way_out = "write C probabilities for each row"
+    check(not left, f"column {name!r} to hold lists of one length", "lists of different lengths", way_out)
+    return values.reshape(len(column), width)

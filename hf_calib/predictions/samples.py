@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError
-from hf_calib.metrics.state import check_rows
+from hf_calib.metrics.checks import check_rows
 from hf_calib.predictions.passes import run_pass
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.shard_formats import Piece

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, expected, few
-from hf_calib.metrics.state import RowError
+from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.shard_formats import FORMATS, Contents, Piece, suffix_of
 from hf_calib.predictions.table_columns import Batch, TableColumns

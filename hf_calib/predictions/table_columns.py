@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
-from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.state import RowError
+from hf_calib.metrics.checks import FloatArray, IntArray, RowError
 from hf_calib.predictions.files import class_columns
 from hf_calib.predictions.predictions import logs_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.sums import Binning
 from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MEASURES, Measure

@@ -12,7 +12,7 @@ from transformers import SchedulerType, TrainingArguments
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import AdaptiveLoss
-from hf_calib.metrics.logged import lower_is_better
+from hf_calib.metrics.state import lower_is_better
 from hf_calib.trainer.config import BALANCED, CalibrationConfig, check_whole_numbers, read_mapping
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_calib._compat import full_float32
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap

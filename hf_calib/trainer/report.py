@@ -18,7 +18,7 @@ from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import REPORT_FOLDER, STREAMED_FIGURE
 from hf_calib.cards.metadata import is_dataset_name
 from hf_calib.losses import AdaptiveLoss
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions

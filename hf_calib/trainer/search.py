@@ -20,7 +20,7 @@ from transformers.trainer_utils import BestRun
 
 from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.trainer.arguments import CalibrationTrainingArguments

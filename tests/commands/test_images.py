@@ -239,8 +239,8 @@ class TestSoftLabels:
         ("name", "message"),
         [
             ("missing.npz", "soft_labels to name an existing file"),
-            ("counts.npz", "soft_labels to be a float array, got dtype int64; divide counts"),
-            ("twice.npz", r"labels to lie in \[0, 1\], got values from 0 to 2"),
+            ("counts.npz", "soft_labels to be a float array, got dtype int64; divide each row"),
+            ("twice.npz", r"soft_labels to lie in \[0, 1\], got 2 in row"),
             ("half.npz", r"soft_labels in .*half\.npz to have shape \(160, 10\), .*got shape \(80, 10\)"),
             ("named.npz", r"named\.npz to hold the array soft_labels or probs, got shares"),
             ("test.parquet", r"soft_labels to be readable as npz, got .*test\.parquet"),

@@ -16,7 +16,7 @@ from hf_calib.metrics import (
     maximum_calibration_error,
     negative_log_likelihood,
 )
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 
 NAMES = tuple(LOGGED_METRICS)
 

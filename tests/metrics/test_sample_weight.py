@@ -69,7 +69,7 @@ def test_what_has_no_weighted_form_says_so() -> None:
     ("weights", "message"),
     [
         (np.ones(N - 1), r"sample_weight to have shape \(400,\), got shape \(399,\)"),
-        (np.where(np.arange(N) == 7, -1.0, 1.0), r"be finite and at least 0, got -1.0 in row 7"),
+        (np.where(np.arange(N) == 7, -1.0, 1.0), r"be finite and at least 0, got -1 in row 7"),
         (np.where(np.arange(N) == 7, np.nan, 1.0), r"be finite and at least 0, got nan in row 7"),
         (np.zeros(N), "hold a weight above 0, got zeros"),
         (np.array(["a"] * N), "sample_weight to hold real numbers"),

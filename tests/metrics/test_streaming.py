@@ -13,7 +13,7 @@ from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputValueError
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.metrics.sums import uniform_bins
 from tests.helpers.gloo_pair import run_on_two

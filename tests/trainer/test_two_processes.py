@@ -13,7 +13,7 @@ import torch
 from papers.dynamics import Trace
 from safetensors.torch import load_file
 
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from tests.helpers.gloo_pair import launch, run_on_two
 from tests.helpers.runs import (
     BATCH_CASES,
