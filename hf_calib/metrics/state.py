@@ -353,7 +353,7 @@ class CalibrationState:
         # The cell of an edge lies below it as a whole, since rows that tie with an edge do.
         cut = np.searchsorted(below[1:], np.minimum(ranks, below[-1])).clip(max=N_CELLS - 1)
         bins = np.searchsorted(cut + 1, np.arange(N_CELLS), side="right")
-        return BinSums(*(np.bincount(bins, values, self.n_bins) for values in self.sums["cells"]))
+        return BinSums(*np.stack([np.bincount(bins, sums, self.n_bins) for sums in self.sums["cells"]]))
 
     def area_under_risk_coverage(self) -> float:
         """The AURC of rows without weights, with the errors of a cell evenly spread over its rows."""
