@@ -25,8 +25,8 @@ Score = Literal["brier", "log"]
 class CorpDecomposition(NamedTuple):
     """A mean score of the top label, in parts: score = miscalibration - discrimination + uncertainty.
 
-    Recalibrated confidences would save the miscalibration, at least 0. Stating the overall accuracy for every row has
-    the uncertainty as its score, of which recalibrated confidences save the discrimination, at least 0.
+    Recalibrated confidences would save the miscalibration. The uncertainty is the score of stating the overall accuracy
+    for every row, of which recalibrated confidences save the discrimination. Both savings are at least 0.
     """
 
     score: float
@@ -57,12 +57,12 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         labels: (N,) int in [0, C).
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
 
-    Returns:
-        The parts. Rows choose the recalibration and are scored with it, so that noise counts as miscalibration;
-        confidences that are equal in float32 are recalibrated together.
+    Notes:
+        Rows choose the recalibration and are scored with it, so that noise counts as miscalibration; confidences that
+        are equal in float32 are recalibrated together.
 
     References:
-        Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers", Eq. 1 to 3.
+        Dimitriadis, Gneiting and Jordan 2021, Stable reliability diagrams for probabilistic classifiers, Eq. 1 to 3.
 
     >>> found = corp_decomposition([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], [0, 0, 1, 0])
     >>> [round(part, 4) for part in found]
@@ -99,19 +99,16 @@ def corp_curve(
     """The recalibrated confidence against the confidence, with the band of a calibrated model.
 
     For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. For the band,
-    labels (N,) are drawn from the confidences themselves, and recalibrated. It is pointwise: the curve of a calibrated
-    model, too, leaves it somewhere in most samples. `consistency_test` tests all confidences together.
+    labels (N,) are drawn from the confidences, and recalibrated. It is pointwise: the curve of a calibrated model, too,
+    leaves it somewhere in most samples. `consistency_test` tests all confidences together.
 
     References:
-        Dimitriadis, Gneiting and Jordan 2021, section on uncertainty quantification (consistency bands).
+        That of `corp_decomposition`, section on uncertainty quantification (consistency bands).
 
     >>> curve = corp_curve([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], [0, 0, 1, 0], n_resamples=50)
     >>> curve.recalibrated.tolist()
     [0.5, 0.5, 1.0, 1.0]
     """
-    check_n_resamples(n_resamples)
-    check_confidence_level(confidence_level)
-    check_seed(seed)
     top = top_label(*check_probs_and_labels(probs, labels))
     return curve_of(top, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
 
@@ -120,20 +117,19 @@ def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: 
     """The same of rows whose top label is known."""
     from sklearn.isotonic import isotonic_regression
 
+    check_n_resamples(n_resamples)
+    check_confidence_level(confidence_level)
+    rng = np.random.default_rng(check_seed(seed))
     order = np.argsort(top.confidence, kind="stable")
     ordered = top.confidence[order]
     starts = np.flatnonzero(np.diff(ordered.astype(np.float32), prepend=-1))
     values, rows = ordered[starts], np.diff(starts, append=len(ordered))
     right = np.add.reduceat(top.correct[order], starts)
-    drawn = np.random.default_rng(seed).binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
-    curves = np.stack(
-        [isotonic_regression(hits / rows, sample_weight=rows).clip(0, 1) for hits in (right, *drawn)]
-    )
+    drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
+    shares = np.vstack([right, drawn]) / rows
+    curves = np.array([isotonic_regression(row, sample_weight=rows).clip(0, 1) for row in shares])
     levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
     return CorpCurve(values, curves[0], *np.quantile(curves[1:], levels, axis=0))
-
-
-# Over- and under-confidence
 
 
 class ConfidenceErrors(NamedTuple):
@@ -156,14 +152,11 @@ def confidence_errors(
       \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
 
     For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$: noise adds nothing to
-    it, unlike to an ECE. The authors' code has a boosted classifier for g.
+    it, unlike to an ECE, and each may be negative. The authors' code has a boosted classifier for g.
 
     Args:
         labels: (N,) int in [0, C).
-        n_folds: K, from 2 to N.
-
-    Returns:
-        Fractions. Each may be negative where there is nothing to find, so that it is a bound on average.
+        n_folds: from 2 to N.
 
     References:
         "A variational estimator for Lp calibration errors", arXiv 2602.24230; for p = 1 and the top label.
@@ -178,12 +171,12 @@ def confidence_errors(
     from sklearn.isotonic import IsotonicRegression
     from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
-    check_seed(seed)
+    rng = np.random.default_rng(check_seed(seed))
     top = top_label(*check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"
     check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")
-    folds = PredefinedSplit(np.random.default_rng(seed).permutation(n_rows) % n_folds)
+    folds = PredefinedSplit(rng.permutation(n_rows) % n_folds)
     regression = IsotonicRegression(out_of_bounds="clip")
     return errors_by_side(top, cross_val_predict(regression, top.confidence, top.correct, cv=folds))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, check, expected
+from hf_calib._errors import check
 from hf_calib.metrics.checks import (
     FloatArray,
     IntArray,
@@ -20,6 +20,7 @@ from hf_calib.metrics.checks import (
     check_n_resamples,
     check_probs_and_labels,
     check_seed,
+    check_type,
 )
 from hf_calib.metrics.resamples import Interval, draw_counts, interval_of
 from hf_calib.metrics.sums import TopLabel, top_label_error, winners
@@ -60,9 +61,9 @@ def find_entities(
     and their minimum.
 
     Args:
-        probs: (N, C) float, rows that sum to 1: the tokens that count, sentence by sentence.
+        probs: (N, C) float: the tokens that count, sentence by sentence.
         labels: (N,) int in [0, C).
-        sentences: (N,) int, the same number for all tokens of a sentence, which lie one after another.
+        sentences: (N,) int, the same number for all tokens of a sentence.
         tag_names: C names: "O", "B-..." and "I-...".
 
     References:
@@ -74,39 +75,44 @@ def find_entities(
     ((('person', 0, 1),), [0.72], [0.8], [1.0])
     """
     rows, targets = check_probs_and_labels(probs, labels)
-    new_sentence = _check_sentences(as_array("sentences", sentences), len(rows))
+    numbers = as_array("sentences", sentences)
+    way_out = "pass the number of its sentence for each token"
+    fits = numbers.shape == targets.shape
+    check(fits, f"sentences to have shape {targets.shape}", f"shape {numbers.shape}", way_out)
+    check_type(numbers.dtype.kind in "iu", "sentences to be integers", f"dtype {numbers.dtype}", way_out)
+    begins = np.append(True, numbers[1:] != numbers[:-1])
+    values, places = np.unique(numbers[begins], return_counts=True)
+    got = f"sentence {values[places.argmax()]} in {places.max()} places"
+    together = places.max() == 1
+    check(together, "the tokens of a sentence to follow each other", got, "sort the tokens by sentence")
     n_names, wanted = len(tag_names), f"tag_names to be {rows.shape[1]}, one per column"
     check(n_names == rows.shape[1], wanted, n_names, "name the columns of probs in their order")
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
     way_out = "entities are told by such tags; other tags have calibration per token only"
     check(are_bio(tag_names), "tag_names to be O, B-TYPE and I-TYPE", others or "O only", way_out)
     confidences, predicted = winners(rows)
-    spans = _spans(predicted, tag_names, new_sentence)
-    true = set(_spans(targets, tag_names, new_sentence))
-    sentence = new_sentence.cumsum() - 1
+    spans, true = _spans(predicted, tag_names, begins), set(_spans(targets, tag_names, begins))
     tokens = [confidences[first : last + 1] for _, first, last in spans]
+    sentence_of = begins.cumsum() - 1
     return Entities(
         spans=tuple(spans),
         product=np.array([part.prod() for part in tokens], dtype=np.float64),
         minimum=np.array([part.min() for part in tokens], dtype=np.float64),
         correct=np.array([span in true for span in spans], dtype=np.float64),
-        sentences=sentence[np.array([first for _, first, _ in spans], dtype=np.intp)],
-        n_true=np.bincount([sentence[first] for _, first, _ in true], minlength=sentence[-1] + 1),
+        sentences=np.array([sentence_of[first] for _, first, _ in spans], dtype=np.intp),
+        n_true=np.bincount([sentence_of[first] for _, first, _ in true], minlength=len(values)),
     )
 
 
-def _spans(tags: IntArray, tag_names: Sequence[str], new_sentence: NDArray[np.bool_]) -> list[Span]:
-    """The entities of the tags (N,), in their order."""
-    spans: list[Span] = []
-    before = ""
-    for row, (tag, is_first) in enumerate(zip(tags, new_sentence, strict=True)):
-        kind = tag_names[tag][2:]
-        if tag_names[tag].startswith("I") and before == kind and not is_first:
-            spans[-1] = (kind, spans[-1][1], row)
-        elif kind:
-            spans.append((kind, row, row))
-        before = kind
-    return spans
+def _spans(tags: IntArray, tag_names: Sequence[str], begins: NDArray[np.bool_]) -> list[Span]:
+    """The entities of the tags (N,), in their order; a sentence begins at some of the rows (N,)."""
+    kinds = np.array([name[2:] for name in tag_names])[tags]
+    goes_on = np.array([name.startswith("I") for name in tag_names])[tags]
+    goes_on &= (kinds == np.roll(kinds, 1)) & ~begins
+    starts = (kinds != "") & ~goes_on
+    ends = (kinds != "") & ~np.append(goes_on[1:], False)
+    columns = kinds[starts], np.flatnonzero(starts), np.flatnonzero(ends)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def entity_scores(
@@ -123,8 +129,8 @@ def entity_scores(
     bootstrap draws sentences, since the entities of one are not independent.
 
     Returns:
-        "f1", "precision", "recall" (micro, fractions; a share of nothing is 0), "ece_product" and "ece_minimum". The
-        errors have no interval, as noise makes them larger and a resample adds it again; NaN without an entity.
+        "f1", "precision", "recall" (micro; a share of nothing is 0), "ece_product" and "ece_minimum". The errors have
+        no interval, as noise makes them larger and a resample adds it again; NaN without an entity.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])
@@ -153,19 +159,3 @@ def _shares(sums: NDArray[Any]) -> FloatArray:
     """The first of the sums (..., 4) over each of the others; a share of nothing is 0."""
     right, of = sums[..., :1], sums[..., 1:]
     return np.divide(right, of, out=np.zeros_like(of), where=of > 0)
-
-
-def _check_sentences(sentences: NDArray[np.generic], n_tokens: int) -> NDArray[np.bool_]:
-    """Whether a sentence begins at each row (N,)."""
-    got, way_out = f"shape {sentences.shape}", "pass the number of its sentence for each token"
-    check(sentences.shape == (n_tokens,), f"sentences to have shape ({n_tokens},)", got, way_out)
-    if not np.issubdtype(sentences.dtype, np.integer):
-        got = f"dtype {sentences.dtype}"
-        raise InputTypeError(expected("sentences", "be integers", got, "number the sentences"))
-    begins = np.append(True, sentences[1:] != sentences[:-1])
-    values, counts = np.unique(sentences[begins], return_counts=True)
-    got = f"sentence {values[counts.argmax()]} in {counts.max()} places"
-    check(
-        counts.max() == 1, "the tokens of a sentence to follow each other", got, "sort the tokens by sentence"
-    )
-    return begins

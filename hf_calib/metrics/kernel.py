@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,11 +13,7 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import top_label
 
-KernelKind = Literal["top_label", "canonical"]
-KernelNorm = Literal["l1", "l2"]
-
 BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # the authors' grid
-_SMALLEST_BANDWIDTH = 1e-8  # below it, log-kernels are differences of numbers too large to tell them apart
 _MARGIN = 1e-6  # distance to 0 and 1 that is kept, where the kernel has no finite logarithm
 _MOST_FOR_BANDWIDTH = 1000  # examples; the choice takes 20 passes over all pairs
 _BLOCK = 2**18  # pairs whose temporaries are in memory at once
@@ -28,8 +24,8 @@ def kde_calibration_error(
     labels: ArrayLike,
     *,
     bandwidth: float | None = None,
-    kind: KernelKind = "top_label",
-    norm: KernelNorm = "l1",
+    kind: Literal["top_label", "canonical"] = "top_label",
+    norm: Literal["l1", "l2"] = "l1",
 ) -> float:
     r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or of all probabilities.
 
@@ -45,10 +41,7 @@ def kde_calibration_error(
         probs: of at least two rows.
         bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn.
         kind: "top_label", or "canonical", which sums over the classes.
-        norm: q, "l1" or "l2"; the l2 error is a root.
-
-    Returns:
-        A number from 0 to 1 for the top label, to 2 for the canonical l1 error and to 1.42 for its l2 error.
+        norm: q, "l1" or "l2". The canonical l1 error is at most 2, its l2 error 1.42.
 
     Notes:
         Takes O(N^2) time; above 1,000 examples the bandwidth is chosen on 1,000. Unlike in the authors' code, the l2
@@ -63,13 +56,13 @@ def kde_calibration_error(
     0.41
     """
     checked, targets = check_probs_and_any_labels(probs, labels)
-    check_choice("kind", kind, get_args(KernelKind))
-    check_choice("norm", norm, get_args(KernelNorm))
+    check_choice("kind", kind, ("top_label", "canonical"))
+    check_choice("norm", norm, ("l1", "l2"))
     way_out = "the density around an example is estimated from the others"
     check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
-    requirement = f"bandwidth to be finite and at least {_SMALLEST_BANDWIDTH}"
-    fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth < np.inf
-    check(fits, requirement, bandwidth, "bandwidth=None chooses one")
+    # Below 1e-8, log-kernels are differences of numbers too large to tell them apart.
+    fits = bandwidth is None or 1e-8 <= bandwidth < np.inf
+    check(fits, "bandwidth to be finite and at least 1e-08", bandwidth, "bandwidth=None chooses one")
     if kind == "top_label":
         predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
     else:
@@ -89,9 +82,8 @@ def _choose_bandwidth(points: FloatArray) -> float:
     """The bandwidth of the grid under which points (N, K) are most likely, each by the density of the others."""
     if len(points) > _MOST_FOR_BANDWIDTH:
         chosen = np.random.default_rng(0).choice(len(points), _MOST_FOR_BANDWIDTH, replace=False)
-        points = points[
-            np.lexsort(points.T)[chosen]
-        ]  # sorted first, so that the order of the rows does not matter
+        # Sorted first, so that the order of the rows does not matter.
+        points = points[np.lexsort(points.T)[chosen]]
     likelihoods = []
     for bandwidth in BANDWIDTHS:
         blocks = _kernel_blocks(points, bandwidth)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array
+from hf_calib._errors import check
+from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_type
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
@@ -31,9 +31,8 @@ class Decisions(NamedTuple):
 def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
     """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
     rows = as_array(argument, probs)
-    if not np.issubdtype(rows.dtype, np.floating):
-        way_out = f"pass {argument}.astype(float)"
-        raise InputTypeError(expected(argument, "be a float array", f"dtype {rows.dtype}", way_out))
+    way_out = f"pass {argument}.astype(float)"
+    check_type(rows.dtype.kind == "f", f"{argument} to be a float array", f"dtype {rows.dtype}", way_out)
     way_out = "pass one row an example, and one column a label"
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
@@ -42,9 +41,8 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     got = f"{rows[row, column]:.6g} in row {row}"
     check(bool(inside.all()), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
     targets = as_array("labels", labels)
-    way_out = f"pass 0 or 1 for each column of {argument}"
-    fits = targets.shape == rows.shape
-    check(fits, f"labels to have shape {rows.shape}", f"shape {targets.shape}", way_out)
+    requirement, way_out = f"labels to have shape {rows.shape}", f"pass 0 or 1 for each column of {argument}"
+    check(targets.shape == rows.shape, requirement, f"shape {targets.shape}", way_out)
     valid = np.isin(targets, (0, 1, UNKNOWN))
     row, column = np.unravel_index(valid.argmin(), rows.shape)
     got = f"{targets[row, column]} in row {row}"
@@ -104,8 +102,6 @@ def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
     """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN where it is for none."""
     means = {}
     for name, values in by_label.items():
-        labels = values[:, :-1]
-        defined = ~np.isnan(labels)
-        with np.errstate(invalid="ignore"):
-            means[name] = np.where(defined, labels, 0).sum(axis=1) / defined.sum(axis=1)
+        n_defined = (~np.isnan(values[:, :-1])).sum(axis=1)
+        means[name] = np.nansum(values[:, :-1], axis=1) / np.where(n_defined > 0, n_defined, np.nan)
     return means

@@ -16,12 +16,11 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import TopLabel, top_label
 
-# These decide the value to the last digit, and are relplot's.
+# The first four decide the value to the last digit, and are relplot's.
 _BANDWIDTH_STEPS = 1024  # the bandwidths that are tried are multiples of 1/1024
 _CELLS = 2000  # in twice the unit interval, at the least
 _POINTS = 200  # at which the error is summed, at the least
 _EMPTY = 1e-4  # examples that are added everywhere, so that an empty stretch is not 0/0
-
 _SMALLEST_BANDWIDTH = 1e-4  # a grid has ten cells to a bandwidth: below this it outgrows the data
 _NEGLIGIBLE = 1e-10  # of the largest density: less is the rounding of the FFT
 _CHUNK = 2**15  # examples whose temporaries stay in cache
@@ -30,19 +29,18 @@ Spread = Callable[[int], FloatArray]
 
 
 class SmoothReliability(NamedTuple):
-    """A reliability diagram without bins, at equidistant points of [0, 1]."""
+    """Accuracy, NaN where no example is near, and density of the confidences at equidistant points of [0, 1]."""
 
     grid: FloatArray
-    accuracy: FloatArray  # NaN where no example is near
-    density: FloatArray  # of the confidences; integrates to 1
+    accuracy: FloatArray
+    density: FloatArray
     bandwidth: float
 
 
 def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
-    The calibration error without bins: a consistent measure of the distance to calibration, which nudging confidences
-    over an edge cannot move as it does the `expected_calibration_error`, in O(N) time.
+    The calibration error without bins, in O(N) time: no edge decides it, as one does the `expected_calibration_error`.
 
     $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
     \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
@@ -52,9 +50,9 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     Args:
         bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma = \mathrm{smECE}_\sigma$.
 
-    Returns:
-        A fraction in [0, 1], equal to relplot's: the fixed point is rounded up to a multiple of 1/1024, at least 2; the
-        kernel is cut off at a distance of 1/2, the integral divided by that of the density; an end point counts half.
+    Notes:
+        Equal to relplot's: the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut off at
+        a distance of 1/2.
 
     References:
         Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
@@ -69,8 +67,7 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
 def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
     """The smECE of rows whose top label is known."""
     fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth <= 1
-    requirement = f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]"
-    check(fits, requirement, bandwidth, "bandwidth=None chooses one")
+    check(fits, f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, "bandwidth=None chooses one")
     spread = _spread(top.confidence, top.confidence - top.correct)
     return _error(spread, _fixed_point(spread) if bandwidth is None else bandwidth)
 
@@ -120,11 +117,9 @@ def _error(spread: Spread, bandwidth: float) -> float:
 
 def _fixed_point(spread: Spread) -> float:
     """The smallest bandwidth, to 1/1024, that is not below its error."""
-
-    def is_enough(step: int) -> bool:
-        return step > 1 and step / _BANDWIDTH_STEPS >= _error(spread, step / _BANDWIDTH_STEPS)
-
-    return bisect_left(range(_BANDWIDTH_STEPS), True, key=is_enough) / _BANDWIDTH_STEPS
+    widths = np.arange(_BANDWIDTH_STEPS) / _BANDWIDTH_STEPS
+    step = bisect_left(widths, True, key=lambda width: width > widths[1] and width >= _error(spread, width))
+    return step / _BANDWIDTH_STEPS
 
 
 def _grid_size(bandwidth: float) -> int:
@@ -150,22 +145,19 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
     return np.interp(points, np.linspace(0, 1, len(row)), row)
 
 
-# The supremum
-
-
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
-    The error of the theory: at least half of the lower distance to calibration, at most all of it, and a bound on what
-    a smooth recalibration can save. `smooth_calibration_error` (smECE) is the kernel estimate of the papers' tables.
+    The error of the theory, from half of the distance to calibration to all of it; `smooth_calibration_error` (smECE)
+    is the kernel estimate of the papers' tables.
 
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
     with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
 
     Returns:
-        A fraction in [0, 1], no smaller than the difference between accuracy and mean confidence, and no larger than
-        the expected calibration error with a bin for each confidence; exact up to rounding, in O(N log N).
+        A fraction, exact up to rounding, in O(N log N). It is no smaller than the difference between accuracy and mean
+        confidence, and no larger than the expected calibration error with a bin for each confidence.
 
     References:
         Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss, Definition 2.2.
