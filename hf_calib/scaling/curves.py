@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.isotonic import IsotonicRegression
@@ -22,28 +21,23 @@ from hf_calib.scaling.temperature import ScaledLoss
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
-Spline = Literal["natural", "parabolic", "cubic"]
-EnsembleCriterion = Literal["mse", "nll"]
 
 # The share of the model's own probability that is added: it ranks classes that were given equal ones, and it is all
 # that is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
 _OWN_SHARE = 1e-9
-_LEAST_KNOTS = 4  # fewer leave no cubic spline to choose
 _FURTHEST = np.log(30)  # from the temperature of the likelihood that of the squared error is looked for
 
 
 class ClassProbabilityScaling(Scaler):
     """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
 
-    n_classes_: int
-
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
-        is_label = rows.labels[:, None] == np.arange(self.n_classes_)
+        hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
         weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self._fit_curves(softmax_in_place(rows.logits.astype(np.float64)), is_label, weights)
+        self._fit_curves(softmax_in_place(rows.logits.astype(np.float64)), hits, weights)
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
@@ -54,8 +48,7 @@ class ClassProbabilityScaling(Scaler):
         """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
         scores, probs = self._scores(logits)
         scores += _OWN_SHARE * probs
-        scores /= scores.sum(axis=-1, keepdims=True)
-        return scores
+        return scores / scores.sum(axis=-1, keepdims=True)
 
     def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """The recalibrated probabilities, and the model's own."""
@@ -67,7 +60,8 @@ class ClassProbabilityScaling(Scaler):
         scores[masked] = 0  # the lowest bin may have a frequency above 0
         return scores, probs
 
-    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
+        """Fit to probabilities and, for each of them, whether it is the label's: 1.0 or 0.0, (N, C)."""
         raise NotImplementedError
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
@@ -77,8 +71,7 @@ class ClassProbabilityScaling(Scaler):
 class HistogramBinning(ClassProbabilityScaling):
     r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
 
-    The baseline: `IsotonicScaling` chooses its steps by the data, `SplineScaling` is smooth. The predicted class can
-    change.
+    The baseline: `IsotonicScaling` chooses its steps by the data. The predicted class can change.
 
     $$\hat p_{ik} \propto m_k(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
@@ -105,20 +98,19 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
-    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
         check_n_bins(self.n_bins)
         check_choice("binning", self.binning, get_args(Binning))
-        edges, frequencies = [], []
-        for column, hit in zip(probs.T, is_label.T, strict=True):
-            by_mass = self.binning == "equal_mass"
-            own = quantile_edges(np.sort(column), self.n_bins) if by_mass else uniform_edges(self.n_bins)
+        edges = np.tile(uniform_edges(self.n_bins), (probs.shape[1], 1))
+        frequencies = (edges[:, :-1] + edges[:, 1:]) / 2
+        for own, found, column, hit in zip(edges, frequencies, probs.T, hits.T, strict=True):
+            if self.binning == "equal_mass":
+                own[:] = quantile_edges(np.sort(column), self.n_bins)
+                found[:] = (own[:-1] + own[1:]) / 2
             bins = np.searchsorted(own[1:-1], column)
-            mass = np.bincount(bins, weights, minlength=self.n_bins)
-            hits = np.bincount(bins, weights * hit, minlength=self.n_bins)
-            edges.append(own)
-            frequencies.append(np.divide(hits, mass, out=(own[:-1] + own[1:]) / 2, where=mass > 0))
-        self.edges_ = np.stack(edges)
-        self.frequencies_ = np.stack(frequencies)
+            mass, right = (np.bincount(bins, w, self.n_bins) for w in (weights, weights * hit))
+            np.divide(right, mass, out=found, where=mass > 0)
+        self.edges_, self.frequencies_ = edges, frequencies
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         columns = zip(self.frequencies_, self.edges_, probs.T, strict=True)
@@ -155,12 +147,12 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
-    def _fit_curves(self, probs: FloatArray, is_label: NDArray[np.bool_], weights: FloatArray) -> None:
+    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
         check_choice("multiclass", self.multiclass, get_args(Multiclass))
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
-            probs, is_label = probs.reshape(-1, 1), is_label.reshape(-1, 1)
-        columns = zip(probs.T, is_label.T.astype(np.float64), strict=True)
+            probs, hits = probs.reshape(-1, 1), hits.reshape(-1, 1)
+        columns = zip(probs.T, hits.T, strict=True)
         curves = [IsotonicRegression(out_of_bounds="clip").fit(p, hit, weights) for p, hit in columns]
         self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
         self.knots_ = np.concatenate([curve.X_thresholds_ for curve in curves])
@@ -181,13 +173,11 @@ class SplineScaling(Scaler):
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the cubic spline
-    nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts the predicted
-    class below another one, that class gets the least probability that keeps it first.
+    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the natural cubic
+    spline nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts the
+    predicted class below another one, that class gets the least probability that keeps it first.
 
     Args:
-        spline: what the spline does at its ends: "natural", second derivative 0, as in the paper; "parabolic",
-            third derivative 0 in the first and last interval; "cubic", third derivative continuous there.
         n_knots: knots, at equal steps of i / N, at least 4.
 
     Attributes:
@@ -205,29 +195,29 @@ class SplineScaling(Scaler):
     array([[0.62, 0.19, 0.19]])
     """
 
-    def __init__(self, spline: Spline = "natural", *, n_knots: int = 6) -> None:
-        self.spline = spline
+    def __init__(self, *, n_knots: int = 6) -> None:
         self.n_knots = n_knots
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
         """Fit the curve, on at least `n_knots` rows."""
-        check_choice("spline", self.spline, get_args(Spline))
-        check_integer("n_knots", self.n_knots, _LEAST_KNOTS, "the paper takes 6")
+        check_integer(
+            "n_knots", self.n_knots, 4, "the paper takes 6"
+        )  # fewer leave no cubic spline to choose
         rows = Rows.checked(logits, labels)
-        n = len(rows)
+        n, way_out = len(rows), "use TemperatureScaling, which has one parameter"
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"
-        check(
-            n >= self.n_knots, requirement, f"{n} examples", "use TemperatureScaling, which has one parameter"
-        )
+        check(n >= self.n_knots, requirement, f"{n} examples", way_out)
         confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
-        correct = (rows.logits.argmax(axis=1) == rows.labels).astype(np.float64)
         # Equal confidences share their mean accuracy, and the mean slope.
-        gaps = np.bincount(level, correct) / sizes - levels
-        slopes = self._smooth_slopes(np.cumsum(np.repeat(gaps, sizes)) / n)
-        means = np.bincount(np.repeat(np.arange(len(levels)), sizes), slopes) / sizes
-        self.scores_ = levels
-        self.accuracies_ = np.clip(levels + means, 0, 1)
+        gaps = np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes - levels
+        # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
+        ones, flat = np.eye(self.n_knots), [(2, np.zeros(self.n_knots))]
+        basis = make_interp_spline(np.linspace(0, 1, self.n_knots), ones, k=3, bc_type=(flat, flat))
+        steps = np.linspace(0, 1, n)
+        heights = np.linalg.lstsq(basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None)[0]
+        slopes = np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes
+        self.scores_, self.accuracies_ = levels, np.clip(levels + slopes, 0, 1)
         self.n_classes_ = rows.logits.shape[1]
         return self
 
@@ -246,24 +236,12 @@ class SplineScaling(Scaler):
         rows[each, predicted] = -np.inf
         alone = np.isneginf(rows.max(axis=1))  # all other classes are masked
         rows[~alone] = softmax_in_place(rows[~alone])
-        rows[alone] = 0.0
-        target[alone] = 1.0
+        rows[alone], target[alone] = 0.0, 1.0
         runner_up = rows.max(axis=1)
         confidence = np.maximum(target, runner_up / (1 + runner_up))  # at least on a level
         rows *= (1 - confidence)[:, None]
         rows[each, predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
         return rows.reshape(checked.shape)
-
-    def _smooth_slopes(self, values: FloatArray) -> FloatArray:
-        """The derivative, at equal steps from 0 to 1, of the spline that is nearest to the values."""
-        order = {"natural": 2, "parabolic": 3}.get(self.spline)  # of the derivative that is 0 at the ends
-        flat = [(order, np.zeros(self.n_knots))]
-        steps, knots = np.linspace(0, 1, len(values)), np.linspace(0, 1, self.n_knots)
-        # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
-        ends = "not-a-knot" if order is None else (flat, flat)
-        basis = make_interp_spline(knots, np.eye(self.n_knots), k=3, bc_type=ends)
-        heights = np.linalg.lstsq(basis(steps), values, rcond=None)[0]
-        return basis.derivative()(steps) @ heights
 
 
 class EnsembleTemperatureScaling(Scaler):
@@ -274,12 +252,10 @@ class EnsembleTemperatureScaling(Scaler):
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C$$
 
-    Args:
-        criterion: what T alone, and then w, minimise on the data they are fitted on: "mse", the mean squared error of
-            the probabilities (the Brier score over C), the authors' default; or "nll", negative log-likelihood.
+    T alone, and then w, minimise the mean squared error of the probabilities, the Brier score.
 
     Attributes:
-        temperature_: T, a float, for "mse" within a factor of 30 of that of the likelihood.
+        temperature_: T, a float, within a factor of 30 of that of the likelihood.
         weights_: w, (3,), of at least 0 with sum 1. In a row with masked classes, w_3 is spread over the others.
 
     References:
@@ -291,33 +267,29 @@ class EnsembleTemperatureScaling(Scaler):
     array([[0.75, 0.25]])
     """
 
-    def __init__(self, criterion: EnsembleCriterion = "mse") -> None:
-        self.criterion = criterion
-
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
         """Choose the temperature, then the weights; it warns where data do not determine T."""
-        check_choice("criterion", self.criterion, get_args(EnsembleCriterion))
         rows = Rows.checked(logits, labels)
         loss = ScaledLoss(rows)
         self.temperature_ = loss.best_temperature()
         loss.warn(self.temperature_)
-        if self.criterion == "mse" and not loss.is_constant:
-            self.temperature_ = _least_mse_temperature(rows, self.temperature_)
-        products, own = np.zeros((3, 3)), np.empty((3, len(rows)))
+        if not loss.is_constant:
+            self.temperature_ = _least_squares_temperature(rows, self.temperature_)
+        products, own = np.zeros((3, 3)), np.zeros(3)
         for part, block in blocks(rows.logits):
             parts = np.stack(_parts(block, self.temperature_))
             products += np.einsum("inc,jnc->ij", parts, parts) / len(rows)
-            own[:, part] = parts[:, np.arange(len(block)), rows.labels[part]]
+            own += parts[:, np.arange(len(block)), rows.labels[part]].sum(axis=1) / len(rows)
 
-        def squared_error(weights: FloatArray) -> tuple[float, FloatArray]:
-            slope = products @ weights - own.mean(axis=1)
-            return float(weights @ (slope - own.mean(axis=1)) / 2), slope
+        def error(weights: FloatArray) -> tuple[float, FloatArray]:
+            slope = products @ weights - own
+            return float(weights @ (slope - own) / 2), slope
 
-        def likelihood(weights: FloatArray) -> tuple[float, FloatArray]:
-            mixture = np.maximum(weights @ own, 1e-300)
-            return float(-np.log(mixture).mean()), -(own / mixture).mean(axis=1)
-
-        self.weights_ = _least_on_simplex(squared_error if self.criterion == "mse" else likelihood)
+        sums_to_1 = {"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": np.ones_like}
+        simplex = {"bounds": [(0, 1)] * 3, "constraints": sums_to_1}
+        options = {"ftol": 1e-16, "maxiter": 300}
+        found = minimize(error, np.full(3, 1 / 3), jac=True, method="SLSQP", options=options, **simplex)
+        self.weights_ = found.x.clip(0) / found.x.clip(0).sum()
         self.n_classes_ = rows.logits.shape[1]
         return self
 
@@ -338,7 +310,7 @@ def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArr
     return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
 
 
-def _least_mse_temperature(rows: Rows, likely: float) -> float:
+def _least_squares_temperature(rows: Rows, likely: float) -> float:
     """Look at a coarse grid around the likely T, as the squared error is not convex, then closely at its best point."""
 
     def error(log_temperature: float) -> float:
@@ -354,15 +326,3 @@ def _least_mse_temperature(rows: Rows, likely: float) -> float:
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(error, bounds=around, options={"xatol": 1e-9}).x
     return float(np.exp(min([found, *around], key=error)))
-
-
-def _least_on_simplex(loss: Callable[[FloatArray], tuple[float, FloatArray]]) -> FloatArray:
-    """The weights (3,) of at least 0, with sum 1, at which a convex loss, given with its gradient, is least."""
-    sums_to_1 = {"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": np.ones_like}
-    options = {"ftol": 1e-16, "maxiter": 300}
-    start, within = np.full(3, 1 / 3), [(0, 1)] * 3
-    found = minimize(
-        loss, start, jac=True, method="SLSQP", bounds=within, constraints=sums_to_1, options=options
-    )
-    weights = found.x.clip(0)
-    return weights / weights.sum()

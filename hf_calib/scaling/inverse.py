@@ -11,19 +11,28 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
 from sklearn.isotonic import isotonic_regression
 
-from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.metrics.checks import row_chunks
+from hf_calib._errors import check
+from hf_calib.metrics.checks import check_type, row_chunks
 from hf_calib.scaling._base import LogitScaling
-from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_logits, as_matrix
+from hf_calib.scaling._inputs import FloatArray, as_logits, as_matrix
 
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
 
 # Losses whose gradients determine the posterior: those of the label's probability alone, and of other ones, too.
-_OWN = ("cross_entropy", "focal", "focal_gra", "inverse_focal", "flsd", "flsd_gra", "adafocal", "calfocal")
-_RIVALS = ("dual_focal", "dual_focal_gra", "ada_dual_focal")
-_ALL = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
-INVERTIBLE = _OWN + _RIVALS + _ALL
+_OF_LABEL = (
+    "cross_entropy",
+    "focal",
+    "focal_gra",
+    "inverse_focal",
+    "flsd",
+    "flsd_gra",
+    "adafocal",
+    "calfocal",
+)
+_OF_RIVALS = ("dual_focal", "dual_focal_gra", "ada_dual_focal")
+_OF_ALL = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
+INVERTIBLE = _OF_LABEL + _OF_RIVALS + _OF_ALL
 
 _FURTHEST = -33.0  # of a logit below the largest: beyond, the rounding of p hides 1 - p from a loss of logits
 _FLOOR = 1e-12  # stands for a gradient that pushes its label down: the class gets all of the mass
@@ -35,31 +44,26 @@ _GRADIENTS = 2**21  # in memory at once
 class InverseLink(LogitScaling):
     r"""Undo what a known training loss does to the probabilities; needs no calibration data.
 
-    A focal-type loss is least not at the true posterior η but at other probabilities, p(η): at η = 0.7 the focal loss
-    with γ = 3 wants p = 0.558. Where there are a few hundred held-out examples, prefer `TemperatureScaling`.
+    At the true posterior η = 0.7 the focal loss with γ = 3 wants p = 0.558. Where there are a few hundred held-out
+    examples, prefer `TemperatureScaling`.
 
     $$\hat\eta:\quad \sum_y \hat\eta_y \frac{\partial L(z, y)}{\partial z} = 0, \qquad
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
 
     Args:
-        loss: of `hf_calib.scaling.inverse.INVERTIBLE`, with the hyperparameters, and the table, if it has one, that it
-            had at the end of the training. Class weights are divided out.
+        loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as it was at the end of the training. Class weights are divided
+            out.
 
     Notes:
-        It assumes a network that reached the minimum of the expected loss: it helps after a short fine-tuning, and
-        harms a model that has over-fitted. The logits must be those that the loss saw, not divided by a temperature.
-        Losses that read more than the label's p (label_smoothing, dual_focal, bsce, ...) cost C^3 operations a row.
-
-        Where no posterior, or several, have p as their minimum (dual_focal jumps where two classes tie), classes whose
-        η would rank otherwise than their p get the same η, but for 1e-9 of p; an η below 0 becomes 0.
+        It assumes a network that reached the minimum of the expected loss: it harms one that has over-fitted. Losses
+        that read more than the label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p
+        (dual_focal jumps where two classes tie) get the same η, but for 1e-9 of p; an η below 0 becomes 0.
 
     References:
-        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation"; Tao et al. 2023, "Dual
-        focal loss for calibration", Theorem 1.
+        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation".
 
     >>> from hf_calib.losses import make_loss
-    >>> logits = np.log([[0.558, 0.442]])
-    >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(logits).round(2)
+    >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
     array([[0.7, 0.3]])
     """
 
@@ -67,29 +71,25 @@ class InverseLink(LogitScaling):
         self.loss = loss
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
-        """Check the loss, logits and labels, if given; nothing is fitted, and the other methods work without it."""
-        matrix = as_matrix(logits, least_columns=2)
-        _check_invertible(self.loss, matrix.shape[1])
-        if labels is not None:
-            as_class_labels(labels, matrix)
+        """Check the loss and the logits; nothing is fitted, and the other methods work without it."""
+        self._check(as_matrix(logits, least_columns=2).shape[1])
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the log of the posterior, in nats and float64: logits again, which another scaler can be fitted to."""
         checked = as_logits(logits)
-        c = checked.shape[-1]
-        _check_invertible(self.loss, c)
+        rows = checked.reshape(-1, checked.shape[-1])
+        self._check(rows.shape[1])
+        allowed = not np.isneginf(rows.max(axis=1)).any()
+        check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
         loss: Any = deepcopy(self.loss).cpu()
         weights, loss.class_weights = loss.class_weights, None
-        of_label = loss.name in _OWN
-        rows = checked.reshape(-1, c)
+        of_label = loss.name in _OF_LABEL
         result = np.empty(rows.shape)
-        for part in row_chunks(len(rows), c if of_label else c**2, elements=_GRADIENTS):
+        for part in row_chunks(len(rows), rows.shape[1] ** (1 if of_label else 2), elements=_GRADIENTS):
             block = rows[part].astype(np.float64)
             order = np.argsort(-block, axis=1, kind="stable")
             z = np.take_along_axis(block, order, axis=1)  # falling, so that masked classes are the last
-            allowed = not np.isneginf(z[:, 0]).any()
-            check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
             z -= z[:, :1]
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
             log_gain = _gain_of_label(loss, log_p) if of_label else _gain(loss, z)
@@ -100,14 +100,26 @@ class InverseLink(LogitScaling):
         return result.reshape(checked.shape)
 
     @property
-    def classes_(self) -> NDArray[np.int64]:
-        """The numbers of the classes, 0..C-1, where class weights tell them."""
-        if self.loss.class_weights is None:
-            raise AttributeError("InverseLink does not know its classes")
-        return np.arange(len(self.loss.class_weights))
+    def n_classes_(self) -> int | None:
+        return None if self.loss.class_weights is None else len(self.loss.class_weights)
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
+
+    def _check(self, n_classes: int) -> None:
+        """Raise unless the loss has an inverse link, for that number of classes."""
+        from hf_calib.losses import CalibrationLoss  # here, because it imports torch
+
+        loss, way_out = self.loss, "make it with hf_calib.losses.make_loss"
+        check_type(isinstance(loss, CalibrationLoss), "loss to be a CalibrationLoss", repr(loss), way_out)
+        way_out = f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
+        check(loss.name in INVERTIBLE, "loss to have an inverse link", repr(loss.name), way_out)
+        check(not loss.multi_label, "loss to be single-label", "a multi-label loss", "fit TemperatureScaling")
+        whole = loss.hyperparameters.get("smoothing") == 1
+        check(not whole, "smoothing to be below 1", 1, "with 1 the loss does not depend on the label")
+        requirement = f"logits to have the {self.n_classes_} classes of class_weights"
+        got, way_out = f"shape (..., {n_classes})", "pass the logits of the model that the loss trained"
+        check(self.n_classes_ in (None, n_classes), requirement, got, way_out)
 
 
 def _gain_of_label(loss: Any, log_p: FloatArray) -> FloatArray:
@@ -119,12 +131,10 @@ def _gain_of_label(loss: Any, log_p: FloatArray) -> FloatArray:
 
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
-    """log(eta / p), up to a number per row, by the equation itself, of falling logits; -inf where eta is negative.
-
-    The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the stationary distribution
-    of a Markov chain with these rates. Eliminating one class after the other (Grassmann, Taksar and Heyman 1985), from
-    the least probable on, subtracts nothing, so that small probabilities keep their digits.
-    """
+    """log(eta / p), up to a number per row, by the equation itself, of falling logits; -inf where eta is negative."""
+    # The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the stationary
+    # distribution of a Markov chain with these rates. Eliminating one class after the other (Grassmann, Taksar and
+    # Heyman 1985), from the least probable on, subtracts nothing, so that small probabilities keep their digits.
     import torch
 
     n, c = z.shape
@@ -152,10 +162,8 @@ def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
 
 
 def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
-    """log eta, rows that sum to 1, of falling p. Classes that rank otherwise are pooled, and ties get the mean.
-
-    The global minimum ranks the classes as eta does, and what lies in its jump through a tie belongs to the tie.
-    """
+    """log eta, rows that sum to 1, of falling p. Classes that rank otherwise are pooled, and ties get the mean."""
+    # The global minimum ranks the classes as eta does, and what lies in its jump through a tie belongs to the tie.
     log_eta -= log_eta.max(axis=1, keepdims=True)
     log_eta -= logsumexp(log_eta, axis=1, keepdims=True)
     rises = log_eta[:, 1:] > log_eta[:, :-1] + _ROUNDING
@@ -173,26 +181,8 @@ def _log(values: FloatArray) -> FloatArray:
     return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
 
 
-def _check_invertible(loss: CalibrationLoss, n_classes: int | None = None) -> None:
-    """Raise unless a loss has an inverse link, for that number of classes."""
-    from hf_calib.losses import CalibrationLoss  # here, because it imports torch
-
-    if not isinstance(loss, CalibrationLoss):
-        way_out = "make it with hf_calib.losses.make_loss"
-        raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
-    way_out = f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
-    check(loss.name in INVERTIBLE, "loss to have an inverse link", repr(loss.name), way_out)
-    check(not loss.multi_label, "loss to be single-label", "a multi-label loss", "fit TemperatureScaling")
-    whole = loss.hyperparameters.get("smoothing") == 1
-    check(not whole, "smoothing to be below 1", 1, "with 1 the loss does not depend on the label")
-    n = n_classes if loss.class_weights is None else len(loss.class_weights)
-    requirement, got = f"logits to have the {n} classes of class_weights", f"shape (..., {n_classes})"
-    check(n_classes in (n, None), requirement, got, "pass the logits of the model that the loss trained")
-
-
 def loss_record(loss: CalibrationLoss, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """A loss as plain numbers; its table, if it adapts, is added to the arrays."""
-    _check_invertible(loss)
     arrays |= {f"loss.{name}": value.cpu().numpy() for name, value in loss.state_dict().items()}
     weights = None if loss.class_weights is None else loss.class_weights.tolist()
     return {"name": loss.name, "hyperparameters": loss.hyperparameters, "class_weights": weights}

@@ -10,18 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chdtrc
 
-from hf_calib._errors import InputTypeError, check, expected, few
-from hf_calib.metrics.checks import (
-    ROW_SUM_TOLERANCE,
-    as_array,
-    as_floats,
-    check_choice,
-    check_n_resamples,
-    check_probs,
-    check_probs_and_labels,
-    check_seed,
-    row_chunks,
-)
+from hf_calib._errors import check, few
+from hf_calib.metrics import checks
 from hf_calib.scaling._base import as_fitted_logits
 from hf_calib.scaling._inputs import FloatArray, as_matrix
 from hf_calib.scaling.affine import AffineMap, AffineScaling
@@ -34,14 +24,13 @@ METHODS = get_args(Method)
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
 _BLOCK = 2**22  # weights of resamples in memory at once
 _ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
-_MOST_STEPS = 5000
+_MOST_LEAPS = 200  # then EM alone goes on, which never loses
+_MOST_CYCLES = 2000
 _NATS = 1e-9  # that the last step of EM gains in all
 _NATS_OF_RESAMPLE = 1e-4
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
-_MORE = (
-    4  # times as many for the correction: labels suffer more by noise than the likelihood of the rows does
-)
+_MORE = 4  # times as many rows for the correction: noise costs labels more than it costs the rows' likelihood
 _GAIN = 0.01  # nats a row that a temperature gains on the source's rows, where they are not calibrated
 
 
@@ -49,7 +38,7 @@ class PriorCorrection(AffineScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
     For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
-    (label shift). `estimate_prior` finds the frequencies in unlabelled data.
+    (label shift; `estimate_prior` finds the frequencies). It works without `fit`.
 
     $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
@@ -57,8 +46,7 @@ class PriorCorrection(AffineScaling):
         train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
             as integers. The shares of the calibration rows after a map with biases, else the mean probability there.
         target_prior: (C,) the frequencies where the model is used, given likewise.
-        scaler: a fitted scaler that folds, which is applied first, as only calibrated probabilities are corrected
-            rightly; `hf_calib.fold` writes both into the head as one affine map. None corrects the logits directly.
+        scaler: a fitted scaler that folds, or None: it is applied first, as only calibrated rows are corrected rightly.
 
     References:
         Saerens et al. 2002, Eq. 2.4; the mean probability as the prior: Alexandari et al. 2020.
@@ -74,24 +62,22 @@ class PriorCorrection(AffineScaling):
         self.target_prior = target_prior
         self.scaler = scaler
         self._bias()
-        if scaler is not None and not hasattr(scaler, "affine_map"):
-            way_out = "fit a scaler that folds, such as TemperatureScaling or VectorScaling"
-            got = type(scaler).__name__
-            raise InputTypeError(expected("scaler", "be an affine map of the logits", got, way_out))
+        folds, got = scaler is None or hasattr(scaler, "affine_map"), type(scaler).__name__
+        way_out = "fit a scaler that folds, such as TemperatureScaling or VectorScaling"
+        checks.check_type(folds, "scaler to be an affine map of the logits", got, way_out)
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
-        """Check the logits (N, C); nothing is fitted, labels are not read, and the other methods work without it."""
+        """Check the logits; labels are not read."""
         as_fitted_logits(as_matrix(logits, least_columns=2), len(self.classes_))
         return self
 
     def affine_map(self) -> AffineMap:
-        """The affine map that `fold` writes into a classification head: the scaler's map, and then the bias."""
+        """The affine map that `fold` writes into a head: the scaler's map, and then the bias."""
         own = AffineMap(np.ones(len(self.classes_)), self._bias())
         return own if self.scaler is None else self.scaler.affine_map().then(own)
 
     @property
     def classes_(self) -> NDArray[np.int64]:
-        """The numbers of the classes, 0..C-1."""
         return np.arange(len(self._bias()))
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -99,24 +85,23 @@ class PriorCorrection(AffineScaling):
 
     def _bias(self) -> FloatArray:
         train, target = as_prior("train_prior", self.train_prior), as_prior("target_prior", self.target_prior)
-        requirement = f"target_prior to have the {len(train)} classes of train_prior"
-        way_out = "give each class its share, in the order of the logits"
-        check(len(train) == len(target), requirement, len(target), way_out)
+        n, way_out = len(train), "give each class its share, in the order of the logits"
+        check(n == len(target), f"target_prior to have the {n} classes of train_prior", len(target), way_out)
         return np.log(target) - np.log(train)
 
 
 def as_prior(argument: str, values: ArrayLike) -> FloatArray:
     """The shares (C,) of a prior or of class counts, in float64; refused unless all are above 0."""
-    given = as_array(argument, values)
-    numbers = as_floats(argument, given)
-    is_vector = given.ndim == 1 and len(given) >= 2
-    check(is_vector, f"{argument} to have shape (C,)", f"shape {given.shape}", "give one share per class")
+    given = checks.as_array(argument, values)
+    numbers = checks.as_floats(argument, given)
+    got, way_out = f"shape {given.shape}", "give one share per class"
+    check(given.ndim == 1 and len(given) >= 2, f"{argument} to have shape (C,)", got, way_out)
     absent = ~(numbers > 0)
     got = f"{numbers[absent.argmax()]:g} for {_classes(absent)}"
     way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
     check(not absent.any(), f"{argument} to be above 0 for every class", got, way_out)
     total = float(numbers.sum())
-    sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= ROW_SUM_TOLERANCE
+    sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= checks.ROW_SUM_TOLERANCE
     way_out = "divide it by its sum, or pass class counts as integers"
     check(sums_to_1, f"{argument} to sum to 1", f"{total:.6g}", way_out)
     return numbers / total
@@ -126,16 +111,14 @@ def as_prior(argument: str, values: ArrayLike) -> FloatArray:
 class PriorEstimate:
     """The class frequencies in unlabelled data; made by `estimate_prior`.
 
-    Args:
-        method: "em", "bbse" or "bbse_soft".
+    Attributes:
         prior: (C,) the estimated shares, above 0, which sum to 1.
         interval: (C, 2) 95% bootstrap interval of each share, which is not shrunk.
         train_prior: (C,) the shares that the probabilities assume.
         pseudo_rows: rows of the train prior that the shares are shrunk towards it by.
         p_value: of the test that the frequencies are those of the source.
-        n_rows: how many unlabelled rows there were.
         corrected_to: (C,) the shares that `correction` takes: with "em" shrunk further than `prior`.
-        calibrated: False where the source's labels say that the probabilities are not, and "em" needs them to be.
+        calibrated: False where "em" found by the source's labels that the probabilities are not.
     """
 
     method: Method
@@ -162,13 +145,13 @@ class PriorEstimate:
         """The correction to these frequencies, after a fitted scaler where one is given; it warns if it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
-        message = (
-            f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the source's "
-            f"(p = {self.p_value:.2f}), so they are not corrected; use more target rows, or give the target prior."
-            if self.calibrated
-            else "The probabilities are not calibrated, so they are not corrected for other class frequencies, which "
-            "would do more harm than good. Calibrate them first, or use method='bbse_soft'."
-        )
+        message = "The probabilities are not calibrated, so they are not corrected for other class frequencies, which "
+        message += "would do more harm than good. Calibrate them first, or use method='bbse_soft'."
+        if self.calibrated:
+            message = f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
+            message += (
+                f"source's (p = {self.p_value:.2f}), so they are not corrected; use more, or give the prior."
+            )
         warnings.warn(message, UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
@@ -191,9 +174,9 @@ def estimate_prior(
     r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
 
     It assumes label shift: the classes come with other frequencies, and each looks as before. "em" maximises the
-    likelihood of the rows, which needs calibrated probabilities; it is the most precise. "bbse" solves for the shares
-    that explain how often each class is predicted, given the confusion matrix on the source rows; it needs no
-    calibration, but a confusion matrix that can be inverted. "bbse_soft" uses mean probabilities for predictions.
+    likelihood of the rows; it is the most precise, and needs calibrated probabilities. "bbse" solves for the shares
+    that explain how often each class is predicted, by the confusion matrix of the source rows. "bbse_soft" takes mean
+    probabilities for predictions.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
       \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
@@ -205,30 +188,26 @@ def estimate_prior(
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
         method: "em", "bbse" or "bbse_soft".
-        n_resamples: for the intervals (percentiles of the Bayesian bootstrap of all rows) and the test, at least 1.
+        n_resamples: for the intervals (Bayesian bootstrap of all rows) and the test, at least 1.
         seed: of the resamples.
 
     Returns:
         The shares, shrunk towards the train prior as if by more rows of it: C / 2, or with "em" as many of C / 2, C,
-        2 C ... 128 C as give held-out rows the highest likelihood; for the correction four times as many. The test is
-        a permutation test of source and target rows, or, without source rows, the likelihood ratio test.
+        ... 128 C as give held-out rows the highest likelihood. The test is a permutation test of source and target
+        rows, or, without source rows, the likelihood ratio test.
 
     References:
-        EM: Saerens et al. 2002, "Adjusting the outputs of a classifier to new a priori probabilities", 2.3; BBSE:
-        Lipton et al. 2018, "Detecting and correcting for label shift with black box predictors", Eq. 3.
+        EM: Saerens et al. 2002, 2.3; BBSE: Lipton et al. 2018, "Detecting and correcting for label shift", Eq. 3.
 
-    >>> rng = np.random.default_rng(0)
-    >>> def draw(n, share):  # two classes, one normal feature
-    ...     p = 1 / (1 + np.exp(-2 * rng.normal(2 * (rng.random(n) < share) - 1)))
-    ...     return np.stack([1 - p, p], axis=1)
-    >>> found = estimate_prior(draw(2000, 0.2), source_probs=draw(2000, 0.5))
+    >>> probs = np.repeat([[0.9, 0.1], [0.1, 0.9]], [800, 200], axis=0)
+    >>> found = estimate_prior(probs, train_prior=[0.5, 0.5])
     >>> found.prior.round(2), found.shifted
-    (array([0.79, 0.21]), True)
+    (array([0.87, 0.13]), True)
     """
-    check_choice("method", method, METHODS)
-    check_n_resamples(n_resamples)
-    rng = np.random.default_rng(check_seed(seed))
-    target = check_probs(probs).astype(np.float64)
+    checks.check_choice("method", method, METHODS)
+    checks.check_n_resamples(n_resamples)
+    rng = np.random.default_rng(checks.check_seed(seed))
+    target = checks.check_probs(probs).astype(np.float64)
     n_rows, n_classes = target.shape
     differ = n_rows >= 2 and np.ptp(target, axis=0).max() >= _ALIKE
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
@@ -236,9 +215,8 @@ def estimate_prior(
     source, train = _source(source_probs, train_prior, n_classes)
     labels = np.zeros(0, np.int64)
     if source_labels is not None and len(source):
-        labels = check_probs_and_labels(source, source_labels)[1]
-    requirement = f"source_probs and source_labels to be given with method={method!r}"
-    check(len(labels) > 0 or method == "em", requirement, "not both", "or use method='em'")
+        labels = checks.check_probs_and_labels(source, source_labels)[1]
+    one_hot = np.eye(n_classes)[labels]
 
     start, said, said_source = train[:, None], target, source
     pseudo_rows, more, calibrated = n_classes / 2, 1, True
@@ -246,18 +224,22 @@ def estimate_prior(
         calibrated = not len(labels) or _is_calibrated(source, labels)
         pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
     else:
+        requirement = f"source_probs and source_labels to be given with method={method!r}"
+        check(len(labels) > 0, requirement, "not both", "or use method='em'")
+        way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
+        absent = ~one_hot.any(axis=0)
+        check(not absent.any(), "source_labels to hold every class", f"none of {_classes(absent)}", way_out)
         if method == "bbse":
             said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
-        _check_confusion(said_source, labels, method)
+        rank = np.linalg.matrix_rank(said_source.T @ one_hot)
+        got = f"one of rank {rank} of {n_classes}"
+        check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
 
-    def estimated(
-        weights: Any, of_source: Any, added: FloatArray, start: FloatArray, nats: float
-    ) -> FloatArray:
+    def estimated(weights: Any, of_source: Any, added: Any, start: Any, nats: float) -> FloatArray:
         """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
         if method == "em":
             trains = source.T @ _shares(of_source) if len(source) else train[:, None]
             return _maximum_likelihood(target, trains, weights, added, start, nats)
-        one_hot = np.eye(n_classes)[labels]
         confusions = np.stack([said_source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
         solved = np.linalg.solve(confusions, (said.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
         return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
@@ -265,40 +247,34 @@ def estimate_prior(
     ones = np.ones((n_rows, 1)), np.ones((len(source), 1))
     found, further = (estimated(*ones, pseudo_rows * times * start, start, _NATS) for times in (1, more))
     drawn = []
-    for part in row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
+    for part in checks.row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
         of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
         added = rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size)))
         drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), found, _NATS_OF_RESAMPLE))
-    prior, corrected_to = found[:, 0], further[:, 0]
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
         p_value = _permutation_test(said, said_source, n_resamples, rng)
     else:
-        ratio = 2 * float(np.log(target @ (prior / train)).sum())
+        ratio = 2 * np.log(target @ (found / start)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    return PriorEstimate(
-        method, prior, interval, train, pseudo_rows, p_value, n_rows, corrected_to, calibrated
-    )
+    rest = p_value, n_rows, further[:, 0], calibrated
+    return PriorEstimate(method, found[:, 0], interval, train, pseudo_rows, *rest)
 
 
 def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray, FloatArray]:
     """The checked source rows, which may be none, and the shares that the probabilities assume."""
     got = "neither" if probs is None else "both"
     one_of_them = (probs is None) != (prior is None)
-    way_out = "source_probs are the better choice"
-    check(one_of_them, "source_probs or train_prior to be given", got, way_out)
-    given = "train_prior" if probs is None else "source_probs"
-    source = (
-        np.zeros((0, n_classes)) if probs is None else check_probs(probs, argument=given).astype(np.float64)
-    )
-    train = as_prior(given, prior) if probs is None else source.mean(axis=0)
+    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
+    given, source = "train_prior", np.zeros((0, n_classes))
+    if probs is not None:
+        given, source = "source_probs", checks.check_probs(probs, argument="source_probs").astype(np.float64)
+    train = source.mean(axis=0) if len(source) else as_prior(given, prior)
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
-    got, way_out = (
-        f"0 in all rows for {_classes(train == 0)}",
-        "leave out classes that the model cannot predict",
-    )
+    got = f"0 in all rows for {_classes(train == 0)}"
+    way_out = "leave out classes that the model cannot predict"
     check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
     return source, train
 
@@ -321,66 +297,59 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     temperature = ScaledLoss(rows).best_temperature()
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
     gain = float(gains.mean())
-    if gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))):
-        return True
-    warnings.warn(
-        f"The probabilities are not calibrated on the source's rows: a temperature of {temperature:.3g} "
-        f"lowers their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. "
-        "Calibrate first, or use method='bbse_soft'.",
-        UserWarning,
-        stacklevel=3,
-    )
-    return False
+    calibrated = bool(gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
+    message = f"The probabilities are not calibrated on the source's rows: a temperature of {temperature:.3g} lowers "
+    message += f"their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. Calibrate "
+    if not calibrated:
+        warnings.warn(message + "first, or use method='bbse_soft'.", UserWarning, stacklevel=3)
+    return calibrated
 
 
 def _maximum_likelihood(
-    probs: FloatArray,
-    train: FloatArray,
-    weights: FloatArray,
-    added: FloatArray,
-    start: FloatArray,
-    nats: float,
+    probs: FloatArray, train: FloatArray, weights: Any, added: FloatArray, start: FloatArray, nats: float
 ) -> FloatArray:
-    """The shares (C, B) by EM for the train priors (C, B or 1), until no step gains `nats` in all.
-
-    Extrapolated steps need fewer passes over the rows, and as much time, as each has to be checked.
-    """
+    """The shares (C, B) by EM for the train priors (C, B or 1), until no step gains `nats` in all."""
     total = weights.sum(axis=0) + added.sum(axis=0)
-    found = np.broadcast_to(start, added.shape)
-    for _ in range(_MOST_STEPS):
-        before, ratio = found, found / train
-        found = (ratio * (probs.T @ (weights / (probs @ ratio))) + added) / total
-        if (total * (found * np.log(found / before)).sum(axis=0)).max() < nats:
+    found = np.broadcast_to(start, added.shape).copy()
+    train = np.broadcast_to(train, added.shape)
+    running = np.arange(added.shape[1])
+
+    def stepped(shares: FloatArray) -> FloatArray:
+        ratio = shares / train
+        return (ratio * (probs.T @ (weights / (probs @ ratio))) + added) / total
+
+    for cycle in range(_MOST_CYCLES):
+        shares = found[:, running]
+        once = stepped(shares)
+        found[:, running] = twice = stepped(once)
+        goes_on = total * (twice * np.log(twice / once)).sum(axis=0) >= nats
+        running, total = running[goes_on], total[goes_on]
+        if not len(running):
             break
+        if not goes_on.all():
+            kept = (each[:, goes_on] for each in (train, weights, added, shares, once, twice))
+            train, weights, added, shares, once, twice = kept
+        if cycle < _MOST_LEAPS:  # squared extrapolation of the logarithms (Varadhan and Roland 2008)
+            change = np.log(once / shares)
+            bend = np.log(twice / once) - change
+            ratio = (change**2).sum(axis=0) / np.maximum((bend**2).sum(axis=0), 1e-300)
+            size = np.sqrt(ratio).clip(1, 1e6)
+            far = np.log(shares) + 2 * size * change + size**2 * bend
+            found[:, running] = stepped(_shares(np.maximum(np.exp(far - far.max(axis=0)), 1e-100)))
     return found
 
 
-def _check_confusion(said: FloatArray, labels: NDArray[np.int64], method: str) -> None:
-    """Refuse source rows (M, C) whose confusion matrix has no inverse."""
-    absent = np.bincount(labels, minlength=said.shape[1]) == 0
-    way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-    got = f"none of {_classes(absent)}"
-    check(not absent.any(), "source_labels to hold every class", got, way_out)
-    rank = np.linalg.matrix_rank(said.T @ np.eye(len(absent))[labels])
-    got = f"one of rank {rank} of {len(absent)}"
-    check(rank == len(absent), "the confusion matrix to be invertible", got, way_out)
-
-
-def _permutation_test(
-    target: FloatArray, source: FloatArray, n_resamples: int, rng: np.random.Generator
-) -> float:
+def _permutation_test(target: FloatArray, source: FloatArray, n_resamples: int, rng: Any) -> float:
     """The p-value of the sum of the fourth powers of all classes' z-scores, among random splits of all rows."""
     # Squares would drown one class that moves among many; the largest alone misses many that move a little.
-    rows = np.concatenate([target, source])
-    spread = rows.std(axis=0)
-    varied = spread > 1e-12
-    scores = (rows[:, varied] - rows[:, varied].mean(axis=0)) / spread[varied]
-    found = (scores[: len(target)].sum(axis=0) ** 4).sum()
+    n, rows = len(target), np.concatenate([target, source])
+    rows = rows[:, rows.std(axis=0) > 1e-12]
+    scores = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    found = (scores[:n].sum(axis=0) ** 4).sum()
     as_far = 0
-    for part in row_chunks(n_resamples, len(rows), elements=_BLOCK):
-        order = rng.random((part.stop - part.start, len(rows))).argpartition(len(target) - 1, axis=1)
-        chosen = np.zeros(order.shape)
-        np.put_along_axis(chosen, order[:, : len(target)], 1.0, axis=1)
+    for part in checks.row_chunks(n_resamples, len(rows), elements=_BLOCK):
+        draws = rng.random((part.stop - part.start, len(rows)))
+        chosen = draws <= np.partition(draws, n - 1, axis=1)[:, n - 1 : n]
         distances = ((chosen @ scores) ** 4).sum(axis=1)
         as_far += int(np.count_nonzero(distances >= found * (1 - 1e-9)))
     return (1 + as_far) / (1 + n_resamples)

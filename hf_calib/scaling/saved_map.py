@@ -45,14 +45,13 @@ class SavedMap(NamedTuple):
 def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
     """Write a fitted scaler, with what is known about it; each file whole or not at all.
 
-    A JSON file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted numbers
-    and words), "date", "versions" of the packages and, of a scaler that folds, "weight" and "bias" (or null) of the
-    map z -> weight z + bias; of another one "arrays", the SHA-256 of the calibration/scaler.safetensors beside it.
+    A JSON file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (what was
+    fitted), "date", "versions" and, of a scaler that folds, "weight" and "bias" (or null) of the map z -> weight z +
+    bias; of another one "arrays", the SHA-256 of the calibration/scaler.safetensors beside it.
 
     Args:
         scaler: fitted; of a class in `SCALERS`.
-        path: of an existing folder for its calibration.json, or of the file, which has that name unless the scaler
-            folds.
+        path: of an existing folder, or of the file, which is called calibration.json unless the scaler folds.
         about: further entries, such as which rows it was fitted on; of JSON's own types.
 
     >>> import tempfile
@@ -98,8 +97,8 @@ def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
     try:
         return load_map(name) if Path(name).is_dir() else download(str(name), **where)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        got = f"{str(name)!r} ({' '.join(str(error).split())[:300]})"
         requirement = f"be a folder, or a repository on the Hub, with {MAP_NAME}"
+        got = f"{str(name)!r} ({_in_short(error)})"
         way_out = "check its spelling, the revision and the token"
         raise InputValueError(expected("name", requirement, got, way_out)) from error
 
@@ -126,7 +125,7 @@ def _read(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
             arrays = safetensors.numpy.load(content)
         scaler = _from_record(record, arrays)
     except Exception as error:  # whatever a damaged or foreign file makes of a reader, a constructor or a map
-        got = f"a file that cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+        got = f"a file that cannot be read ({type(error).__name__}: {_in_short(error)})"
         way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
         raise InputValueError(expected(str(file), "hold a fitted map", got, way_out)) from error
     return SavedMap(scaler, {key: value for key, value in record.items() if key not in _OWN})
@@ -165,13 +164,11 @@ def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
         if isinstance(value, dict):
             settings[name] = loss_of_record(value, arrays) if name == "loss" else _from_record(value, {})
     scaler = SCALERS[method].load()(**settings)
-    for key, value in record["parameters"].items():
+    for key, value in (record["parameters"] | arrays).items():
         of_map = value is None and key in ("weight", "bias")
-        array = np.array(record[key], dtype=np.float64) if of_map else np.array(value)
+        array = np.array(record[key], dtype=np.float64) if of_map else np.asarray(value)
         is_array = isinstance(value, list) and array.dtype.kind in "fiu"
         setattr(scaler, f"{key}_", array if of_map or is_array else value)
-    for key, array in arrays.items():
-        setattr(scaler, f"{key}_", array)
     check_is_fitted(scaler)
     check_finite(scaler)
     return scaler
@@ -203,18 +200,15 @@ def has_bias(scaler: Any) -> bool:
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
     """What `vllm serve --pooler-config` takes for sigmoid((logit - mean) / sigma); None for a map of several logits."""
-    if method_of(scaler) not in FOLDABLE_SCALERS:
-        return None
-    weight, bias = scaler.affine_map()
+    weight, bias = scaler.affine_map() if method_of(scaler) in FOLDABLE_SCALERS else (np.zeros(1), None)
     if weight.size != 1 or bias is None or bias.size != 1 or not weight.any():
         return None
-    slope = float(weight.item())
-    return {"logit_mean": -float(bias.item()) / slope, "logit_sigma": 1 / slope}
+    return {"logit_mean": -bias.item() / weight.item(), "logit_sigma": 1 / weight.item()}
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
     """The record of a fitted map for a model's config; a C x C map is recorded by a hash."""
-    method = foldable_method(scaler)
+    method, temperature = foldable_method(scaler), temperature_of(scaler)
     if method == "prior_correction":
         first = scaler.scaler
         recorded = {} if first is None else {"scaler": foldable_method(first), **config_record(first)}
@@ -222,14 +216,13 @@ def config_record(scaler: Any) -> dict[str, Any]:
         return recorded | {name: as_prior(name, getattr(scaler, name)).tolist() for name in priors}
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
-    chosen = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}
-    temperature = temperature_of(scaler)
+    record = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}
     if temperature is not None:
-        return {**chosen, "temperature": temperature}
+        return {**record, "temperature": temperature}
     affine = {name: each for name, each in scaler.affine_map()._asdict().items() if each is not None}
     if affine["weight"].ndim == 2:
-        return {**chosen, "sha256": sha256(b"".join(each.tobytes() for each in affine.values())).hexdigest()}
-    return chosen | {name: each.tolist() for name, each in affine.items()}
+        return {**record, "sha256": sha256(b"".join(each.tobytes() for each in affine.values())).hexdigest()}
+    return record | {name: each.tolist() for name, each in affine.items()}
 
 
 def temperature_of(scaler: Any) -> float | None:
@@ -242,10 +235,9 @@ def temperature_of(scaler: Any) -> float | None:
 
 def map_title(method: str, choice: str | None = None) -> str:
     """A map's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
-    title = method.replace("_", " ") + (" scaling" if method != "prior_correction" else "")
-    if choice is None:
-        return title
-    return f"{title} ({choice.replace('_', ' ').replace('(', ', ').replace('=', ' ').rstrip(')')})"
+    title = method.replace("_", " ") + " scaling" * (method != "prior_correction")
+    chosen = (choice or "").replace("_", " ").replace("(", ", ").replace("=", " ").rstrip(")")
+    return f"{title} ({chosen})" if chosen else title
 
 
 def title_of(scaler: Any) -> str:
@@ -260,3 +252,7 @@ def _file(path: str | os.PathLike[str]) -> Path:
 def _plain(value: Any) -> Any:
     """A number of NumPy, or an array of them, as JSON can hold it."""
     return np.asarray(value).tolist()
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

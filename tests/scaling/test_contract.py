@@ -29,7 +29,6 @@ from hf_calib.losses import make_loss
 ARGUMENTS: dict[str, tuple[object, ...]] = {"InverseLink": (make_loss("focal"),), "AutoScaling": (2,)}
 VARIANTS: dict[str, Callable[[], BaseEstimator]] = {
     "AutoScaling-multi_label": lambda: scaling.AutoScaling(2, multi_label=True),
-    "EnsembleTemperatureScaling-nll": lambda: scaling.EnsembleTemperatureScaling("nll"),
     "IsotonicScaling-joint": lambda: scaling.IsotonicScaling("joint"),
     "StructuredVectorScaling-multi_label": lambda: scaling.StructuredVectorScaling(multi_label=True),
     "TemperatureScaling-ece": lambda: scaling.TemperatureScaling("ece"),
@@ -54,7 +53,6 @@ MULTI_LABEL = {*that_need("label_matrix"), *(name for name in VARIANTS if name.e
 LABEL_FREE = that_need("training_loss")
 KEEP_THE_PREDICTED_CLASS = {
     "EnsembleTemperatureScaling",
-    "EnsembleTemperatureScaling-nll",
     "InverseLink",
     "IsotonicScaling-joint",
     "SplineScaling",
