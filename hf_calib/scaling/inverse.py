@@ -14,7 +14,7 @@ from sklearn.isotonic import isotonic_regression
 from hf_calib._errors import check
 from hf_calib.metrics.checks import check_type, row_chunks
 from hf_calib.scaling._base import LogitScaling
-from hf_calib.scaling._inputs import FloatArray, as_logits, as_matrix
+from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_logits, as_matrix
 
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
@@ -71,8 +71,11 @@ class InverseLink(LogitScaling):
         self.loss = loss
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
-        """Check the loss and the logits; nothing is fitted, and the other methods work without it."""
-        self._check(as_matrix(logits, least_columns=2).shape[1])
+        """Check the loss, logits and labels, if given; nothing is fitted, and the other methods work without it."""
+        matrix = as_matrix(logits, least_columns=2)
+        self._check(matrix.shape[1])
+        if labels is not None:
+            as_class_labels(labels, matrix)
         return self
 
     def transform(self, logits: ArrayLike) -> FloatArray:
