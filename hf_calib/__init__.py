@@ -39,15 +39,9 @@ __all__ = [
     "unfold",
 ]
 
-_HOMES = {
-    "AdaFocalCallback": "hf_calib.trainer",
-    "CalibrationMapCallback": "hf_calib.trainer",
-    "CalibrationTrainer": "hf_calib.trainer",
-    "CalibrationTrainingArguments": "hf_calib.trainer",
+_HOMES = {  # of those that are not in hf_calib.trainer
     "InputError": "hf_calib._errors",
-    "TemperatureScalingCallback": "hf_calib.trainer",
     "compare": "hf_calib.study",
-    "cross_calibrate": "hf_calib.trainer",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",
@@ -56,8 +50,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOMES.get(name, "hf_calib.trainer")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -82,11 +82,10 @@ def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
     >>> look_alikes(["law", "cafe\u0301"], ["caf\xe9", "law"])
     "'cafe\\u0301' and 'caf\\xe9' differ only by spaces or by their Unicode form"
     """
-    known: dict[str, set[str]] = {}
-    for other in others:
-        known.setdefault(_as_it_looks(other), set()).add(other)
+    known = {_as_it_looks(other): other for other in others}
     for name in names:
-        for other in known.get(_as_it_looks(name), set()) - {name}:
+        other = known.get(_as_it_looks(name), name)
+        if other != name:
             return f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
     return ""
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EACCES, EDQUOT, EEXIST, EFBIG, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 
 from hf_calib._errors import InputOSError, check, expected
 
-_FULL_DISK = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
-_FOR_THE_USER = _FULL_DISK | {
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
+_FULL_DISK = {EDQUOT, EFBIG, ENOSPC}
+_FOR_THE_USER = _FULL_DISK | {EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS}
 
 
 def check_output(output: Path | None) -> None:
@@ -96,9 +88,8 @@ def whole_file(target: Path) -> Iterator[Path]:
 def scratch_folder(home: Path) -> Iterator[Path]:
     """Yield an empty folder that is removed afterwards; a process that is killed leaves it, for anybody to remove."""
     # Pushes to the Hub leave out what starts with "_".
-    with tempfile.TemporaryDirectory(
-        prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True
-    ) as scratch:
+    named = tempfile.TemporaryDirectory(prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True)
+    with named as scratch:
         yield Path(scratch)
 
 

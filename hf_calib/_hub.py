@@ -28,10 +28,7 @@ _NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` 
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: (
-        "a model's repository",
-        "check its name, which may be a dataset's; one that is new takes no pull request",
-    ),
+    404: ("a model's repository", "check its name, is it a dataset's? a new one takes no pull request"),
 }
 _Result = TypeVar("_Result")
 
@@ -68,12 +65,10 @@ def push_files(
         if removed not in announced:
             announce(repo_id, removed)
             announced.append(removed)
+        added = [CommitOperationAdd(name, path) for name, path in files.items()]
         return api.create_commit(
             repo_id,
-            [
-                *(CommitOperationAdd(name, path) for name, path in files.items()),
-                *(CommitOperationDelete(name) for name in removed),
-            ],
+            added + [CommitOperationDelete(name) for name in removed],
             commit_message=message,
             revision=revision,
             parent_commit=head.sha,  # what others have pushed since then is not overwritten
@@ -149,7 +144,6 @@ def _explained(error: Exception, repo_id: str, token: str) -> Exception:
     if is_bad_card or status not in _MAY_PASS | _OTHERS_WERE_FASTER:
         requirement, way_out = _REFUSALS.get(status, ("the push to be accepted", "change what it names"))
         return InputValueError(f"expected {requirement}, got {got}; {way_out}")
-    way_out = (
-        "push again later: what was sent is not sent again, and a commit is there as a whole or not at all"
+    return InputOSError(
+        f"expected the push to arrive, got {got}; push again later: a commit is whole or not there"
     )
-    return InputOSError(f"expected the push to arrive, got {got}; {way_out}")

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv
 
 from hf_calib.metrics.checks import FloatArray, row_chunks
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.resamples import Interval, interval_of
 
 Results = dict[str, Interval]
 # What `measure` of the rules may return, and how tables name it.
@@ -49,9 +49,7 @@ def mean(
     n, rng = len(sample), np.random.default_rng(seed)
     parts = row_chunks(n_resamples, n, elements=2**20)
     means = [sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1) for part in parts]
-    tail = (1 - confidence_level) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Interval(float(sample.mean()), float(low), float(high))
+    return interval_of(float(sample.mean()), np.concatenate(means), confidence_level)
 
 
 def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> Results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,6 @@ def rows_needed(promised: float, delta: float) -> int:
     return math.ceil(math.log(delta) / math.log(promised))
 
 
-@lru_cache(maxsize=256)
 def _first(promised: float, level: float, errors: int) -> int:
     """The least number of rows with so many errors that passes a test at this level."""
     rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)

@@ -7,9 +7,9 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +35,8 @@ from hf_calib.metrics.checks import (
     check_probs_and_labels,
     check_share,
 )
+from hf_calib.metrics.multi_label import check_decisions, check_label_probs
+from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.sums import winners
 
 Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
@@ -43,6 +45,7 @@ _IN_EVERY_SET = 1.0  # no score of a class is larger
 
 #: probs and labels to fit a rule on; probs and labels of other rows to measure it on.
 Part = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
+Self = TypeVar("Self", bound="Rule")
 
 
 class Rule(ABC):
@@ -50,52 +53,84 @@ class Rule(ABC):
 
     kind: ClassVar[str]  # its name in decisions.json
     fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) in [0, 1] that `fit` makes
+    results: ClassVar[str] = ""  # what `measure` found, in words that follow the promise
+    independent: ClassVar[bool] = False  # whether the columns are labels, any number of which are true
 
     thresholds_: FloatArray
 
-    @abstractmethod
-    def fit(self, probs: ArrayLike, labels: ArrayLike) -> Any:
-        """Fit on calibration rows; return the rule itself."""
+    def fit(self: Self, probs: ArrayLike, labels: ArrayLike) -> Self:
+        """Fit on calibration rows, probs (N, C) and labels (N,), of independent labels (N, C); return the rule."""
+        rows, targets = self._labelled(probs, labels)
+        self.check_rows(len(rows))
+        self._fit(rows, targets)
+        return self
 
-    @abstractmethod
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
-        """Decide on rows of probabilities."""
+        """Decide on rows of probabilities (N, C): (N,) int, -1 for "hand over"; of sets and of labels (N, C) bool."""
+        n_classes = self.n_classes
+        rows = check_label_probs(probs) if self.independent else check_probs(probs)
+        way_out = "pass probabilities of the model it was fitted for"
+        fits = rows.shape[1] == n_classes
+        check(fits, f"probs to have the {n_classes} columns of fit", f"shape {rows.shape}", way_out)
+        return self._decide(_as_served(rows))
+
+    def measure(self, probs: ArrayLike, labels: ArrayLike, *, decided: NDArray[Any] | None = None) -> Results:
+        """Results on other rows, by the names of `measured.TITLES`; `decided` by other rules of this kind, if given."""
+        chosen = self.predict(probs) if decided is None else decided
+        return self._results(chosen, *self._labelled(probs, labels))
 
     @abstractmethod
     def promise(self) -> str:
         """The rule in words, to end a sentence that begins with "It"."""
 
+    def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
+        """The rule in a sentence, with what was measured on these rows, if anything was."""
+        found = {name: interval.value for name, interval in measured.items()}
+        return f"It {self.promise()}{self.results.format(**found, rows=rows) if found else ''}."
+
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
         """Raise where so few calibration rows cannot keep the promise."""
-
-    def measure(self, probs: ArrayLike, labels: ArrayLike, *, decided: NDArray[Any] | None = None) -> Results:
-        """Results on other rows, by the names of `measured.TITLES`; `decided` by other rules of this kind, if given."""
-        return self._results(self.predict(probs) if decided is None else decided, *class_rows(probs, labels))
-
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
-        raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
         """The arguments that it was made with, of JSON's own types."""
         return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}  # type: ignore[arg-type]
 
     @property
+    def n_classes(self) -> int:
+        """C of the rows that it was fitted on."""
+        way_out = "call fit(probs, labels) with calibration rows first"
+        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
+        return len(self.thresholds_)
+
+    @property
     def answers_nothing(self) -> bool:
         """Whether every input is handed over, so that there is nothing worth saving."""
         return False
 
-    def _fitted_thresholds(self) -> FloatArray:
-        way_out = "call fit(probs, labels) with calibration rows first"
-        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
-        return self.thresholds_
+    @abstractmethod
+    def _fit(self, probs: FloatArray, labels: NDArray[Any]) -> None:
+        """Choose the thresholds."""
+
+    @abstractmethod
+    def _decide(self, probs: FloatArray) -> NDArray[Any]:
+        """The decisions on checked rows."""
+
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        raise NotImplementedError
+
+    def _labelled(self, probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[Any]]:
+        """Checked probs (N, C), as they are served, and labels: (N,), or (N, C) bool where they are independent."""
+        if self.independent:
+            decisions = check_decisions(probs, labels)
+            way_out = "pass no row whose labels are not known"
+            check(bool(decisions.known.all()), "labels to be 0 or 1", "-100 too", way_out)
+            return _as_served(decisions.probs), decisions.true
+        rows, targets = check_probs_and_labels(probs, labels)
+        return _as_served(rows), targets
 
 
 def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
-    """A rule on the other rows of all parts, as it was fitted in each; warnings of the fits are left out.
-
-    Of one part: what it does on other data. Of folds: cross-fitting, in which each row is decided by a rule that was
-    fitted without it.
-    """
+    """A rule on the other rows of all parts, as it was fitted in each: on other data, or of folds by cross-fitting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         decided = [copy.copy(rule).fit(probs, labels).predict(others) for probs, labels, others, _ in parts]
@@ -112,62 +147,27 @@ def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence
     return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
 
 
-def class_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, IntArray]:
-    """Checked probs (N, C), as they are served, and labels (N,)."""
-    checked, targets = check_probs_and_labels(probs, labels)
-    way_out = "there is nothing to decide between fewer"
-    check(checked.shape[1] > 1, "probs to have at least 2 classes", f"shape {checked.shape}", way_out)
-    return _as_served(checked), targets
+def percent(value: float) -> str:
+    """A share as people write it, such as 95% or 99.9%."""
+    return f"{100 * value:.4g}%"
 
 
-def class_probs(probs: ArrayLike, n_classes: int) -> FloatArray:
-    """Checked probs (N, C) to decide on, with the classes of `fit`."""
-    return _as_served(check_probs(probs), n_classes)
-
-
-def label_rows(probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Checked probs (N, C) of independent labels, and which of these are true, (N, C)."""
-    rows, targets = label_probs(probs), as_floats("labels", labels)
-    way_out = "pass 0 or 1 for every label of every row, and no row whose labels are not known"
-    check(targets.shape == rows.shape, f"labels to have shape {rows.shape}", targets.shape, way_out)
-    valid = np.isin(targets, (0, 1))
-    row, column = np.unravel_index(valid.argmin(), targets.shape)
-    check(valid.all(), "labels to be 0 or 1", f"{targets[row, column]:g} in row {row}", way_out)
-    return rows, targets == 1
-
-
-def label_probs(probs: ArrayLike, n_labels: int | None = None) -> FloatArray:
-    """Checked probs (N, C) of independent labels, as they are served."""
-    rows = as_floats("probs", probs)
-    way_out = "pass scipy.special.expit(logits), one probability per row and label"
-    is_matrix = rows.ndim == 2 and rows.size > 0
-    check(is_matrix, "probs to have shape (N, C), N >= 1", f"shape {rows.shape}", way_out)
-    low, high = rows.min(), rows.max()
-    inside = low >= 0 and high <= 1 + 1e-6  # false for NaN too
-    check(inside, "probs to lie in [0, 1]", f"values from {low:.6g} to {high:.6g}", way_out)
-    return _as_served(rows, n_labels)
-
-
-def _as_served(probs: NDArray[Any], n_columns: int | None = None) -> FloatArray:
+def _as_served(probs: NDArray[Any]) -> FloatArray:
     """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1].
 
     A threshold between two probabilities that differ in float64 only, such as 1 - 1e-9 and 1 - 1e-10, would
     let more rows pass once these are served in float32 than when it was fitted.
     """
-    fits, way_out = n_columns in (None, probs.shape[1]), "pass probabilities of the model it was fitted for"
-    check(fits, f"probs to have the {n_columns} columns of fit", f"shape {probs.shape}", way_out)
     return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
 
 
-def listed(numbers: IntArray, noun: str) -> str:
-    """Name classes or labels in a warning: "class 3", or "classes 0, 2, 5"."""
-    plural = noun if len(numbers) == 1 else {"class": "classes"}.get(noun, f"{noun}s")
-    return f"{plural} {few(numbers.tolist())}"
-
-
-def percent(value: float) -> str:
-    """A share as people write it, such as 95% or 99.9%."""
-    return f"{100 * value:.4g}%"
+def _warn_of(noun: str, chosen: NDArray[np.bool_], said: str) -> None:
+    """Warn, in words with a place for them, of classes or labels: "class 3", or "classes 0, 2, 5"; of none, nothing."""
+    numbers = np.flatnonzero(chosen).tolist()
+    plural = {"class": "classes"}.get(noun, f"{noun}s")
+    if numbers:
+        text = said.format(f"{noun if len(numbers) == 1 else plural} {few(numbers)}")
+        warnings.warn(text[0].upper() + text[1:], stacklevel=4)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -180,27 +180,19 @@ class AbstainRule(Rule):
 
     $$P\big(\,P(\text{right} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
 
-    It holds whether or not the probabilities are calibrated: it only needs calibration rows that are drawn as the
-    inputs are, and that neither the model nor its scaler was fitted on. Better probabilities answer more. For the
-    least cost take `CostRule`; for several candidate classes, `PredictionSets`.
+    It holds for inputs that are drawn as the calibration rows are, whether or not the probabilities are calibrated.
+    Where the model does not reach it, everything is handed over. The test: `decisions.promise.certified_threshold`.
 
     Args:
-        accuracy: a, in (0, 1).
-        delta: in (0, 1).
-        by_class: promise it for the answers of every class, with a threshold for each: all hold together with
-            confidence 1 - delta. A class that is predicted too seldom is always handed over.
+        accuracy, delta: a and delta, in (0, 1); it takes log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
+        by_class: promise it for the answers of every class, all together with confidence 1 - delta. A class that is
+            predicted too seldom is always handed over.
 
     Attributes:
         thresholds_: (C,) a prediction of this class is answered if its probability is above it.
 
-    Notes:
-        An accuracy can be promised from log(delta) / log(accuracy) rows on, 59 for 0.95 and 299 for 0.99; by class,
-        from so many predictions of each, at their share of delta. Where the model does not reach it, everything is
-        handed over, with a warning. `hf_calib.decisions.promise.certified_threshold` describes the test.
-
     References:
-        Geifman and El-Yaniv 2017, "Selective classification for deep neural networks"; Angelopoulos et al. 2021,
-        "Learn then Test".
+        Geifman and El-Yaniv 2017, "Selective classification for deep neural networks".
 
     >>> probs, labels = np.tile([[0.02, 0.98], [0.6, 0.4]], (100, 1)), np.tile([1, 0, 1, 1], 50)
     >>> AbstainRule(accuracy=0.9).fit(probs, labels).predict(probs[:2])
@@ -217,60 +209,28 @@ class AbstainRule(Rule):
         check_promise("accuracy", self.accuracy, self.delta)
         check_flag("by_class", self.by_class)
 
-    def fit(self, probs: ArrayLike, labels: ArrayLike) -> AbstainRule:
-        """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
-        rows, targets = class_rows(probs, labels)
-        self.check_rows(len(rows))
-        self.thresholds_ = self._thresholds(rows, targets, self.accuracy)
-        never = np.flatnonzero(self.thresholds_ == NEVER)
-        if self.answers_nothing:
-            right = (rows.argmax(axis=1) == targets).mean()
-            # The larger the accuracy, the less is answered.
-            lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
-            failing = bisect_left(
-                lower, True, key=lambda a: (self._thresholds(rows, targets, a) == NEVER).all()
-            )
-            less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
-            warnings.warn(
-                f"An accuracy of {self.accuracy:g} cannot be promised at any confidence from these {len(rows):,} rows, "
-                f"of which {right:.1%} are right. Every input will be handed over. Promise less"
-                f"{less}, or use more rows or a better model.",
-                stacklevel=2,
-            )
-        elif len(never):
-            warnings.warn(
-                f"An accuracy of {self.accuracy:g} cannot be promised for predictions of {listed(never, 'class')}. "
-                "They will always be handed over. Promise less, or use more calibration rows: at least "
-                f"{rows_needed(self.accuracy, self.delta):,} predictions of a class.",
-                stacklevel=2,
-            )
-        return self
-
-    def predict(self, probs: ArrayLike) -> IntArray:
-        """(N,) int: the most probable class, or -1 for "hand over"."""
-        thresholds = self._fitted_thresholds()
-        confidences, predicted = winners(class_probs(probs, len(thresholds)))
-        return np.where(confidences > thresholds[predicted], predicted, -1)
-
     @property
     def answers_nothing(self) -> bool:
-        """Whether every input is handed over."""
-        return bool((self._fitted_thresholds() == NEVER).all())
+        return bool((self.thresholds_ == NEVER).all())
 
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
-        """The share "answered" and its "accuracy", with exact binomial intervals of 95%."""
-        return answers(decided, labels)
+    def check_rows(self, n_rows: int) -> None:
+        check_rows_for(self.accuracy, self.delta, n_rows)
 
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
-        return (
-            f"answers where at least {percent(self.accuracy)} of {each} are right, which is promised with "
-            f"{percent(1 - self.delta)} confidence"
-        )
+        least, confidence = percent(self.accuracy), percent(1 - self.delta)
+        return f"answers where at least {least} of {each} are right, which is promised with {confidence} confidence"
 
-    def check_rows(self, n_rows: int) -> None:
-        """Raise where so few calibration rows cannot promise the accuracy."""
-        check_rows_for(self.accuracy, self.delta, n_rows)
+    def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
+        accuracy = f"{percent(self.accuracy)} accuracy"
+        if self.answers_nothing:
+            return f"It hands over every input: {accuracy} could not be promised."
+        if "answered" not in measured:
+            return super().sentence({}, rows)
+        kept = measured.get("accuracy")
+        right = "none" if kept is None else f"{kept.value:.1%} of its answers were right"
+        share_of = f"{measured['answered'].value:.0%} of inputs at {accuracy}"
+        return f"It answers {share_of} and hands over the rest ({right}, {rows})."
 
     def curve(
         self,
@@ -281,11 +241,35 @@ class AbstainRule(Rule):
         *,
         accuracies: Sequence[float],
     ) -> PromiseCurve:
-        """Coverage and accuracy on (K, C) other_probs of rules like this one, fitted on (N, C) probs.
-
-        Each promises one of the accuracies; those that N rows are too few for are left out.
-        """
+        """What rules like this one, which promise these accuracies, do on other rows; too high ones are left out."""
         return promise_curve(self, [(probs, labels, other_probs, other_labels)], accuracies)
+
+    def _fit(self, probs: FloatArray, labels: IntArray) -> None:
+        self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
+        cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
+        if not self.answers_nothing:
+            needed = rows_needed(self.accuracy, self.delta)
+            way_out = f"use more calibration rows: at least {needed:,} predictions of a class"
+            said = f"{cannot} for predictions of {{}}. They will always be handed over. Promise less, or {way_out}."
+            _warn_of("class", self.thresholds_ == NEVER, said)
+            return
+        right = (probs.argmax(axis=1) == labels).mean()
+        # The larger the accuracy, the less is answered.
+        lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
+        failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
+        less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
+        warnings.warn(
+            f"{cannot} at any confidence from these {len(probs):,} rows, of which {right:.1%} are right. Every input "
+            f"will be handed over. Promise less{less}, or use more rows or a better model.",
+            stacklevel=3,
+        )
+
+    def _decide(self, probs: FloatArray) -> IntArray:
+        confidences, predicted = winners(probs)
+        return np.where(confidences > self.thresholds_[predicted], predicted, -1)
+
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        return answers(decided, labels)
 
     def _thresholds(self, rows: FloatArray, targets: IntArray, accuracy: float) -> FloatArray:
         """The thresholds (C,) for a promised accuracy."""
@@ -326,12 +310,11 @@ class CostRule(Rule):
 
     $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
 
+    Nothing is estimated, and `predict` needs no `fit`. Of equal costs the first column is taken.
+
     Args:
         costs: (C, C) float, what it costs to decide d (column) where y (row) is true, in any unit, gains below
             0; or (C, C + 1), whose last column is what it costs to hand over.
-
-    Notes:
-        Nothing is estimated, and `predict` needs no `fit`. Of equal costs the first column is taken.
 
     References:
         Chow 1970 (handing over at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
@@ -343,6 +326,7 @@ class CostRule(Rule):
 
     kind: ClassVar[str] = "costs"
     fitted: ClassVar[tuple[str, ...]] = ()
+    results: ClassVar[str] = " ({cost:.4g} per input, {cost_argmax:.4g} without, {rows})"
 
     costs: ArrayLike
 
@@ -356,62 +340,54 @@ class CostRule(Rule):
         row, column = np.unravel_index(allowed.argmin(), costs.shape)
         got = f"{costs[row, column]} in row {row}, column {column}"
         way_out = "give a decision that must never be taken a cost that is large; only their ratios matter"
-        check(allowed.all(), f"costs to be finite and at most {_LARGEST_COST:g}", got, way_out)
-        self.costs = costs
+        check(bool(allowed.all()), f"costs to be finite and at most {_LARGEST_COST:g}", got, way_out)
+        self.costs = self._costs = costs
 
-    def fit(self, probs: ArrayLike, labels: ArrayLike) -> CostRule:
-        """Check that probs (N, C) and labels (N,) have the classes of the costs."""
-        rows, _ = class_rows(probs, labels)
-        class_probs(rows, len(np.asarray(self.costs)))
-        return self
-
-    def predict(self, probs: ArrayLike) -> IntArray:
-        """(N,) int: the class to decide for, or -1 for "hand over"."""
-        costs = np.asarray(self.costs)
-        decided = (class_probs(probs, len(costs)) @ costs).argmin(axis=1)
-        return np.where(decided == len(costs), -1, decided)
-
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
-        """Per input the "cost", "cost_argmax" of the most probable class and "saving"; what is answered, as above."""
-        costs = np.asarray(self.costs)
-        paid = costs[labels, decided]  # -1 is the last column
-        argmax = costs[labels, probs.argmax(axis=1)]
-        found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
-        return answers(decided, labels) | found
+    @property
+    def n_classes(self) -> int:
+        return len(self._costs)
 
     def promise(self) -> str:
-        rows, columns = np.asarray(self.costs).shape
-        last = ", or hands over where that is cheaper" if columns > rows else ""
-        return f"takes the decision of least expected cost{last}"
+        rows, columns = self._costs.shape
+        return f"takes the decision of least expected cost{', or hands over where that is cheaper' * (columns - rows)}"
+
+    def _fit(self, probs: FloatArray, labels: IntArray) -> None:
+        self.predict(probs)  # which refuses other classes than those of the costs
+
+    def _decide(self, probs: FloatArray) -> IntArray:
+        decided = (probs @ self._costs).argmin(axis=1)
+        return np.where(decided == self.n_classes, -1, decided)
+
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        paid = self._costs[labels, decided]  # -1 is the last column
+        argmax = self._costs[labels, probs.argmax(axis=1)]
+        found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
+        return answers(decided, labels) | found
 
 
 @dataclass(kw_only=True, eq=False)
 class PredictionSets(Rule):
     r"""All classes that are probable enough, so that the true one is among them with probability 1 - alpha.
 
-    For a person or a second model that chooses among few candidates. The promise, unlike that of `AbstainRule`,
-    is an average over calibration rows and inputs alike, and holds for every input, none is handed over.
-
-    With scores s of the N calibration rows, and q the k-th smallest of them, k = ceil((N + 1) (1 - alpha)):
+    For a person or a second model that chooses among few candidates. The promise, unlike that of `AbstainRule`, is an
+    average over calibration rows and inputs alike, and none is handed over. With scores s of the N calibration rows,
+    and q the k-th smallest of them, k = ceil((N + 1) (1 - alpha)):
 
     $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
 
     Args:
         alpha: in (0, 1), the share of sets that may miss the true class.
         method: "lac" gives the smallest sets on average if the probabilities are right, and an empty one where no class
-            is probable enough; "aps" gives larger sets where the model is unsure and smaller ones where it is sure,
-            and the most probable class is in each.
-        by_class: hold the promise for the inputs of every true class, with a threshold for each.
+            is probable enough; "aps" gives larger sets where the model is unsure, and the most probable class in each.
+        by_class: hold the promise for the inputs of every true class, with a threshold for each. A class of fewer than
+            1 / alpha - 1 rows is in every set.
 
     Attributes:
         thresholds_: (C,) a class is in the set if its score is at most this.
 
-    Notes:
-        APS is deterministic here; the authors leave out the last class at random, for smaller sets on average. By
-        class, a class of fewer than 1 / alpha - 1 rows is in every set. The sets are those of MAPIE 1.6.
-
     References:
-        Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS).
+        Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS; without the random
+        draws of the authors). The sets are those of MAPIE 1.6.
 
     >>> probs = np.tile([[0.9, 0.08, 0.02], [0.5, 0.4, 0.1]], (20, 1))
     >>> sets = PredictionSets(alpha=0.2).fit(probs, np.tile([0, 1], 20))
@@ -421,6 +397,7 @@ class PredictionSets(Rule):
     """
 
     kind: ClassVar[str] = "sets"
+    results: ClassVar[str] = " ({coverage:.1%}, with {size:.2f} classes on average, {rows})"
 
     alpha: float = 0.1
     method: Literal["lac", "aps"] = "lac"
@@ -431,48 +408,36 @@ class PredictionSets(Rule):
         check_choice("method", self.method, ("lac", "aps"))
         check_flag("by_class", self.by_class)
 
-    def fit(self, probs: ArrayLike, labels: ArrayLike) -> PredictionSets:
-        """Find the thresholds on calibration rows: probs (N, C) and labels (N,)."""
-        rows, targets = class_rows(probs, labels)
-        self.check_rows(len(rows))
-        scores = self._scores(rows)[np.arange(len(rows)), targets]
-        counts = np.bincount(targets, minlength=rows.shape[1])
-        if not self.by_class:
-            self.thresholds_ = np.full(len(counts), self._quantile(scores))
-            return self
-        self.thresholds_ = np.array([self._quantile(scores[targets == c]) for c in range(len(counts))])
-        rare = np.flatnonzero(counts < self._rows_needed)
-        if len(rare):
-            warnings.warn(
-                f"{listed(rare, 'class').capitalize()}: fewer than the {self._rows_needed} rows that "
-                f"alpha={self.alpha:g} needs, so every set holds them. Use more calibration rows.",
-                stacklevel=2,
-            )
-        return self
-
-    def predict(self, probs: ArrayLike) -> NDArray[np.bool_]:
-        """(N, C) bool: which classes are in the set of each row."""
-        thresholds = self._fitted_thresholds()
-        return self._scores(class_probs(probs, len(thresholds))) <= thresholds
-
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
-        """The "coverage", with its exact binomial interval of 95%, and the mean "size" of the sets."""
-        covered = share(decided[np.arange(len(decided)), labels])
-        return {"coverage": covered, "size": mean(decided.sum(axis=1))}
+    def check_rows(self, n_rows: int) -> None:
+        requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
+        way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
+        check(n_rows >= self._rows_needed, requirement, f"{n_rows:,}", way_out)
 
     def promise(self) -> str:
         share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
         return f"gives sets of classes that hold the true one for at least {share_of}"
 
-    def check_rows(self, n_rows: int) -> None:
-        """Raise where so few calibration rows leave no class out."""
-        requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
-        way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
-        check(n_rows >= self._rows_needed, requirement, f"{n_rows:,}", way_out)
-
     @property
     def _rows_needed(self) -> int:
         return math.ceil(1 / self.alpha - 1 - 1e-9)
+
+    def _fit(self, probs: FloatArray, labels: IntArray) -> None:
+        scores = self._scores(probs)[np.arange(len(probs)), labels]
+        n_classes = probs.shape[1]
+        if not self.by_class:
+            self.thresholds_ = np.full(n_classes, self._quantile(scores))
+            return
+        self.thresholds_ = np.array([self._quantile(scores[labels == c]) for c in range(n_classes)])
+        rare = np.bincount(labels, minlength=n_classes) < self._rows_needed
+        few_rows = f"fewer than the {self._rows_needed} rows that alpha={self.alpha:g} needs"
+        _warn_of("class", rare, f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.")
+
+    def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
+        return self._scores(probs) <= self.thresholds_
+
+    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+        covered = share(decided[np.arange(len(decided)), labels])
+        return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
     def _scores(self, probs: FloatArray) -> FloatArray:
         """(N, C) the score of each class, at most 1."""
@@ -490,12 +455,11 @@ class PredictionSets(Rule):
 
 
 class _Cuts(NamedTuple):
-    """Predictions at each threshold: m rows, `hits` of them right, out of `positives` in the data."""
+    """Predictions at each threshold, from none to all rows: of m rows, `hits` of them right."""
 
     thresholds: FloatArray
     m: IntArray
     hits: IntArray
-    positives: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -519,26 +483,22 @@ class LabelThresholds(Rule):
             a warning; a promised precision does not hold for it.
 
     Attributes:
-        thresholds_: (C,) a label is predicted if its probability is above it.
+        thresholds_: (C,) a label is predicted if its probability is above it. It lies midway between the two that it
+            separates; for "precision" it is the lower one. A probability of 0 is never predicted.
         pooled_: (C,) bool, which labels have the threshold of all.
-
-    Notes:
-        A threshold lies midway between the two probabilities that it separates, but for "precision", where it is
-        the lower one. A probability of 0 is never predicted.
 
     References:
         Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1 measure".
 
     >>> probs = np.tile([[0.9, 0.3], [0.4, 0.1], [0.35, 0.2]], (10, 1))
     >>> rule = LabelThresholds().fit(probs, np.tile([[1, 1], [1, 0], [0, 0]], (10, 1)))
-    >>> rule.thresholds_.round(3)
-    array([0.375, 0.25 ])
-    >>> rule.predict([[0.38, 0.2]])
-    array([[ True, False]])
+    >>> rule.thresholds_.round(3), rule.predict([[0.38, 0.2]])
+    (array([0.375, 0.25 ]), array([[ True, False]]))
     """
 
     kind: ClassVar[str] = "labels"
     fitted: ClassVar[tuple[str, ...]] = ("thresholds_", "pooled_")
+    independent: ClassVar[bool] = True
 
     criterion: Criterion = "f1_macro"
     precision: float | None = None
@@ -549,12 +509,10 @@ class LabelThresholds(Rule):
     def __post_init__(self) -> None:
         check_choice("criterion", self.criterion, get_args(Criterion))
         for argument, criterion in (("precision", "precision"), ("costs", "cost")):
-            given = getattr(self, argument)
-            wanted = self.criterion == criterion
-            way_out = f"{argument} is what {criterion!r} needs"
-            check(given is not None or not wanted, f"{argument} to be given", "none", way_out)
-            requirement = f"{argument} to be given for criterion={criterion!r} only"
-            check(given is None or wanted, requirement, given, f"pass criterion={criterion!r}")
+            given, is_needed = getattr(self, argument), self.criterion == criterion
+            requirement = f"{argument} to be given for criterion={criterion!r}, and for no other"
+            got = f"{argument}={given} with criterion={self.criterion!r}"
+            check((given is not None) == is_needed, requirement, got, "pass both or none")
         if self.precision is not None:
             check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
@@ -565,68 +523,53 @@ class LabelThresholds(Rule):
         way_out = "a label without positives has no threshold of its own"
         check(self.min_positives >= 1, "min_positives to be at least 1", self.min_positives, way_out)
 
-    def fit(self, probs: ArrayLike, labels: ArrayLike) -> LabelThresholds:
-        """Find the thresholds on calibration rows: probs (N, C) and labels (N, C) of 0 and 1."""
-        rows, targets = label_rows(probs, labels)
-        positives = targets.sum(axis=0)
-        self.pooled_: NDArray[np.bool_] = positives < self.min_positives
-        enough = not self.pooled_.all() or positives.sum() >= self.min_positives
-        requirement = f"labels to have at least min_positives={self.min_positives} positives in all"
-        check(enough, requirement, positives.sum(), "pass more rows")
-        own = np.flatnonzero(~self.pooled_)
-        self.thresholds_ = np.full(rows.shape[1], NEVER)
-        self.thresholds_[own] = self._best([(rows[:, c], targets[:, c]) for c in own])
-        never = own[self.thresholds_[own] == NEVER]
-        if len(never):
-            warnings.warn(
-                f"No probability of {listed(never, 'label')} keeps what was asked for. It will never be predicted. "
-                "Ask for less, or use more calibration rows.",
-                stacklevel=2,
-            )
-        if self.pooled_.any():
-            (pooled,) = self._best([(rows.ravel(), targets.ravel())])
-            self.thresholds_[self.pooled_] = pooled
-            promise = " No precision is promised for them." if self.criterion == "precision" else ""
-            warnings.warn(
-                f"{listed(np.flatnonzero(self.pooled_), 'label').capitalize()}: fewer than {self.min_positives} "
-                f"positives. The threshold is that of all labels together, {pooled:.3g}.{promise} Use more "
-                "calibration rows.",
-                stacklevel=2,
-            )
-        return self
-
-    def predict(self, probs: ArrayLike) -> NDArray[np.bool_]:
-        """(N, C) bool: which labels each row has."""
-        thresholds = self._fitted_thresholds()
-        return label_probs(probs, len(thresholds)) > thresholds
-
     def promise(self) -> str:
         if self.precision is not None:
-            return (
-                f"predicts a label where at least {percent(self.precision)} of its predictions are right, which is "
-                f"promised with {percent(1 - self.delta)} confidence"
-            )
+            least, confidence = percent(self.precision), percent(1 - self.delta)
+            right = f"at least {least} of its predictions are right"
+            return f"predicts a label where {right}, which is promised with {confidence} confidence"
         aim = {"f1_macro": "a large macro F1", "f1_micro": "a large micro F1", "cost": "a small cost"}
         return f"predicts a label above a threshold of its own, chosen for {aim[self.criterion]}"
+
+    def _fit(self, probs: FloatArray, labels: NDArray[np.bool_]) -> None:
+        positives = labels.sum(axis=0)
+        pooled = positives < self.min_positives
+        enough = not pooled.all() or positives.sum() >= self.min_positives
+        requirement = f"labels to have at least min_positives={self.min_positives} positives in all"
+        check(enough, requirement, positives.sum(), "pass more rows")
+        found = np.full(len(pooled), NEVER)
+        found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])
+        never = "No probability of {} keeps what was asked for. It will never be predicted."
+        way_out = "Ask for less, or use more calibration rows."
+        _warn_of("label", ~pooled & (found == NEVER), f"{never} {way_out}")
+        if pooled.any():
+            (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])
+            promise = " No precision is promised for them." if self.criterion == "precision" else ""
+            together = f"The threshold is that of all labels together, {found[pooled][0]:.3g}.{promise}"
+            said = f"{{}}: fewer than {self.min_positives} positives. {together} Use more calibration rows."
+            _warn_of("label", pooled, said)
+        self.thresholds_ = found
+        self.pooled_: NDArray[np.bool_] = pooled
+
+    def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
+        return probs > self.thresholds_
 
     def _best(self, columns: list[tuple[FloatArray, NDArray[np.bool_]]]) -> list[float]:
         """The threshold of each (probs, labels)."""
         if self.precision is not None:
-            promise = {"promised": self.precision, "delta": self.delta / max(len(columns), 1)}
+            delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
-                check_rows_for(**promise, n_rows=len(probs), argument="precision")
-            return [certified_threshold(probs, labels, **promise) for probs, labels in columns]
+                check_rows_for(self.precision, delta, len(probs), argument="precision")
+            return [certified_threshold(*each, promised=self.precision, delta=delta) for each in columns]
         cuts = [_cuts(probs, labels) for probs, labels in columns]
         if self.criterion == "f1_micro":
             return _best_together(cuts)
-        return [float(cut.thresholds[self._gain(cut).argmax()]) for cut in cuts]
-
-    def _gain(self, cut: _Cuts) -> FloatArray:
-        """The gain of each threshold of one label."""
         if self.costs is None:
-            return 2 * cut.hits / (cut.m + cut.positives)
-        false_positive, false_negative = self.costs
-        return (false_positive + false_negative) * cut.hits - false_positive * cut.m
+            gains = [2 * cut.hits / (cut.m + cut.hits[-1]) for cut in cuts]
+        else:
+            false_positive, false_negative = self.costs
+            gains = [(false_positive + false_negative) * cut.hits - false_positive * cut.m for cut in cuts]
+        return [float(cut.thresholds[gain.argmax()]) for cut, gain in zip(cuts, gains, strict=True)]
 
 
 def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> _Cuts:
@@ -636,7 +579,7 @@ def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> _Cuts:
     ends = np.append(np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1)  # of runs of ties
     midway = (ordered[ends] + np.append(ordered[ends[:-1] + 1], 0.0)) / 2
     hits = np.cumsum(labels[order])
-    return _Cuts(np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends]), int(hits[-1]))
+    return _Cuts(np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends]))
 
 
 def _best_together(cuts: list[_Cuts]) -> list[float]:
@@ -645,7 +588,7 @@ def _best_together(cuts: list[_Cuts]) -> list[float]:
     while True:  # fewer than ten times
         chosen = [(cut, int((2 * cut.hits - f1 * cut.m).argmax())) for cut in cuts]
         hits = sum(int(cut.hits[i]) for cut, i in chosen)
-        size = sum(int(cut.m[i]) + cut.positives for cut, i in chosen)
+        size = sum(int(cut.m[i] + cut.hits[-1]) for cut, i in chosen)
         before, f1 = f1, 2 * hits / max(size, 1)
         if f1 <= before:
             return [float(cut.thresholds[i]) for cut, i in chosen]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import whole_file
 from hf_calib.decisions.measured import TITLES
-from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule, percent
+from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
 from hf_calib.metrics.resamples import Interval
 
 FILE = "decisions.json"
 VERSION = 1
 RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
-_WAY_OUT = (
-    f"save it again with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
-)
+_WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +52,8 @@ class Decisions:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        names, rule = tuple(map(str, self.class_names)), self.rule
+        names, n_classes = tuple(map(str, self.class_names)), self.rule.n_classes
         object.__setattr__(self, "class_names", names)
-        n_classes = len(np.asarray(rule.costs) if isinstance(rule, CostRule) else rule._fitted_thresholds())
         way_out = "name each of the model's classes once, in its order"
         named = len(names) == len(set(names)) == n_classes
         check(named, f"class_names to be {n_classes} different names", few(names), way_out)
@@ -70,32 +66,28 @@ class Decisions:
         """
         if isinstance(outputs, Iterator):
             outputs = list(outputs)
-        if isinstance(outputs, list) and not outputs:  # no texts
-            return []
-        first = outputs[0] if isinstance(outputs, Sequence) else None
-        if isinstance(first, Mapping):
-            outputs = self._matrix([outputs])
-        elif isinstance(first, list) and isinstance((first or [{}])[0], Mapping):
-            outputs = self._matrix(outputs)
+        if isinstance(outputs, list):
+            if not outputs:  # no texts
+                return []
+            texts = [outputs] if isinstance(outputs[0], Mapping) else outputs
+            outputs = [self._scores(row, i) for i, row in enumerate(texts)]
         decided = self.rule.predict(outputs)
         if decided.ndim == 2:
             return [[self.class_names[c] for c in np.flatnonzero(row)] for row in decided]
         return [self.class_names[c] if c >= 0 else None for c in decided]
 
-    def _matrix(self, rows: Sequence[Any]) -> NDArray[np.float64]:
-        """The scores (N, C) of a pipeline's outputs, in the model's order."""
+    def _scores(self, row: Any, text: int) -> ArrayLike:
+        """What a pipeline says of a text, in the model's order; probabilities as they are."""
+        if not (isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)):
+            return row
+        found = {entry.get("label"): entry.get("score") for entry in row}
+        got = few([f"{label}: {score}" for label, score in found.items()])
         names = self.class_names
         requirement = f"the outputs to score each of the model's {len(names)} classes ({few(names)})"
         way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
-        scores = []
-        for i, row in enumerate(rows):
-            found = {entry.get("label"): entry.get("score") for entry in row}
-            holds = found.keys() == set(names) and len(row) == len(found)
-            if not (holds and all(isinstance(score, Real) for score in found.values())):
-                listed = few([f"{entry.get('label')}: {entry.get('score')}" for entry in row])
-                check(False, requirement, f"{len(row)} ({listed}) for text {i}", way_out)
-            scores.append([found[name] for name in names])
-        return np.array(scores, float)
+        holds = len(row) == len(found) and found.keys() == set(names)
+        check(holds, requirement, f"{len(row)} ({got}) for text {text}", way_out)
+        return np.array([found[name] for name in names], float)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json into a folder, the model's: the whole file or nothing."""
@@ -113,7 +105,7 @@ class Decisions:
             "class_names": list(self.class_names),
             "measured": {name: list(interval) for name, interval in self.measured.items()},
             "n_measured": self.n_measured,
-            **({} if self.fingerprint is None else {"fingerprint": self.fingerprint}),
+            "fingerprint": self.fingerprint,
         }
 
     @classmethod
@@ -127,19 +119,23 @@ class Decisions:
             revision: branch, tag or commit on the Hub.
             token: for the Hub; None uses the stored one.
         """
-        folder = Path(name) if os.path.isdir(name) else _downloaded(str(name), revision, token)
-        path, config = folder / FILE, folder / "config.json"
-        way_out = "write one with hf-calib decide --output, or Decisions.save"
-        check(path.is_file(), f"the model to come with a {FILE}", f"none in {name}", way_out)
-        decisions = cls.from_dict(_read(path), str(path))
-        read = _read(config) if config.is_file() else None
-        by_id = read.get("id2label") if isinstance(read, dict) else None
-        if by_id and all(map(str.isdecimal, by_id)):
-            names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may stand before "2"
-            requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
-            got = f"{few(decisions.class_names)} in {path}"
-            way_out = "fit the rule again on probabilities of this model"
-            check(names == decisions.class_names, requirement, got, way_out)
+        try:
+            folder = Path(name if os.path.isdir(name) else _downloaded(str(name), revision, token))
+            if not (folder / FILE).is_file():
+                raise FileNotFoundError(f"no {FILE} in it")
+            record = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            config = folder / "config.json"
+            settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            got = f"{name} ({' '.join(str(error).split())[:300]})"
+            raise InputValueError(expected("the decisions", "be loadable", got, _WAY_OUT)) from error
+        decisions = cls.from_dict(record, str(folder / FILE))
+        by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
+        names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may stand before "2"
+        requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
+        got = f"{few(decisions.class_names)} in {folder / FILE}"
+        way_out = "fit the rule again on probabilities of this model"
+        check(names == decisions.class_names, requirement, got, way_out)
         return decisions
 
     @classmethod
@@ -154,9 +150,8 @@ class Decisions:
                 if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():  # false for NaN too
                     raise ValueError(f"{name} that are not one number in [0, 1] for each class")
                 setattr(rule, name, values)
-            measured = {
-                name: Interval(*found) for name, found in record["measured"].items() if name in TITLES
-            }
+            found = record["measured"].items()
+            measured = {name: Interval(*interval) for name, interval in found if name in TITLES}
             return cls(rule, record["class_names"], measured, record["n_measured"], record.get("fingerprint"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
@@ -164,40 +159,11 @@ class Decisions:
 
     def sentence(self) -> str:
         """The decisions in one sentence, with their measured results if there are any."""
-        found = {name: interval.value for name, interval in self.measured.items()}
-        rows = f"on {self.n_measured:,} rows that it was not fitted on"
-        results = ""
-        if isinstance(self.rule, AbstainRule):
-            accuracy = f"{percent(self.rule.accuracy)} accuracy"
-            if self.rule.answers_nothing:
-                return f"It hands over every input: {accuracy} could not be promised."
-            if "answered" in found:
-                kept = f"{found['accuracy']:.1%} of its answers were right" if "accuracy" in found else "none"
-                share = f"{found['answered']:.0%} of inputs at {accuracy}"
-                return f"It answers {share} and hands over the rest ({kept}, {rows})."
-        elif "cost" in found:
-            results = f" ({found['cost']:.4g} per input, {found['cost_argmax']:.4g} without, {rows})"
-        elif "coverage" in found:
-            results = f" ({found['coverage']:.1%}, with {found['size']:.2f} classes on average, {rows})"
-        return f"It {self.rule.promise()}{results}."
+        return self.rule.sentence(self.measured, f"on {self.n_measured:,} rows that it was not fitted on")
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        got = f"{path} ({error})"
-        raise InputValueError(expected("the file", "be readable as JSON", got, _WAY_OUT)) from error
-
-
-def _downloaded(name: str, revision: str | None, token: str | None) -> Path:
+def _downloaded(name: str, revision: str | None, token: str | None) -> str:
     """The cached copy of a Hub model's decisions and config, and of nothing else of it."""
     from huggingface_hub import snapshot_download
 
-    try:
-        found = snapshot_download(name, revision=revision, token=token, allow_patterns=[FILE, "config.json"])
-    except (OSError, ValueError) as error:
-        got = f"{name} ({' '.join(str(error).split())[:300]})"
-        way_out = "name a folder with decisions.json, or a model on the Hub"
-        raise InputValueError(expected("the decisions", "be loadable", got, way_out)) from error
-    return Path(found)
+    return snapshot_download(name, revision=revision, token=token, allow_patterns=[FILE, "config.json"])

@@ -28,8 +28,8 @@ class Decisions(NamedTuple):
     known: NDArray[np.bool_]
 
 
-def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
-    """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
+def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArray:
+    """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
     way_out = f"pass {argument}.astype(float)"
     check_type(rows.dtype.kind == "f", f"{argument} to be a float array", f"dtype {rows.dtype}", way_out)
@@ -40,6 +40,12 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     row, column = np.unravel_index(inside.argmin(), rows.shape)
     got = f"{rows[row, column]:.6g} in row {row}"
     check(bool(inside.all()), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
+    return np.clip(rows.astype(np.float64), 0, 1)
+
+
+def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
+    """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
+    rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
     requirement, way_out = f"labels to have shape {rows.shape}", f"pass 0 or 1 for each column of {argument}"
     check(targets.shape == rows.shape, requirement, f"shape {targets.shape}", way_out)
@@ -49,7 +55,7 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     check(bool(valid.all()), "labels to be 0 or 1", got, "leave a decision out with -100")
     known = targets != UNKNOWN
     check(known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows")
-    return Decisions(np.clip(rows.astype(np.float64), 0, 1), targets == 1, known)
+    return Decisions(rows, targets == 1, known)
 
 
 def label_bins(decisions: Decisions, n_bins: int) -> BinSums:

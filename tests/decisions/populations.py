@@ -18,14 +18,7 @@ def population(
     n_classes: int = 4,
     seed: int = 0,
 ) -> Population:
-    """probs (SIZE, C) and labels: the top class is right with probability accuracy_at(confidence).
-
-    Args:
-        accuracy_at: of confidences (N,).
-        decimals: to which confidences are rounded, which makes ties.
-        n_classes: C.
-        seed: of the draw.
-    """
+    """probs (SIZE, C) and labels: the top class is right with probability accuracy_at(confidence); rounding makes ties."""
     rng = np.random.default_rng(seed)
     confidences = 1 - 0.6 * rng.beta(0.6, 1.5, SIZE)
     if decimals is not None:
