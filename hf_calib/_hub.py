@@ -25,10 +25,12 @@ _OTHERS_WERE_FASTER = {409, 412}
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
 _TOKENS = "https://huggingface.co/settings/tokens"
 _NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
+_OTHER_NAME = "check its name, which may be a dataset's; one that is new takes no pull request"
+_LATER = "push again later: what was sent is not sent again, and a commit is there as a whole or not at all"
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", "check its name, is it a dataset's? a new one takes no pull request"),
+    404: ("a model's repository", _OTHER_NAME),
 }
 _Result = TypeVar("_Result")
 
@@ -144,6 +146,4 @@ def _explained(error: Exception, repo_id: str, token: str) -> Exception:
     if is_bad_card or status not in _MAY_PASS | _OTHERS_WERE_FASTER:
         requirement, way_out = _REFUSALS.get(status, ("the push to be accepted", "change what it names"))
         return InputValueError(f"expected {requirement}, got {got}; {way_out}")
-    return InputOSError(
-        f"expected the push to arrive, got {got}; push again later: a commit is whole or not there"
-    )
+    return InputOSError(f"expected the push to arrive, got {got}; {_LATER}")

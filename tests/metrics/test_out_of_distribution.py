@@ -106,7 +106,11 @@ def test_intervals_hold_the_truth() -> None:
         ),
         (np.zeros((2, 1)), np.zeros((2, 1)), "at least two classes"),
         (np.zeros(3), np.zeros((2, 3)), r"logits_in to have shape \(N, C\)"),
-        (np.full((2, 3), np.nan), np.zeros((2, 3)), "logits_in to be finite, got 6 NaN or infinite values of 6"),
+        (
+            np.full((2, 3), np.nan),
+            np.zeros((2, 3)),
+            "logits_in to be finite, got 6 NaN or infinite values of 6",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(inside: np.ndarray, outside: np.ndarray, message: str) -> None:
