@@ -18,7 +18,7 @@ def population(
     n_classes: int = 4,
     seed: int = 0,
 ) -> Population:
-    """probs (SIZE, C) and labels: the top class is right with probability accuracy_at(confidence), which decimals tie."""
+    """probs (SIZE, C) and labels: the top class is right with probability accuracy_at(its confidence)."""
     rng = np.random.default_rng(seed)
     confidences = 1 - 0.6 * rng.beta(0.6, 1.5, SIZE)
     if decimals is not None:
