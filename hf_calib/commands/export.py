@@ -43,7 +43,6 @@ from hf_calib.report import report_on_predictions
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
 from hf_calib.scaling.saved_map import (
-    ARRAYS_NAME,
     MAP_NAME,
     config_record,
     load_map,
@@ -328,11 +327,7 @@ def _load(
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", source, way_out):
         config = AutoConfig.from_pretrained(source, trust_remote_code=running.trust_remote_code)
-        beside = (
-            there
-            if there.is_dir()
-            else Path(snapshot_download(source, allow_patterns=[*_BESIDE, ARRAYS_NAME]))
-        )
+        beside = there if there.is_dir() else Path(snapshot_download(source, allow_patterns=[*_BESIDE]))
     classifier = _load_model(source, config, rows, running.trust_remote_code, to_quantize)
     plain = standalone_copy(classifier.model)
     classifier = replace(classifier, model=plain)

@@ -17,7 +17,7 @@ from hf_calib.export.fingerprint import fingerprint
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.export.kept_head import FILE as KEPT_HEAD
 from hf_calib.export.kept_head import keep_head
-from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME, save_map
+from hf_calib.scaling.saved_map import MAP_NAME, save_map
 
 # Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
 # old model, nothing, or the new model: a file that makes others loadable comes after them.
@@ -158,7 +158,7 @@ def replace_model(made: Path, target: Path) -> None:
     for path in sorted(target.iterdir(), key=_turn):
         if _turn(path) > 0:
             path.unlink()
-    for name in (KEPT_HEAD, MAP_NAME, ARRAYS_NAME):
+    for name in (KEPT_HEAD, MAP_NAME):
         its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
         if its_own and not (made / name).exists():  # that of the old model
             (target / name).unlink(missing_ok=True)

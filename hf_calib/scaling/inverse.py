@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import log_softmax, logsumexp
 from sklearn.isotonic import isotonic_regression
 
@@ -184,19 +184,20 @@ def _log(values: FloatArray) -> FloatArray:
     return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
 
 
-def loss_record(loss: CalibrationLoss, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """A loss as plain numbers; its table, if it adapts, is added to the arrays."""
-    arrays |= {f"loss.{name}": value.cpu().numpy() for name, value in loss.state_dict().items()}
+def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
+    """A loss as plain numbers: its arguments, and its table, if it adapts."""
     weights = None if loss.class_weights is None else loss.class_weights.tolist()
-    return {"name": loss.name, "hyperparameters": loss.hyperparameters, "class_weights": weights}
+    arguments = {"name": loss.name, "hyperparameters": loss.hyperparameters, "class_weights": weights}
+    return {**arguments, "state": {name: value.tolist() for name, value in loss.state_dict().items()}}
 
 
-def loss_of_record(record: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> CalibrationLoss:
-    """The loss that `loss_record` was given; its table is taken out of the arrays."""
+def loss_of_record(record: dict[str, Any]) -> CalibrationLoss:
+    """The loss that `loss_record` was given, whose NaN are null in JSON."""
     import torch
 
     from hf_calib.losses import make_loss
 
     loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
-    loss.load_state_dict({name: torch.from_numpy(arrays.pop(f"loss.{name}")) for name in loss.state_dict()})
+    state = {name: np.array(value, dtype=np.float64) for name, value in record["state"].items()}
+    loss.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     return loss

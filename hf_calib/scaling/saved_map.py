@@ -1,10 +1,10 @@
-"""Fitted scalers as files: calibration.json, and beside it the arrays of those that do not fold; also from the Hub."""
+"""Fitted scalers as files: calibration.json, in a folder or on the Hub."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -13,26 +13,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
-from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
-from hf_calib._files import own_subfolder, whole_file
+from hf_calib._files import whole_file
 from hf_calib.scaling.inverse import loss_of_record, loss_record
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
 from hf_calib.scaling.priors import as_prior
 
 MAP_NAME = "calibration.json"
-# Not in the root, where vLLM takes every such file for weights.
-ARRAYS_NAME = "calibration/scaler.safetensors"
 POOLER_CONFIG = "vllm_pooler_config"  # the entry that holds what `pooler_config` returns
 OF_PAIRS = {"of": "pairs"}  # the entry of a map of two rewards, which one logit makes
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map
-_OWN = {"method", "settings", "parameters", "weight", "bias", "arrays", "date", "versions"}
-
-Arrays = dict[str, NDArray[Any]]
+_OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
 
 
 class SavedMap(NamedTuple):
@@ -43,15 +37,15 @@ class SavedMap(NamedTuple):
 
 
 def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
-    """Write a fitted scaler, with what is known about it; each file whole or not at all.
+    """Write a fitted scaler, with what is known about it, to a JSON file; whole or not at all.
 
-    A JSON file holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (what was
-    fitted), "date", "versions" and, of a scaler that folds, "weight" and "bias" (or null) of the map z -> weight z +
-    bias; of another one "arrays", the SHA-256 of the calibration/scaler.safetensors beside it.
+    It holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (what was fitted),
+    "date", "versions" of the packages and, of a scaler that folds, "weight" and "bias" (or null) of the map
+    z -> weight z + bias.
 
     Args:
         scaler: fitted; of a class in `SCALERS`.
-        path: of an existing folder, or of the file, which is called calibration.json unless the scaler folds.
+        path: of the file, or of an existing folder for its calibration.json.
         about: further entries, such as which rows it was fitted on; of JSON's own types.
 
     >>> import tempfile
@@ -61,33 +55,25 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     ...     load_map(folder).about
     {'n_examples': 4}
     """
-    file = _file(path)
-    beside = file.parent / ARRAYS_NAME
-    arrays: Arrays = {}
-    record = {**_as_record(scaler, arrays), **(about or {}), "versions": {}}
+    record = {**_as_record(scaler), **(about or {}), "versions": {}}
     record["date"] = datetime.now(timezone.utc).date().isoformat()
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             record["versions"][package] = version(package)
-    contents = {}
-    if arrays:
-        way_out = "the arrays of a scaler that does not fold have one place beside it"
-        check(file.name == MAP_NAME, f"path to be a folder or {MAP_NAME}", file, way_out)
-        own_subfolder(file.parent, beside.parent.name)
-        contents[beside] = safetensors.numpy.save(arrays)
-        record["arrays"] = sha256(contents[beside]).hexdigest()
-    contents[file] = (json.dumps(record, default=_plain, allow_nan=False) + "\n").encode()
-    for place, content in contents.items():
-        with whole_file(place) as unfinished:
-            unfinished.write_bytes(content)
-    if not arrays and file.name == MAP_NAME and beside.is_file() and not beside.parent.is_symlink():
-        beside.unlink()  # the arrays of the scaler before
+    with whole_file(_file(path)) as unfinished:
+        unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Read what `save_map` wrote to a file, or to the calibration.json of a folder; ValueError for any other file."""
-    file = _file(path)
-    return _read(file, lambda: file.parent / ARRAYS_NAME)
+    try:
+        record = json.loads(_file(path).read_bytes())
+        about = {key: value for key, value in record.items() if key not in _OWN}
+        return SavedMap(_from_record(record), about)
+    except Exception as error:  # whatever a damaged or foreign file makes of a reader, a constructor or a map
+        got = f"a file that cannot be read ({type(error).__name__}: {_in_short(error)})"
+        way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
+        raise InputValueError(expected(str(_file(path)), "hold a fitted map", got, way_out)) from error
 
 
 def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
@@ -103,70 +89,47 @@ def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
         raise InputValueError(expected("name", requirement, got, way_out)) from error
 
 
-def download(repo_id: str, *, revision: str | None = None, token: str | bool | None = None) -> SavedMap:
+def download(repo_id: str, **where: Any) -> SavedMap:
     """The map in a repository; raises what `hf_hub_download` raises where there is none."""
     from huggingface_hub import hf_hub_download
 
-    file = Path(hf_hub_download(repo_id, MAP_NAME, revision=revision, token=token))
-    commit = file.parent.name  # both files are of one commit, whatever is pushed meanwhile
-    return _read(file, lambda: Path(hf_hub_download(repo_id, ARRAYS_NAME, revision=commit, token=token)))
+    return load_map(hf_hub_download(repo_id, MAP_NAME, **where))
 
 
-def _read(file: Path, fetch_arrays: Callable[[], Path]) -> SavedMap:
-    """Read what `save_map` wrote; `fetch_arrays` returns where the arrays are, if there have to be some."""
-    arrays: Arrays = {}
-    try:
-        record = json.loads(file.read_bytes())
-        if "arrays" in record:
-            content = fetch_arrays().read_bytes()
-            # One of the files may be older than the other, where a process was killed between the two.
-            if sha256(content).hexdigest() != record["arrays"]:
-                raise ValueError(f"{ARRAYS_NAME} is damaged, or of another scaler")
-            arrays = safetensors.numpy.load(content)
-        scaler = _from_record(record, arrays)
-    except Exception as error:  # whatever a damaged or foreign file makes of a reader, a constructor or a map
-        got = f"a file that cannot be read ({type(error).__name__}: {_in_short(error)})"
-        way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
-        raise InputValueError(expected(str(file), "hold a fitted map", got, way_out)) from error
-    return SavedMap(scaler, {key: value for key, value in record.items() if key not in _OWN})
-
-
-def _as_record(scaler: Any, arrays: Arrays) -> dict[str, Any]:
-    """A fitted scaler as JSON holds it; the arrays of one that does not fold are added to `arrays`."""
+def _as_record(scaler: Any) -> dict[str, Any]:
+    """A fitted scaler, of JSON's own types."""
     method = method_of(scaler)
     check_is_fitted(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
-    parameters: dict[str, Any] = {}
-    for name, value in vars(scaler).items():
-        key = name.removesuffix("_")
-        if key == name or name.startswith("_"):
-            continue
-        if not affine and isinstance(value, np.ndarray):
-            arrays[key] = np.ascontiguousarray(value)
-        else:  # those of the map are in the file once, beside the parameters
-            parameters[key] = None if key in affine else value
+    names = [name for name in vars(scaler) if name.endswith("_") and not name.startswith("_")]
+    parameters = {name.removesuffix("_"): getattr(scaler, name) for name in names}
+    parameters |= dict.fromkeys(
+        parameters.keys() & affine
+    )  # which are in the file once, beside the parameters
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
-        settings["scaler"] = _as_record(settings["scaler"], arrays)
+        settings["scaler"] = _as_record(settings["scaler"])
     if "loss" in settings:
-        settings["loss"] = loss_record(settings["loss"], arrays)
+        settings["loss"] = loss_record(settings["loss"])
+    record = {"method": method, "settings": settings, "parameters": parameters, **affine}
     # Some numbers that describe a fit may not be finite, such as the errors of a single row.
-    parameters = json.loads(json.dumps(parameters, default=_plain), parse_constant=lambda _: None)
-    return {"method": method, "settings": settings, "parameters": parameters, **affine}
+    whole = json.dumps(record, default=lambda number: np.asarray(number).tolist())
+    found: dict[str, Any] = json.loads(whole, parse_constant=lambda _: None)
+    return found
 
 
-def _from_record(record: dict[str, Any], arrays: Arrays) -> Any:
+def _from_record(record: dict[str, Any]) -> Any:
     """The scaler that `_as_record` was given; what no fit leaves raises one error or another."""
     method, settings = record["method"], dict(record["settings"])
     check(method in SCALERS, "method to be a scaler", repr(method), did_you_mean(method, SCALERS))
     for name, value in settings.items():
         if isinstance(value, dict):
-            settings[name] = loss_of_record(value, arrays) if name == "loss" else _from_record(value, {})
+            settings[name] = loss_of_record(value) if name == "loss" else _from_record(value)
     scaler = SCALERS[method].load()(**settings)
-    for key, value in (record["parameters"] | arrays).items():
+    for key, value in record["parameters"].items():
         of_map = value is None and key in ("weight", "bias")
-        array = np.array(record[key], dtype=np.float64) if of_map else np.asarray(value)
+        array = np.array(record[key], dtype=np.float64) if of_map else np.array(value)
         is_array = isinstance(value, list) and array.dtype.kind in "fiu"
         setattr(scaler, f"{key}_", array if of_map or is_array else value)
     check_is_fitted(scaler)
@@ -247,11 +210,6 @@ def title_of(scaler: Any) -> str:
 
 def _file(path: str | os.PathLike[str]) -> Path:
     return Path(path) / MAP_NAME if Path(path).is_dir() else Path(path)
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy, or an array of them, as JSON can hold it."""
-    return np.asarray(value).tolist()
 
 
 def _in_short(error: Exception) -> str:

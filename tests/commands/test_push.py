@@ -231,7 +231,7 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
         "hf_calib.pipeline is."
     ]
     assert pushed["usage"][0] == "from hf_calib import pipeline"
-    assert "calibration/scaler.safetensors" in hub.files["me/model"]["main"]
+    assert "calibration.json" in hub.files["me/model"]["main"]
     snapshot_download("me/model", local_dir=tmp_path / "down", token=TOKEN)
     scores = pipeline("text-classification", str(tmp_path / "down"), top_k=1)(
         [text_of(row) for row in ids.tolist()]

@@ -34,7 +34,7 @@ from hf_calib.scaling import (
     VectorScaling,
     save_map,
 )
-from hf_calib.scaling.saved_map import ARRAYS_NAME, MAP_NAME
+from hf_calib.scaling.saved_map import MAP_NAME
 from tests.helpers.architectures import IMAGE, assert_same_weights, build, logits_of, refused, weights_of
 from tests.helpers.architectures import bert as new_bert
 from tests.helpers.hub_server import Hub
@@ -505,7 +505,6 @@ class TestOtherModels:
 
     def test_the_map_of_another_model_does_not_stay_in_the_output(self, tmp_path: Path) -> None:
         save_folded(bert(), VECTOR, tmp_path / "out", batch=None, processing_class=None)
-        (tmp_path / "out" / ARRAYS_NAME).write_bytes(b"of an isotonic map before that")
         fold(bert(), VECTOR).save_pretrained(tmp_path / "m")
         unfold_model(str(tmp_path / "m"), tmp_path / "out")
         files = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}

@@ -51,9 +51,7 @@ def claims(folder: Path) -> dict[str, bool]:
     spline.push_to_hub("me/model", token=TOKEN)
     isotonic.push_to_hub("me/model", token=TOKEN, revision="joint")
     spline.push_to_hub("me/broken", token=TOKEN)
-    api.upload_file(
-        path_or_fileobj=b"old", path_in_repo="calibration/scaler.safetensors", repo_id="me/broken"
-    )
+    api.upload_file(path_or_fileobj=b"old", path_in_repo="calibration.json", repo_id="me/broken")
 
     texts = [text_of(ids) for ids in sequences(model, 5)["input_ids"]]
     for name, revision, kind in (("main", None, SplineScaling), ("branch", "joint", IsotonicScaling)):
@@ -68,7 +66,7 @@ def claims(folder: Path) -> dict[str, bool]:
     try:
         hf_calib.pipeline("text-classification", "me/broken", token=TOKEN)
     except ValueError as error:
-        found["broken is an error"] = "calibration/scaler.safetensors is damaged" in str(error)
+        found["broken is an error"] = "calibration.json to hold a fitted map" in str(error)
 
     for name, settings in (
         ("no repository", {"name": "me/nothing"}),

@@ -403,12 +403,11 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
     assert commits.count("/api/models/me/scaler/commit/main") == 1
     made = {".gitattributes"}  # by a Hub, with the repository
     files = {name: set(hub.files[f"me/{name}"]["main"]) - made for name in ("scaler", "affine")}
-    assert files["scaler"] == {"calibration.json", "calibration/scaler.safetensors"}
-    assert files["affine"] == {"calibration.json"}
+    assert files["scaler"] == files["affine"] == {"calibration.json"}
     assert {"config.json", "model.safetensors", "calibration.json"} <= set(hub.files["me/model"]["main"])
     assert json.loads(hub.files["me/model"]["joint"]["calibration.json"])["method"] == "isotonic"
     downloads = {path for _, path, _ in hub.requests if "/me/scaler/resolve/" in path}
-    assert {path.rpartition("/")[2] for path in downloads} == {"calibration.json", "scaler.safetensors"}
+    assert {path.rpartition("/")[2] for path in downloads} == {"calibration.json"}
     contents = [
         each for branches in hub.files.values() for files in branches.values() for each in files.values()
     ]
