@@ -1,5 +1,12 @@
 """Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels, and shifts of priors.
 
+Arguments that a class does not explain mean the same everywhere: logits (N, C) of any real dtype, read in float64,
+where -inf masks a class that is not the label and stays masked; maps that mix the classes refuse it. Once fitted, the
+methods take logits of any shape that ends in C. labels (N,) int in [0, C) without -100 or, with multi_label, (N, C) of
+0 and 1, and -100 where a label is not known, of sigmoid outputs; sample_weight (N,) of at least 0, None for equal ones.
+An affine map has `weight_`, () or (C,), which multiplies the logits, or (C, C), which mixes them, and `bias_` (C,),
+which sums to 0 but for sigmoids; `transform` gives its logits. All but temperatures can change the predicted class.
+
 The classes are loaded when they are first used, so that the command line can read the table of them at once.
 """
 

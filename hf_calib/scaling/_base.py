@@ -1,9 +1,11 @@
-"""Base classes of the scalers, and the softmax in place."""
+"""Checks of logits and labels, and the base class of all scalers."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,14 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import check, few
-from hf_calib.scaling._inputs import FloatArray, as_logits
+from hf_calib.metrics.checks import ROW_SUM_TOLERANCE, FloatArray, as_array, check_type, row_chunks
 from hf_calib.scaling.methods import is_multi_label
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
     from typing_extensions import Self
 
+_LARGEST = 1e100  # whose squares are finite
 _LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
 
 
@@ -28,11 +31,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
     The base class of all in `SCALERS`. As every classifier of scikit-learn it has `predict`, `score` (the accuracy) and
     `classes_`. What `fit` finds is in attributes whose names end with "_"; these are what is saved.
-
-    The arguments of `fit`, in all of them, are logits (N, C) of any real dtype, read in float64, where -inf masks a
-    class that is not the label; labels (N,) int in [0, C) without -100, or, with several labels a row, (N, C) of 0 and
-    1, and -100 where a label is not known; and sample_weight (N,) of at least 0 where a scaler takes weights: None
-    counts every row once. It returns the scaler. The other methods take logits of any shape that ends in C.
 
     >>> import numpy as np, tempfile
     >>> from hf_calib.scaling import TemperatureScaling
@@ -72,10 +70,8 @@ class Scaler(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any); nothing in its files is run.
 
-        Args:
-            name: a folder, or a repository on the Hub such as "me/my-model"; a folder of that name goes first.
-            revision: branch, tag or commit of a repository.
-            token: for the Hub; None uses the stored one.
+        It comes from a folder or, where there is none of that name, from a repository on the Hub such as "me/my-model",
+        of a branch, tag or commit (`revision`), with a token, None being the stored one.
         """
         from hf_calib.scaling import saved_map  # here, because it imports the scalers
 
@@ -88,9 +84,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
         """Add the fitted scaler to a model's repository on the Hub, or to a new one, in one commit.
 
-        Args:
-            repo_id: such as "me/my-model"; made where there is none.
-            **where: revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
+        `where` takes revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
         """
         from hf_calib._hub import push_files
 
@@ -128,13 +122,101 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     return logits
 
 
+def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
+    """Walk over the rows of an (N, C) array, widened to float64 block by block, never as a whole."""
+    for rows in row_chunks(*logits.shape):
+        yield rows, logits[rows].astype(np.float64)
+
+
+def as_logits(logits: ArrayLike) -> NDArray[Any]:
+    """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
+    logits = as_array("logits", logits)
+    dtype, real = f"dtype {logits.dtype}", logits.dtype.kind in "fiu"
+    check_type(real, "logits to hold real numbers", dtype, "pass an array of floats")
+    holds = logits.ndim > 0 and logits.size > 0
+    check(holds, "logits to hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
+    rows = logits.reshape(-1, logits.shape[-1])
+    # A maximum of NaN is not less, either.
+    bad = sum(np.count_nonzero(~(block.max(axis=1) < np.inf)) for _, block in blocks(rows))
+    got = f"NaN or +inf in {bad} of {len(rows)} rows"
+    check(not bad, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
+    return logits
+
+
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     checked = as_logits(logits)
-    requirement = f"logits to have the {n_classes} classes of fit"
     way_out = "pass the logits of the model it was fitted on"
+    requirement = f"logits to have the {n_classes} classes of fit"
     check(checked.shape[-1] == n_classes, requirement, f"shape {checked.shape}", way_out)
     return checked.astype(np.float64)
+
+
+def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
+    """Check (N, C) logits to fit on."""
+    logits = as_logits(logits)
+    shape = f"shape {logits.shape}"
+    check(logits.ndim == 2, "logits to have shape (N, C)", shape, "use logits.reshape(-1, num_labels)")
+    way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
+    check(logits.shape[1] >= least_columns, "logits to have at least 2 classes", shape, way_out)
+    low, high = float(logits.min()), float(logits.max())
+    way_out = "divide them by a number, which a temperature makes up for"
+    check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
+    within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
+    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= ROW_SUM_TOLERANCE:
+        warnings.warn(
+            "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
+            "logits calibrates badly. Pass numpy.log(probs) instead.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return logits
+
+
+def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
+    """Check one class number per row of the logits."""
+    labels = as_array("labels", labels)
+    n, c = logits.shape
+    way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
+    check(labels.shape == (n,), f"labels to have shape ({n},)", f"shape {labels.shape}", way_out)
+    numbered = "number them by the columns of logits: [names.index(label) for label in labels]"
+    way_out = numbered if labels.dtype.kind in "USO" else "convert them with labels.astype(int)"
+    check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
+    n_ignored = np.count_nonzero(labels == -100)
+    way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
+    check(not n_ignored, f"labels to lie in 0..{c - 1}", f"{n_ignored} labels of -100", way_out)
+    low, high = labels.min(), labels.max()
+    way_out = "number the classes by the columns of logits"
+    check(low >= 0 and high < c, f"labels to lie in 0..{c - 1}", f"labels from {low} to {high}", way_out)
+    _refuse_masked(logits[np.arange(n), labels])
+    return labels.astype(np.int64, copy=False)
+
+
+def as_binary_labels(
+    labels: ArrayLike, logits: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
+    labels = as_array("labels", labels)
+    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
+    check(
+        labels.shape == logits.shape, requirement, got, "multi_label=True takes a 0/1 label for every logit"
+    )
+    positive = labels == 1
+    known = positive | (labels == 0)
+    others = few(labels[~known & (labels != -100)][:1].tolist())
+    way_out = "pass hard labels, and -100 where a label is not known"
+    check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
+    check(bool(known.any()), "labels to be 0 or 1", "-100 everywhere", "pass at least one label of 0 or 1")
+    _refuse_masked(logits[positive])
+    known &= ~np.isneginf(logits)
+    return positive, None if known.all() else known
+
+
+def _refuse_masked(of_labels: NDArray[Any]) -> None:
+    """Raise unless the labels' logits are finite."""
+    got = f"-inf for the label of {np.count_nonzero(np.isneginf(of_labels))} examples"
+    way_out = "mask only classes that cannot be the label"
+    check(not np.isneginf(of_labels).any(), "logits to be finite for every label", got, way_out)
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:
@@ -147,13 +229,5 @@ def refuse_masks(logits: NDArray[Any]) -> None:
 
 def n_masked(logits: NDArray[Any]) -> int:
     """How many logits are -inf, or so large that they stand for it, such as the lowest number of a dtype."""
-    if float(logits.min()) >= -_LARGEST_MIXED and float(logits.max()) <= _LARGEST_MIXED:
-        return 0
-    return int(np.count_nonzero(np.abs(logits.astype(np.float64)) > _LARGEST_MIXED))
-
-
-def listed(numbers: NDArray[np.int64], one: str, several: str) -> str:
-    """Name classes or labels in a message: "class 3", "7 labels (0, 1, 2, 3, 4, ...)", or nothing."""
-    if len(numbers) == 1:
-        return f"{one} {numbers[0]}"
-    return f"{len(numbers)} {several} ({few(numbers.tolist())})" if len(numbers) else ""
+    rows = logits.reshape(-1, logits.shape[-1])
+    return sum(np.count_nonzero(np.abs(block) > _LARGEST_MIXED) for _, block in blocks(rows))

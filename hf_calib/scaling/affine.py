@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
-from hf_calib.scaling._inputs import FloatArray, as_logits
+from hf_calib.metrics.checks import FloatArray
+from hf_calib.scaling._base import LogitScaling, as_fitted_logits, as_logits, refuse_masks
 
 
 class AffineMap(NamedTuple):
@@ -34,13 +34,13 @@ class AffineMap(NamedTuple):
         mapped = np.array(logits, dtype=np.float64)
         if self.weight.ndim == 2:
             mapped = mapped @ self.weight.T
-        else:
-            # The product of -inf with a weight that is not above 0 would mask nothing.
-            masked = None if (self.weight > 0).all() else np.isneginf(mapped)
-            with np.errstate(invalid="ignore"):
-                mapped *= self.weight
-            if masked is not None:
-                mapped[masked] = -np.inf
+        elif (self.weight > 0).all():
+            mapped *= self.weight
+        else:  # where the product of -inf with the weight would mask nothing
+            masked = np.isneginf(mapped)
+            mapped[masked] = 0
+            mapped *= self.weight
+            mapped[masked] = -np.inf
         if self.bias is not None:
             mapped += self.bias
         return mapped
@@ -48,17 +48,16 @@ class AffineMap(NamedTuple):
     def then(self, following: AffineMap) -> AffineMap:
         """The one map that this one and a following one are together."""
         own, other = self.weight, following.weight
-        if other.ndim == 2:  # noqa: SIM108
-            weight = other @ own if own.ndim == 2 else other * own
-        else:
-            weight = np.asarray((other * own.T).T)
+        weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
+        if own.ndim == 2 and other.ndim == 1:
+            weight = other[:, None] * own
         return AffineMap(weight, following.bias if self.bias is None else following(self.bias))
 
 
 class AffineScaling(LogitScaling):
     """A scaler that is an affine map of the logits, once it is fitted, and folds into a classification head."""
 
-    weight_: FloatArray
+    weight_: FloatArray  # as of the map
     bias_: FloatArray
 
     def affine_map(self) -> AffineMap:

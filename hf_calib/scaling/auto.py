@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import check
-from hf_calib.metrics.checks import check_seed
+from hf_calib.metrics.checks import FloatArray, check_integer, check_seed
 from hf_calib.scaling._base import n_masked
-from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.linear import (
     MatrixScaling,
@@ -46,10 +43,10 @@ class _Candidate:
     """A map that is compared, and what cross-validation found."""
 
     method: str
-    penalty: float | None
     n_parameters: int
-    left_out: str | None
     solve: Callable[[Rows, Solution, float], Solution]
+    left_out: str | None = None
+    penalty: float | None = None
     losses: FloatArray | None = None  # (N,)
     on_top: float = 1.0  # the temperature of the mapped rows
 
@@ -57,45 +54,47 @@ class _Candidate:
     def name(self) -> str:
         return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
 
+    def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
+        """Its entry in `results_`."""
+        numbers = [None] * 4
+        if self.losses is not None:
+            numbers = [*mean_and_error(self.losses), *mean_and_error(self.losses - of_temperature)]
+        names = ("nll", "standard_error", "difference", "difference_standard_error")
+        about = {"method": self.method, "penalty": self.penalty, "n_parameters": self.n_parameters}
+        how = dict(zip(names, numbers, strict=True))
+        return about | how | {"chosen": self.name == choice, "left_out": self.left_out}
+
 
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
 
     For when you do not know whether your data carry more than a temperature. It compares the logits as they are,
     `TemperatureScaling`, `VectorScaling`, `MatrixScaling`, and `StructuredVectorScaling` and `StructuredMatrixScaling`
-    with several penalties. It can change the predicted class.
+    with several penalties; of several labels a row `PerLabelTemperatureScaling`, and no matrix.
 
     Args:
-        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row. One row alone
-            gets a temperature.
-        multi_label: True for sigmoid outputs with a 0/1 label per logit. Compared are then the logits, one
-            temperature, `PerLabelTemperatureScaling` and `StructuredVectorScaling`.
+        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
         random_state: seed of the parts.
 
     Attributes:
-        choice_: the chosen method, a key of `SCALERS` or "identity", with its penalty:
-            "structured_matrix(penalty=0.1)".
-        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats per
-            row), "standard_error", "difference" to the temperature and "difference_standard_error",
-            "chosen", and "left_out": why it was not tried, or None.
-        weight_: () or (C,), which multiplies the logits, or (C, C), which mixes them.
-        bias_: (C,).
+        choice_: the chosen method, a key of `SCALERS` or "identity", such as "structured_matrix(penalty=0.1)".
+        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats a row),
+            "standard_error", "difference" to the temperature, "difference_standard_error", "chosen", and "left_out",
+            why it was not tried, or None.
 
     Notes:
         A map is over-confident for rows that it was not fitted on: each candidate is judged, and used, with a
         temperature on top, fitted on rows held out. Chosen is the least d + 2 SE(d), where d is the mean difference to
-        the temperature's loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for maps that are freer
-        than those with a penalty of 1, and for the logits as they are, which may win on at least 300 rows. Of more than
-        20,000 rows, a random 20,000 choose. Only the last fit, of all rows, warns.
+        the temperature's loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for the logits as they are,
+        which take 300, and for maps freer than those with a penalty of 1. Of more than 20,000 rows, a random 20,000
+        choose. Of the tokens of one text, which are not independent, a freer map is chosen a little too easily.
 
-        Not tried are: anything freer than a temperature where fewer than 5 rows (or decisions) are wrong; freer maps
-        of a kind once a smaller penalty is worse by two standard errors; a matrix where a class is masked, where
-        there are two classes (`StructuredVectorScaling` is then as good) or where N C^2 is above 5e8.
-
-        Rows count as independent. The tokens of one text are not quite: a freer map is then chosen a little too easily.
+        Not tried is what is freer than a temperature where fewer than 5 rows (or decisions) are wrong, or than a map
+        that was worse than one of a larger penalty by two standard errors; nor a matrix of two classes, of masked
+        ones, or where N C^2 is above 5e8.
 
     References:
-        The maps: see their classes. The rule is ours; benchmarks/choice_rules.py compares it with others.
+        The rule is ours; benchmarks/choice_rules.py compares it with others.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))
@@ -123,7 +122,7 @@ class AutoScaling(AffineScaling):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Choose the map, and fit it."""
-        check_folds(self.n_folds)
+        check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
         if rows.known is not None:  # a part of rows that tell nothing could not be judged
             rows = rows[rows.known.any(axis=1)]
@@ -137,16 +136,11 @@ class AutoScaling(AffineScaling):
         starts = _temperatures(rows[sample], folds[sample])
         for family in families:
             _cross_validate(family, rows[sample], folds[sample], starts)
-        candidates = [candidate for family in families for candidate in family]
-        losses = {each.name: each.losses for each in candidates if each.losses is not None}
+        candidates = {each.name: each for family in families for each in family}
+        losses = {name: each.losses for name, each in candidates.items() if each.losses is not None}
         self.choice_ = choose(losses)
-        self.results_ = [
-            {"method": each.method, "penalty": each.penalty, "n_parameters": each.n_parameters}
-            | _judged(each.losses, losses["temperature"])
-            | {"chosen": each.name == self.choice_, "left_out": each.left_out}
-            for each in candidates
-        ]
-        chosen = next(each for each in candidates if each.name == self.choice_)
+        self.results_ = [each.judged(losses["temperature"], self.choice_) for each in candidates.values()]
+        chosen = candidates[self.choice_]
         if n > CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
             _cross_validate([chosen], rows, folds, _temperatures(rows, folds))
         loss = ScaledLoss(rows)
@@ -156,21 +150,6 @@ class AutoScaling(AffineScaling):
         self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
         self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
         return self
-
-
-def _judged(losses: FloatArray | None, of_temperature: FloatArray) -> dict[str, float | None]:
-    """The cross-validated losses in `results_`."""
-    names = ("nll", "standard_error", "difference", "difference_standard_error")
-    if losses is None:
-        return dict.fromkeys(names)
-    numbers = [*mean_and_error(losses), *mean_and_error(losses - of_temperature)]
-    return dict(zip(names, numbers, strict=True))
-
-
-def check_folds(n_folds: Any) -> None:
-    holds = isinstance(n_folds, Integral) and int(n_folds) >= 2
-    way_out = "5 is enough; more folds cost more fits"
-    check(holds, "n_folds to be an integer of at least 2", repr(n_folds), way_out)
 
 
 def _candidates(rows: Rows) -> list[list[_Candidate]]:
@@ -189,23 +168,21 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         no_matrix = "for two classes it is no more than a vector map"
     elif n * c**2 > _MATRIX_COST:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-    identity = _Candidate("identity", None, 0, None, lambda *_: Solution.divided_by(1.0))
-    temperature = _Candidate("temperature", None, 1, None, lambda rows, near, _: near)
+
+    def structured(kind: Any, method: str, n_parameters: int, left_out: str | None) -> list[_Candidate]:
+        return [_Candidate(method, n_parameters, kind(each).solve, left_out, each) for each in _PENALTIES]
+
+    identity = _Candidate("identity", 0, lambda *_: Solution.divided_by(1.0))
+    temperature = _Candidate("temperature", 1, lambda rows, near, _: near)
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    vectors = [
-        _Candidate("structured_vector", each, own, why_not, StructuredVectorScaling(each).solve)
-        for each in _PENALTIES
-    ]
+    vectors = structured(StructuredVectorScaling, "structured_vector", own, why_not)
     if rows.sigmoid:
-        per_label = _Candidate("per_label_temperature", None, c, why_not, _divided_by_label)
+        per_label = _Candidate("per_label_temperature", c, _divided_by_label, why_not)
         return [[identity], [temperature], [per_label], vectors]
-    vectors.append(_Candidate("vector", None, 2 * c, why_not, VectorScaling().solve))
+    vectors.append(_Candidate("vector", 2 * c, VectorScaling().solve, why_not))
     between, no_matrix = c * (c + 1), why_not or no_matrix
-    matrices = [
-        _Candidate("structured_matrix", each, between, no_matrix, StructuredMatrixScaling(each).solve)
-        for each in _PENALTIES
-    ]
-    matrix = _Candidate("matrix", None, between, no_matrix, MatrixScaling().solve)
+    matrices = structured(StructuredMatrixScaling, "structured_matrix", between, no_matrix)
+    matrix = _Candidate("matrix", between, MatrixScaling().solve, no_matrix)
     return [[identity], [temperature], vectors, matrices, [matrix]]
 
 

@@ -12,10 +12,9 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import check_choice, check_integer, check_n_bins
+from hf_calib.metrics.checks import FloatArray, check_choice, check_integer, check_n_bins
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
-from hf_calib.scaling._base import Scaler, as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling._base import Scaler, as_fitted_logits, blocks, softmax_in_place
 from hf_calib.scaling.newton import Rows
 from hf_calib.scaling.temperature import ScaledLoss
 

@@ -9,11 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import check_choice, check_seed
+from hf_calib.metrics.checks import FloatArray, check_choice, check_integer, check_seed
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
-from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, check_folds, choose, mean_and_error, parts
+from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, choose, mean_and_error, parts
 from hf_calib.scaling.linear import StructuredVectorScaling, VectorScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import ScaledLoss
@@ -26,31 +25,27 @@ _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the free
 class GroupedScaling(LogitScaling):
     r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
 
-    For a judge that is asked several types of questions, for tenants, languages or sites, whose base rates differ. One
-    map for all is wrong for each; a map of its own is wrong for a group of few rows.
+    For a judge that is asked several types of questions, for tenants, languages or sites, whose base rates differ: one
+    map for all is wrong for each, and a map of its own for a group of few rows.
 
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
 
     Args:
-        base: the common map m: "temperature", "structured_vector" or "vector". "auto" takes the second rather than
-            the first where its cross-validated loss is less by two standard errors: what is wrong with a class in all
-            groups is not for each group to learn anew.
-        n_folds: random parts of the cross-validation, at least 2.
-        random_state: seed of the parts.
+        base: the common map m: "temperature", "structured_vector", "vector", or "auto": the second rather than the
+            first where its cross-validated loss is less by two standard errors.
+        n_folds, random_state: as of `AutoScaling`.
 
     Attributes:
         groups_: the names of the groups, in order.
         sizes_: (G,) rows of each.
-        weights_: (G + 1, C), which multiply the logits: of all rows, then of each group.
-        biases_: (G + 1, C).
+        weights_, biases_: (G + 1, C), of all rows, then of each group.
         choice_: λ, "penalty=1", or "one map for all"; with "auto" the common map first: "structured_vector, penalty=1".
 
     Notes:
         λ is the largest of infinity, 100, 10, 1 and .1 whose loss, cross-validated on at most 20,000 rows, is within
-        one standard error of the best, those of the differences row by row. Rows of a group that was not in `fit`, or
-        without groups, get the common map. It does not fold, as a model does not know the groups: `save_pretrained`
-        puts it beside the model, and `hf_calib.pipeline(...)(texts, group="law")` applies it.
+        one standard error of the best, those of the differences row by row. It does not fold: keep it beside the model
+        by `save_pretrained`, for `hf_calib.pipeline(...)(texts, group="law")`.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))
@@ -70,23 +65,23 @@ class GroupedScaling(LogitScaling):
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike) -> GroupedScaling:
         """Fit the common map, choose the ridge, and fit each group's; groups (N,) are words or integers."""
         check_choice("base", self.base, ("auto", *BASES))
-        check_folds(self.n_folds)
+        check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
         rows = Rows.checked(logits, labels)
         names = _as_groups(groups, len(rows))
-        groups_, numbers, sizes = np.unique(names, return_inverse=True, return_counts=True)
-        self.groups_, self.sizes_ = groups_.tolist(), sizes.astype(np.int64)
+        groups_, numbers, self.sizes_ = np.unique(names, return_inverse=True, return_counts=True)
+        self.groups_, self.n_classes_ = groups_.tolist(), rows.logits.shape[1]
         base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
         maps = _maps(rows, numbers, penalty, _common(base, rows))
         self.weights_ = np.stack([found.weight for found in maps.values()])
-        self.biases_ = np.stack([found(np.zeros(len(found.weight))) for found in maps.values()])
+        self.biases_ = np.stack([found(np.zeros(self.n_classes_)) for found in maps.values()])
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the mapped logits (N, ..., C) in float64; unknown groups (N,), or none, get the common map."""
         check_is_fitted(self, "weights_")
-        rows = as_fitted_logits(logits, self.weights_.shape[1])
+        rows = as_fitted_logits(logits, self.n_classes_)
         maps = dict(enumerate(map(AffineMap, self.weights_, self.biases_)))
         if groups is None:
             return maps[0](rows)
@@ -97,11 +92,6 @@ class GroupedScaling(LogitScaling):
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the calibrated probabilities in float64; arguments as of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
-
-    @property
-    def classes_(self) -> NDArray[np.int64]:
-        """The numbers of the classes, 0..C-1, once it is fitted."""
-        return np.arange(self.weights_.shape[1])
 
     def _chosen(self, rows: Rows, numbers: NDArray[np.int64]) -> tuple[str, float]:
         """The common map's method, and the penalty."""
@@ -145,23 +135,15 @@ def _common(base: str, rows: Rows) -> AffineMap:
 
 
 def _maps(
-    rows: Rows,
-    numbers: NDArray[np.int64],
-    penalty: float,
-    common: AffineMap,
-    left_to_gain: float = LEFT_TO_GAIN,
+    rows: Rows, numbers: NDArray[np.int64], penalty: float, common: AffineMap, nats: float = LEFT_TO_GAIN
 ) -> dict[int, AffineMap]:
     """The common map, which is number 0, and that of each group, from number 1 on."""
-    maps = {0: common}
+    maps = dict.fromkeys([0, *np.unique(numbers) + 1], common)
     mapped = rows.with_logits(common(rows.logits))
-    for number in np.unique(numbers):
-        maps[number + 1] = common
-        if penalty < np.inf:
-            own = mapped[numbers == number]
-            ridge = penalty * rows.logits.shape[1] / len(own)
-            maps[number + 1] = common.then(
-                fit_affine(own, 1.0, Ridges(ridge, ridge), left_to_gain=left_to_gain)
-            )
+    for number in np.unique(numbers) if penalty < np.inf else ():
+        own = mapped[numbers == number]
+        ridge = penalty * rows.logits.shape[1] / len(own)
+        maps[number + 1] = common.then(fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats))
     return maps
 
 

@@ -12,9 +12,8 @@ from scipy.special import log_softmax, logsumexp
 from sklearn.isotonic import isotonic_regression
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import check_type, row_chunks
-from hf_calib.scaling._base import LogitScaling
-from hf_calib.scaling._inputs import FloatArray, as_class_labels, as_logits, as_matrix
+from hf_calib.metrics.checks import FloatArray, check_type, row_chunks
+from hf_calib.scaling._base import LogitScaling, as_class_labels, as_logits, as_matrix
 
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss

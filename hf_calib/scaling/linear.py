@@ -18,8 +18,8 @@ from scipy.special import log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
-from hf_calib.scaling._inputs import FloatArray
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import BOUNDS, ScaledLoss, Solution
@@ -41,15 +41,17 @@ class LinearFit(LogitScaling):
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
         return self._fit(logits, labels, sample_weight)
 
-    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
+    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
         """The map of checked rows, perhaps from what another fit to them has found."""
         temperature, start = near or Solution.divided_by(ScaledLoss(rows).best_temperature())
         unit = self._unit(rows, temperature)
-        return Solution(temperature, fit_affine(rows, unit, self._ridges(rows), start, left_to_gain))
+        return Solution(temperature, fit_affine(rows, unit, self._ridges(rows), start, nats))
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        self._check()
-        rows = Rows.checked(logits, labels, sample_weight, multi_label=self.multi_label)
+        for name, value in self.get_params().items():
+            if name.endswith("penalty"):
+                self._check_penalty(name, value)
+        rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         if self._mixes:
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
@@ -59,8 +61,10 @@ class LinearFit(LogitScaling):
         self.weight_, self.bias_ = self.solve(rows, Solution.divided_by(temperature)).map  # type: ignore[assignment]
         return self
 
-    def _check(self) -> None:
-        """Refuse settings."""
+    def _check_penalty(self, name: str, value: object) -> None:
+        holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
+        way_out = "None takes a default that follows the numbers of classes and examples"
+        check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
 
     def _unit(self, rows: Rows, temperature: float) -> float:
         """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
@@ -75,21 +79,15 @@ class LinearFit(LogitScaling):
 
 
 class VectorScaling(AffineScaling, LinearFit):
-    r"""Give each class its own scale and offset, fitted on held-out predictions.
+    r"""Give each class its own scale and offset.
 
-    For a model whose classes are not all over- or under-confident in the same way, or whose training set had other
-    class frequencies. With few examples of a class `StructuredVectorScaling` is the safer choice. It can change the
-    predicted class.
+    For a model whose classes are not over- or under-confident alike, or whose training set had other class frequencies.
+    With few examples of a class `StructuredVectorScaling` is safer.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
-    Attributes:
-        weight_: w, (C,).
-        bias_: b, (C,), which sum to 0.
-
-    Notes:
-        A class masked by -inf in a row stays masked there. Unlike a temperature, w is not blind to an offset that all
-        logits of a row share. Source: Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
+    References:
+        Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
     >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
@@ -109,13 +107,6 @@ class PenalisedMatrixFit(LinearFit):
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
-    def _check(self) -> None:
-        for name in ("off_diagonal_penalty", "bias_penalty"):
-            value = getattr(self, name)
-            way_out = "None takes a default that follows the numbers of classes and examples"
-            holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
-            check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
-
     def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
@@ -126,30 +117,19 @@ class PenalisedMatrixFit(LinearFit):
 
 
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
-    r"""Map the logits by a full matrix and an offset, fitted on held-out predictions.
+    r"""Map the logits by a full matrix and an offset, for a model that confuses certain pairs of classes.
 
-    For a model that confuses certain pairs of classes. It has C (C + 1) parameters, so the weights between classes and
-    the biases are drawn to 0 (ODIR). It can change the predicted class.
+    It has C (C + 1) parameters, so the weights between classes and the biases are drawn to 0 (ODIR).
 
     $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
 
     Args:
-        off_diagonal_penalty: λ >= 0. None takes 10 C^2 (C - 1) / N, a normal prior for each T w_{ij}
-            of variance 1 / (20 C): together they move a logit by about a fifth of the logits' spread.
-        bias_penalty: \mu >= 0. None takes C / (2 N), a standard normal prior for each bias, in nats.
-
-    Attributes:
-        weight_: W, (C, C); `transform` is logits @ weight_.T + bias_.
-        bias_: b, (C,), which sum to 0.
-
-    Notes:
-        Kull et al. penalise w instead of T w, which depends on the scale of the logits. A logit of -inf would mask all
-        classes, so it is refused.
+        off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance 1 / (20 C) for each T w_{ij}.
+        bias_penalty: \mu >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
 
     References:
-        Guo et al. 2017, section 4.2; Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated
-        multi-class probabilities with Dirichlet calibration", section 3 (ODIR).
+        Kull et al. 2019, "Beyond temperature scaling: ... Dirichlet calibration", section 3 (ODIR), with w for T w.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -161,16 +141,15 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 
 
 class DirichletScaling(PenalisedMatrixFit):
-    r"""Map the log-probabilities by a full matrix and an offset, fitted on held-out predictions.
+    r"""Map the log-probabilities by a full matrix and an offset.
 
-    `MatrixScaling`, with its arguments and attributes, where a model's logits are not at hand (pass log-probabilities),
-    or where an offset that all logits of a row share means nothing. It cannot be folded into a linear head.
+    `MatrixScaling`, with its arguments, where a model's logits are not at hand (pass log-probabilities), or where an
+    offset that all logits of a row share means nothing. It cannot be folded into a linear head.
 
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
-    Notes:
-        If each class's probability vectors follow a Dirichlet distribution, this is the exact recalibration map (Kull
-        et al. 2019, sections 2 and 3). A probability of 0 (a logit of -inf) has no logarithm, so it is refused.
+    References:
+        Kull et al. 2019, section 2: the exact map where each class's probabilities follow a Dirichlet distribution.
 
     >>> logits, labels = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3, [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1]
     >>> scaler = DirichletScaling().fit(logits, labels)
@@ -185,9 +164,9 @@ class DirichletScaling(PenalisedMatrixFit):
         refuse_masks(rows)
         return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
 
-    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
+    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
         log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
-        return super().solve(rows.with_logits(log_probs), near, left_to_gain)
+        return super().solve(rows.with_logits(log_probs), near, nats)
 
 
 class StructuredScaling(AffineScaling, LinearFit):
@@ -200,10 +179,10 @@ class StructuredScaling(AffineScaling, LinearFit):
         """Find the temperature, then the weights and the biases."""
         return self._fit(logits, labels)
 
-    def solve(self, rows: Rows, near: Solution | None = None, left_to_gain: float = LEFT_TO_GAIN) -> Solution:
+    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
         n_classes = rows.logits.shape[1]
         if not rows.sigmoid and n_classes > 2:
-            return super().solve(rows, near, left_to_gain)
+            return super().solve(rows, near, nats)
         temperature = ScaledLoss(rows).best_temperature() if near is None else near.temperature
         if rows.sigmoid:
             columns = [rows.two_classes(column) for column in range(n_classes)]
@@ -214,18 +193,17 @@ class StructuredScaling(AffineScaling, LinearFit):
         for place, column in enumerate(columns):
             if len(column):
                 ridge = 2 * self.penalty / len(column)
-                own = fit_affine(column, temperature, Ridges(ridge, ridge), None, left_to_gain)
-                slopes[place] = own.weight[0]
-                offsets[place] = own(np.zeros(2)) @ [-1, 1]
+                own = fit_affine(column, temperature, Ridges(ridge, ridge), None, nats)
+                slopes[place], offsets[place] = own.weight[0], own(np.zeros(2)) @ [-1, 1]
         if not rows.sigmoid:
             slopes = np.diag(slopes.repeat(2)) if self._mixes else slopes.repeat(2)
             offsets = np.array([-0.5, 0.5]) * offsets
         return Solution(temperature, AffineMap(slopes, offsets))
 
-    def _check(self) -> None:
-        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
+    def _check_penalty(self, name: str, value: object) -> None:
+        holds = isinstance(value, Real) and 0 < float(value) < np.inf
         way_out = "1 is the strength of the paper; a smaller one trusts the data more"
-        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
+        check(holds, "penalty to be a finite number above 0", repr(value), way_out)
 
     def _unit(self, rows: Rows, temperature: float) -> float:
         return temperature
@@ -237,27 +215,18 @@ class StructuredScaling(AffineScaling, LinearFit):
 
 
 class StructuredVectorScaling(StructuredScaling):
-    r"""Give each class its own scale and offset, drawn to the best temperature (SVS).
-
-    `VectorScaling` with a ridge that makes it safe with few examples of a class, or none. `StructuredMatrixScaling`
-    also mixes the classes. It can change the predicted class.
+    r"""`VectorScaling` with a ridge that makes it safe with few examples of a class, or none (SVS).
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
 
     Args:
         penalty: λ > 0, a multiple of the paper's strength.
-        multi_label: True for sigmoid outputs with a 0/1 label per logit: sigmoid((1 + v) z / T + b), label by
-            label, with one T for all of them.
-
-    Attributes:
-        weight_: (1 + v) / T, (C,).
-        bias_: b, (C,), which sum to 0 unless the outputs are sigmoids.
+        multi_label: sigmoid((1 + v) z / T + b), label by label, with one T for all of them.
 
     Notes:
-        For two classes the map is Platt's, sigmoid((1 + v) (z_1 - z_0) / T + b), with the ridge λ (4 v^2 + b^2) / N,
-        which is the one above for such a map; a label of `multi_label` is such a problem, of its known examples. A
-        class masked by -inf in a row stays masked there. The authors' code takes log-probabilities.
+        For two classes, and for each label of `multi_label`, this is Platt's map sigmoid((1 + v) (z_1 - z_0) / T + b)
+        with the ridge λ (4 v^2 + b^2) / N. The authors' code takes log-probabilities.
 
     References:
         Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with ridges.
@@ -274,23 +243,13 @@ class StructuredVectorScaling(StructuredScaling):
 
 
 class StructuredMatrixScaling(StructuredScaling):
-    r"""Map the logits by a full matrix and an offset, drawn to the best temperature (SMS).
+    r"""`StructuredVectorScaling`, of the same paper, with weights M between classes, diagonal 0 (SMS).
 
-    `StructuredVectorScaling`, of the same paper, with weights between classes, whose ridge is C - 1 times as strong:
-    the strongest map that folds into a head, and safer than `MatrixScaling`. It can change the predicted class.
+    Their ridge is C - 1 times as strong: the strongest map that folds into a head, and safer than `MatrixScaling`. Two
+    classes get the map of `StructuredVectorScaling`.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
-
-    Args:
-        penalty: λ > 0, a multiple of the paper's strength.
-
-    Attributes:
-        weight_: (I + diag(v) + M) / T, (C, C); `transform` is logits @ weight_.T + bias_.
-        bias_: b, (C,), which sum to 0.
-
-    Notes:
-        M has no diagonal. Two classes get the map of `StructuredVectorScaling`. A logit of -inf is refused.
 
     >>> logits = np.array([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]] * 20)
     >>> scaler = StructuredMatrixScaling().fit(logits, [0, 1, 2, 0, 1, 1] * 10)  # class 2: every other time 1

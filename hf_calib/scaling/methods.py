@@ -36,16 +36,14 @@ class ScalerEntry(NamedTuple):
 #: The scalers: name of the method -> `ScalerEntry`. Names are those of the command line and of a model's
 #: `config.calibration`; foldable ones come first.
 SCALERS: dict[str, ScalerEntry] = {
-    "temperature": ScalerEntry("TemperatureScaling", "temperature", foldable=True),
-    "per_label_temperature": ScalerEntry(
-        "PerLabelTemperatureScaling", "temperature", "label_matrix", foldable=True
-    ),
-    "vector": ScalerEntry("VectorScaling", "linear", foldable=True, bias=True),
-    "matrix": ScalerEntry("MatrixScaling", "linear", foldable=True, bias=True),
-    "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", foldable=True, bias=True),
-    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", foldable=True, bias=True),
-    "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
-    "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", foldable=True),
+    "temperature": ScalerEntry("TemperatureScaling", "temperature", "labels", True),
+    "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "temperature", "label_matrix", True),
+    "vector": ScalerEntry("VectorScaling", "linear", "labels", True, True),
+    "matrix": ScalerEntry("MatrixScaling", "linear", "labels", True, True),
+    "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", "labels", True, True),
+    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", "labels", True, True),
+    "auto": ScalerEntry("AutoScaling", "auto", "labels", True),
+    "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", True),
     "dirichlet": ScalerEntry("DirichletScaling", "linear"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
     "histogram": ScalerEntry("HistogramBinning", "curves"),
@@ -59,30 +57,28 @@ SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if en
 FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
 
 
-def method_of(
-    scaler: Any,
-    entries: dict[str, ScalerEntry] = SCALERS,
-    way_out: str = "pass a scaler of hf_calib.scaling, or of a class derived from one",
-) -> str:
+def method_of(scaler: Any, folds: bool = False) -> str:
     """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
-    of_class = {(f"hf_calib.scaling.{entry.module}", entry.name): key for key, entry in entries.items()}
-    for kind in type(scaler).__mro__:
-        if (kind.__module__, kind.__name__) in of_class:
-            return of_class[kind.__module__, kind.__name__]
+    entries = FOLDABLE_SCALERS if folds else SCALERS
+    kinds = [(kind.__module__, kind.__name__) for kind in type(scaler).__mro__]
+    for method, entry in entries.items():
+        if (f"hf_calib.scaling.{entry.module}", entry.name) in kinds:
+            return method
+    way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
+    if folds:
+        way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
     names = ", ".join(entry.name for entry in entries.values())
     raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 
 
 def foldable_method(scaler: Any) -> str:
     """The same for one that folds; TypeError for any other scaler, too."""
-    way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
-    return method_of(scaler, FOLDABLE_SCALERS, way_out)
+    return method_of(scaler, folds=True)
 
 
 def is_multi_label(scaler: Any) -> bool:
     """Whether a scaler's probabilities are sigmoids of the logits, not their softmax."""
-    per_label = SCALERS[method_of(scaler)].needs == "label_matrix"
-    return per_label or bool(getattr(scaler, "multi_label", False))
+    return bool(getattr(scaler, "multi_label", False))
 
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:

@@ -15,16 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 
-from hf_calib._errors import check
-from hf_calib.metrics.checks import check_flag
-from hf_calib.scaling._inputs import (
-    FloatArray,
-    as_binary_labels,
-    as_class_labels,
-    as_matrix,
-    blocks,
-    without_zero_weights,
-)
+from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
+from hf_calib.scaling._base import as_binary_labels, as_class_labels, as_matrix, blocks
 from hf_calib.scaling.affine import AffineMap
 
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
@@ -33,9 +25,6 @@ _MAX_PRODUCTS = 250  # with the Hessian, for one step
 _LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
 
 Linear = Callable[[FloatArray], FloatArray]
-Block = tuple[
-    NDArray[Any], NDArray[Any], NDArray[Any]
-]  # (n, C) features, probabilities, weighted probabilities
 
 
 @dataclass(frozen=True)
@@ -49,27 +38,18 @@ class Rows:
 
     @classmethod
     def checked(
-        cls,
-        logits: ArrayLike,
-        labels: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        multi_label: bool = False,
+        cls, logits: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None, multi_label: bool = False
     ) -> Rows:
         """The rows that count, of what a user passes."""
         check_flag("multi_label", multi_label)
         matrix = as_matrix(logits, least_columns=1 if multi_label else 2)
-        if not multi_label:
-            return cls(*without_zero_weights(matrix, as_class_labels(labels, matrix), sample_weight))
-        positive, known = as_binary_labels(labels, matrix)
-        masked = np.isneginf(matrix)
-        n_masked = np.count_nonzero(masked & positive)
-        got = f"-inf for the label of {n_masked} examples"
-        way_out = "mask only classes that cannot be the label"
-        check(n_masked == 0, "logits to be finite for every label", got, way_out)
-        if masked.any():
-            known = ~masked if known is None else known & ~masked
-        return cls(matrix, positive, None, known)
+        if multi_label:
+            positive, known = as_binary_labels(labels, matrix)
+            return cls(matrix, positive, known=known)
+        rows = cls(matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix)))
+        if rows.weights is None:
+            return rows
+        return rows[slice(None) if rows.weights.all() else rows.weights > 0]
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -109,6 +89,30 @@ class Ridges(NamedTuple):
     between: float | None = None
 
 
+def fit_affine(
+    rows: Rows, unit: float, ridges: Ridges, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
+) -> AffineMap:
+    """The map whose mean loss, with ridges as of a map of logits / unit, is within about `nats` of the least."""
+    loss = _PenalisedLoss(rows, unit, ridges)
+    theta = loss.identity if start is None else loss.parameters(start)
+    point = loss(theta)
+    for _ in range(_MAX_STEPS):
+        step, gain = _newton_step(point, nats)
+        if gain <= nats:
+            theta = theta + step
+            break
+        size = 1.0
+        while (trial := loss(theta + size * step)).value > point.value - 1e-4 * size * gain:
+            # The minimum of the parabola through both values and the slope, which is -2 gain.
+            excess = trial.value - point.value + 2 * gain * size
+            parabola = gain * size / excess if np.isfinite(excess) else 0.0
+            size *= min(max(parabola, 0.1), 0.5)
+            if size < _LEAST_STEP:
+                return loss.map(theta)
+        theta, point = theta + size * step, trial
+    return loss.map(theta)
+
+
 class _Point(NamedTuple):
     """A function at some parameters: value, gradient, product with the Hessian, and division by something like it."""
 
@@ -116,6 +120,29 @@ class _Point(NamedTuple):
     gradient: FloatArray
     product: Linear
     preconditioner: Callable[[], Linear]
+
+
+def _newton_step(point: _Point, nats: float) -> tuple[FloatArray, float]:
+    """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
+    step, residual = np.zeros_like(point.gradient), -point.gradient
+    precondition = point.preconditioner()
+    direction = precondition(residual)
+    size = float(np.vdot(residual, direction))
+    # An inexact end of the step costs about its square.
+    enough = max(size * min(0.1, size), nats**2)
+    for _ in range(_MAX_PRODUCTS):
+        if size <= enough:
+            break
+        product = point.product(direction)
+        curvature = float(np.vdot(direction, product))
+        if curvature <= 0:  # flat, up to rounding
+            break
+        step += size / curvature * direction
+        residual -= size / curvature * product
+        preconditioned = precondition(residual)
+        last, size = size, float(np.vdot(residual, preconditioned))
+        direction = preconditioned + size / last * direction
+    return step, -float(np.vdot(point.gradient, step)) / 2
 
 
 class _PenalisedLoss:
@@ -130,15 +157,16 @@ class _PenalisedLoss:
         self.mixes = ridges.between is not None
         own = np.eye(c) if self.mixes else np.ones((1, c))
         self.identity = np.vstack([np.zeros(c), own])
-        self.between = ridges.between or 0.0
-        self.ridges = np.vstack([np.full(c, ridges.bias), ridges.own * own + self.between * (1 - own)])
+        between = ridges.between or 0.0
+        self.ridges = np.vstack([np.full(c, ridges.bias), ridges.own * own + between * (1 - own)])
+        self.between = between
         # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
-        self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
+        self.narrow: Any = np.float32 if min(between, ridges.bias) > 1e-6 else np.float64
         self.labelled = np.zeros_like(self.identity)
         for part, features, _ in self._features():
             indicators = np.zeros_like(features)
-            each = np.arange(len(features))
-            indicators[each, rows.labels[part]] = 1 if rows.weights is None else rows.weights[part]
+            weights = 1 if rows.weights is None else rows.weights[part]
+            indicators[np.arange(len(features)), rows.labels[part]] = weights
             self._add_sums(self.labelled, features, indicators)
 
     def parameters(self, found: AffineMap) -> FloatArray:
@@ -147,12 +175,16 @@ class _PenalisedLoss:
         own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
         return np.vstack([np.broadcast_to(0.0 if found.bias is None else found.bias, own[0].shape), own])
 
+    def map(self, theta: FloatArray) -> AffineMap:
+        """The map of the logits that has these parameters."""
+        weight = theta[1:].T if self.mixes else theta[1]
+        return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
+
     def __call__(self, theta: FloatArray) -> _Point:
         n, c = self.rows.logits.shape
         value, total, moments = 0.0, -self.labelled, np.zeros((3, c))  # of p (1 - p): 1, x, x^2
-        kept: list[Block] = []  # of a matrix, for the products
-        for block, loss in self._blocks(theta):
-            features, probs, mass = block
+        kept = []  # of a matrix, for the products: features, probabilities and weighted probabilities (n, C)
+        for features, probs, mass, loss in self._blocks(theta):
             value += loss
             self._add_sums(total, features, mass)
             if self.mixes:
@@ -168,7 +200,7 @@ class _PenalisedLoss:
         def product(direction: FloatArray) -> FloatArray:
             total = np.zeros_like(direction)
             narrow = direction.astype(self.narrow)
-            for features, probs, mass in kept or (block for block, _ in self._blocks(theta)):
+            for features, probs, mass in kept or (block[:3] for block in self._blocks(theta)):
                 change = self._scores(features, narrow)
                 change -= np.einsum("nc,nc->n", change, probs)[:, None]
                 change *= mass
@@ -176,14 +208,24 @@ class _PenalisedLoss:
             return total / n + 2 * self.ridges * direction
 
         def preconditioner() -> Linear:
-            own = _inverse_by_class(moments / n, 2 * self._own(self.ridges))
+            count, first, second = moments / n
+            ridges = 2 * self._own(self.ridges)
+            own_count, second = count + ridges[0], second + ridges[1]
+            determinant = np.maximum(second * own_count - first**2, 1e-13 * second * own_count)
+            inverse = np.array([[second, -first], [-first, own_count]]) / determinant
             if not self.mixes:
-                return own
-            between = _inverse_of_product(kept, moments[0] / n, 2 * self.between)
+                return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
+            moment, mass = np.zeros((c, c)), 0.0
+            for features, probs, weighted in kept:
+                spread = (weighted - weighted * probs).sum(axis=1)
+                moment += (features * spread[:, None]).T @ features
+                mass += spread.sum()
+            eigenvalues, basis = np.linalg.eigh(moment / max(mass, np.finfo(float).tiny))
+            scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * self.between
 
             def divide(vector: FloatArray) -> FloatArray:
-                bias, weight = own(self._own(vector))
-                return np.vstack([bias, between(vector[1:]) + np.diag(weight)])
+                bias, weight = np.einsum("ijc,jc->ic", inverse, self._own(vector))
+                return np.vstack([bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(weight)])
 
             return divide
 
@@ -204,8 +246,8 @@ class _PenalisedLoss:
                 features[masked] = 0
             yield part, features, masked
 
-    def _blocks(self, theta: FloatArray) -> Iterator[tuple[Block, float]]:
-        """Walk over features, probabilities and weighted probabilities; add the logarithms of their denominators."""
+    def _blocks(self, theta: FloatArray) -> Iterator[tuple[FloatArray, FloatArray, FloatArray, float]]:
+        """Walk over features, probabilities, weighted ones, and the sums of the logarithms of the denominators."""
         for part, features, masked in self._features():
             probs = self._scores(features, theta)
             if masked is not None:
@@ -216,11 +258,9 @@ class _PenalisedLoss:
             denominators = probs @ np.ones(probs.shape[1])
             probs *= (1 / denominators)[:, None]
             losses = np.log(denominators) + largest
-            if self.rows.weights is None:
-                yield (features, probs, probs), losses.sum()
-            else:
-                weights = self.rows.weights[part]
-                yield (features, probs, probs * weights[:, None]), losses @ weights
+            weights = None if self.rows.weights is None else self.rows.weights[part]
+            mass = probs if weights is None else probs * weights[:, None]
+            yield features, probs, mass, losses.sum() if weights is None else losses @ weights
 
     def _scores(self, features: NDArray[Any], theta: NDArray[Any]) -> NDArray[Any]:
         scores = features @ theta[1:] if self.mixes else features * theta[1]
@@ -232,81 +272,3 @@ class _PenalisedLoss:
         ones = np.ones(len(slopes), slopes.dtype)
         total[0] += ones @ slopes
         total[1:] += features.T @ slopes if self.mixes else ones @ (features * slopes)
-
-
-def fit_affine(
-    rows: Rows,
-    unit: float,
-    ridges: Ridges,
-    start: AffineMap | None = None,
-    left_to_gain: float = LEFT_TO_GAIN,
-) -> AffineMap:
-    """Return the map of the logits whose penalised mean loss is the least; the ridges are those of logits / unit."""
-    loss = _PenalisedLoss(rows, unit, ridges)
-    theta = _minimise(loss, loss.identity if start is None else loss.parameters(start), left_to_gain)
-    weight = theta[1:].T if loss.mixes else theta[1]
-    return AffineMap(weight / unit, theta[0] - theta[0].mean())
-
-
-def _inverse_by_class(moments: FloatArray, ridges: FloatArray) -> Linear:
-    """A function that divides the gradients in the bias and the weight of each class (2, C) by their curvature."""
-    count, first, second = moments
-    count, second = count + ridges[0], second + ridges[1]
-    determinant = np.maximum(second * count - first**2, 1e-13 * second * count)
-    inverse = np.array([[second, -first], [-first, count]]) / determinant
-    return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
-
-
-def _inverse_of_product(kept: list[Block], mass: FloatArray, ridge: float) -> Linear:
-    """A function that divides the gradient in W' by one C x C curvature for all classes, times a number for each."""
-    moment = np.zeros((len(mass), len(mass)))
-    total = 0.0
-    for features, probs, weighted in kept:
-        spread = (weighted - weighted * probs).sum(axis=1)
-        moment += (features * spread[:, None]).T @ features
-        total += spread.sum()
-    eigenvalues, basis = np.linalg.eigh(moment / max(total, np.finfo(float).tiny))
-    scale = np.outer(np.maximum(eigenvalues, 0), mass) + ridge
-    return lambda vector: basis @ ((basis.T @ vector) / scale)
-
-
-def _minimise(evaluate: Callable[[FloatArray], _Point], start: FloatArray, left_to_gain: float) -> FloatArray:
-    """Return parameters whose value is within about `left_to_gain` of the least."""
-    parameters, point = start, evaluate(start)
-    for _ in range(_MAX_STEPS):
-        step, gain = _newton_step(point, left_to_gain)
-        if gain <= left_to_gain:
-            return parameters + step
-        size = 1.0
-        while (trial := evaluate(parameters + size * step)).value > point.value - 1e-4 * size * gain:
-            # The minimum of the parabola through both values and the slope, which is -2 gain.
-            excess = trial.value - point.value + 2 * gain * size
-            parabola = gain * size / excess if np.isfinite(excess) else 0.0
-            size *= min(max(parabola, 0.1), 0.5)
-            if size < _LEAST_STEP:
-                return parameters
-        parameters, point = parameters + size * step, trial
-    return parameters
-
-
-def _newton_step(point: _Point, left_to_gain: float) -> tuple[FloatArray, float]:
-    """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
-    step, residual = np.zeros_like(point.gradient), -point.gradient
-    precondition = point.preconditioner()
-    direction = precondition(residual)
-    size = float(np.vdot(residual, direction))
-    # An inexact end of the step costs about its square.
-    enough = max(size * min(0.1, size), left_to_gain**2)
-    for _ in range(_MAX_PRODUCTS):
-        if size <= enough:
-            break
-        product = point.product(direction)
-        curvature = float(np.vdot(direction, product))
-        if curvature <= 0:  # flat, up to rounding
-            break
-        step += size / curvature * direction
-        residual -= size / curvature * product
-        preconditioned = precondition(residual)
-        last, size = size, float(np.vdot(residual, preconditioned))
-        direction = preconditioned + size / last * direction
-    return step, -float(np.vdot(point.gradient, step)) / 2

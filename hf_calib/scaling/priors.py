@@ -12,8 +12,8 @@ from scipy.special import chdtrc
 
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
-from hf_calib.scaling._base import as_fitted_logits
-from hf_calib.scaling._inputs import FloatArray, as_matrix
+from hf_calib.metrics.checks import FloatArray
+from hf_calib.scaling._base import as_fitted_logits, as_matrix
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 from hf_calib.scaling.temperature import ScaledLoss

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.metrics.checks import as_floats, check_choice, check_n_bins
+from hf_calib._errors import check, few
+from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n_bins
 from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
-from hf_calib.scaling._base import listed
-from hf_calib.scaling._inputs import FloatArray, blocks
+from hf_calib.scaling._base import blocks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 
@@ -31,32 +30,30 @@ _SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digit
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
+_MANY_CLASSES = 100  # from which on exponentials are most of the time of a grid
+_MOST_OCTAVES = 8  # of a grid whose exponentials follow from others to 1e-9
 
 
 class TemperatureScaling(AffineScaling):
-    r"""Divide the logits by one temperature, fitted on held-out predictions.
+    r"""Divide the logits by one temperature: T > 1 softens an over-confident model, T < 1 sharpens another.
 
-    The first thing to try after training, and the baseline of every calibration paper. It leaves the accuracy as it
-    is. T > 1 softens an over-confident model, T < 1 sharpens an under-confident one.
+    The first thing to try after training, and the baseline of every calibration paper. The accuracy stays.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
 
     Args:
-        criterion: what T minimises on the data it is fitted on. "nll": negative log-likelihood, solved exactly, and
-            the least noisy choice. "ece" and "adaptive_ece": calibration errors with equal-width and equal-mass bins,
-            searched on a grid as in the papers; their best T depends on few examples that move between bins.
-        grid: temperatures to choose from, (G,) > 0; the first of equally good ones is taken. None means
-            0.1, 0.2, ..., 10 for the calibration errors, and no grid at all for "nll".
+        criterion: "nll", the negative log-likelihood, solved exactly and the least noisy, or the calibration error with
+            equal-width ("ece") or equal-mass bins ("adaptive_ece"), searched on a grid as in the papers: its best T
+            depends on few examples that move between bins.
+        grid: temperatures (G,) > 0, the first of the best of which is taken; None: 0.1, 0.2, ..., 10, for "nll" none.
         n_bins: bins of the calibration errors.
-        multi_label: True for sigmoid outputs with a 0/1 label per logit, each of which is a two-class example.
 
     Attributes:
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
 
     Notes:
-        `fit` warns where data do not determine T. Where every label is ranked first, "nll" smooths the labels by
-        1 / (N + 1), as if one more example had an unknown label; where labels score no better than the average class,
-        it takes the upper bound; where each row's logits are equal, T is 1.
+        `fit` warns where data do not determine T: where every label is ranked first, "nll" smooths the labels by
+        1 / (N + 1); where labels score no better than the average class, T is the upper bound; of equal logits 1.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
@@ -82,29 +79,22 @@ class TemperatureScaling(AffineScaling):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Choose the temperature; weights (N,) are for "nll" and one label a row."""
-        if hasattr(self.criterion, "fit"):
-            got = type(self.criterion).__name__
-            way_out = "a scaler wraps no model: fit it on the model's logits"
-            raise InputTypeError(expected("criterion", "be a name", f"a {got}", way_out))
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        exact = self.criterion == "nll" and self.grid is None
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
         holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
         way_out = "use for example numpy.arange(1, 101) / 10"
         check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
-        if sample_weight is not None:
-            got = "several labels a row" if self.multi_label else repr(self.criterion)
-            holds = self.criterion == "nll" and not self.multi_label
-            requirement = "sample_weight to go with criterion 'nll' and one label a row"
-            check(holds, requirement, got, "leave the weights out")
-        rows = Rows.checked(logits, labels, sample_weight, multi_label=self.multi_label)
+        got = "several labels a row" if self.multi_label else repr(self.criterion)
+        holds = sample_weight is None or (self.criterion == "nll" and not self.multi_label)
+        requirement = "sample_weight to go with criterion 'nll' and one label a row"
+        check(holds, requirement, got, "leave the weights out")
+        rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
-        if exact or loss.is_constant:
-            self.temperature_ = loss.best_temperature()
-        else:
-            self.temperature_ = float(min(grid, key=lambda temperature: self._score(loss, temperature)))
+        exact = self.criterion == "nll" and self.grid is None
+        searched = not exact and not loss.is_constant
+        self.temperature_ = self._best_of(grid, loss) if searched else loss.best_temperature()
         loss.warn(self.temperature_)
         return self
 
@@ -113,19 +103,32 @@ class TemperatureScaling(AffineScaling):
         check_is_fitted(self)
         return AffineMap(np.array(1 / self.temperature_))
 
-    def _score(self, loss: ScaledLoss, temperature: float) -> float:
-        if self.criterion == "nll":
-            return loss.at(1 / temperature)[0]
-        top = TopLabel(loss.confidences(temperature), loss.correct)
+    def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
+        """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
         binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-        return float(top_label_error(top, n_bins=self.n_bins, binning=binning))
+
+        def error(masses: FloatArray) -> float:
+            top = TopLabel(1 / masses, loss.correct)
+            return float(top_label_error(top, n_bins=self.n_bins, binning=binning))
+
+        if self.criterion == "nll":
+            return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
+        octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
+        if (
+            loss.rows.logits.shape[1] >= _MANY_CLASSES
+            and 4 * octaves < len(grid)
+            and octaves <= _MOST_OCTAVES
+        ):
+            scores = np.array([error(masses) for masses in loss.near_masses(1 / grid, octaves)])
+            # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
+            grid = grid[scores <= scores.min() + 1e-6 + 8 / len(loss.correct)]
+        return float(min(grid, key=lambda temperature: error(loss.masses(1 / temperature))))
 
 
 class PerLabelTemperatureScaling(AffineScaling):
-    r"""Divide each label's logit by its own temperature, fitted on held-out multi-label predictions.
+    r"""Divide each label's logit by its own temperature: sigmoid outputs, not all over- or under-confident alike.
 
-    For sigmoid outputs whose labels are not all over- or under-confident alike. Where few examples have a label,
-    `TemperatureScaling(multi_label=True)` is the steadier choice; where its offset is wrong,
+    Where few examples have a label, `TemperatureScaling(multi_label=True)` is steadier; where its offset is wrong, take
     `StructuredVectorScaling(multi_label=True)`. Decisions at 1/2 stay as they are.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
@@ -143,14 +146,18 @@ class PerLabelTemperatureScaling(AffineScaling):
     multi_label = True
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
-        """Choose the temperatures; logits of unknown labels, and of masked ones, are left out."""
+        """Choose the temperatures."""
         rows = Rows.checked(logits, labels, multi_label=True)
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
-        self.temperatures_, undetermined = temperatures_by_label(rows, self.shared_temperature_)
-        if undetermined:
-            named = f"the temperature of {listed(np.array(undetermined), 'label', 'labels')}"
+        self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
+        if open_ones:
+            named = (
+                f"label {open_ones[0]}"
+                if len(open_ones) == 1
+                else f"{len(open_ones)} labels ({few(open_ones)})"
+            )
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            _warn_undetermined(named, problem, stacklevel=3)
+            _warn_undetermined(f"the temperature of {named}: {problem}", stacklevel=3)
         return self
 
     def affine_map(self) -> AffineMap:
@@ -161,8 +168,7 @@ class PerLabelTemperatureScaling(AffineScaling):
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
     """The temperature of each label of sigmoids, the shared one where there is none, and the undetermined labels."""
-    found = np.full(rows.logits.shape[1], shared)
-    undetermined = []
+    found, undetermined = np.full(rows.logits.shape[1], shared), []
     for label in range(len(found)):
         column = rows.two_classes(label)
         loss = ScaledLoss(column) if 0 < column.labels.sum() < len(column) else None
@@ -173,10 +179,10 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
     return found, undetermined
 
 
-def _warn_undetermined(what: str, why: str, stacklevel: int) -> None:
+def _warn_undetermined(what: str, stacklevel: int) -> None:
     message = (
-        f"The data do not determine {what}: {why}. Fit on more or harder examples, and check that labels number the "
-        "columns of logits, and the scale of the logits."
+        f"The data do not determine {what}. Fit on more or harder examples, and check that labels number the columns "
+        "of logits, and the scale of the logits."
     )
     warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
@@ -211,10 +217,7 @@ class ScaledLoss:
             mean[part] = block.mean(axis=1, where=True if block.min() > -np.inf else np.isfinite(block))
         self.drift = float(np.average(mean - own, weights=rows.weights))
         self.shortfall = float(np.average(-own, weights=rows.weights))
-
-    @property
-    def is_constant(self) -> bool:
-        return self.drift == 0 == self.shortfall
+        self.is_constant = self.drift == 0 == self.shortfall
 
     def problem(self, temperature: float) -> str | None:
         """Why the data do not determine the best temperature, if they do not."""
@@ -230,7 +233,7 @@ class ScaledLoss:
         """Say what the data do not determine; `stacklevel` 3 is the caller of the method that calls this one."""
         problem = self.problem(temperature)
         if problem:
-            _warn_undetermined("the temperature", f"{problem}. It is {temperature:g}", stacklevel + 1)
+            _warn_undetermined(f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1)
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
         """The logits, less the largest of their rows."""
@@ -256,13 +259,32 @@ class ScaledLoss:
         value, slope, curvature = (totals / len(self.rows)).tolist()
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 
-    def confidences(self, temperature: float) -> FloatArray:
-        """The largest probability of each row (N,), for which no other is needed."""
+    def masses(self, beta: float) -> FloatArray:
+        """The softmax denominators (N,): the largest probability of a row is 1 / mass."""
         masses = np.empty(len(self.rows))
         for part, gaps in self._gaps():
-            gaps *= 1 / temperature
+            gaps *= beta
             masses[part] = np.exp(gaps, out=gaps) @ np.ones(gaps.shape[1])
-        return 1 / masses
+        return masses
+
+    def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
+        """The same at each of many betas, to 1e-9 of each exponential, from four exponentials and their squares.
+
+        At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
+        """
+        roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
+        nodes = (2.0 ** np.arange(octaves + 3)[:, None] * roots).ravel()
+        samples = -np.append(0, np.geomspace(1e-3, 50, 2000)) / betas.min()
+        at_nodes, at_betas = (np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas))
+        masses = np.empty((octaves + 3, 4, len(self.rows)))
+        for part, gaps in self._gaps():
+            for place, root in enumerate(roots):
+                powers = np.exp(gaps * root)
+                for octave in range(octaves + 3):
+                    masses[octave, place, part] = powers @ np.ones(gaps.shape[1])
+                    powers *= powers
+        weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
+        return (row @ masses.reshape(len(nodes), -1) for row in weights.T)
 
     def best_temperature(self, guess: float | None = None) -> float:
         """The T within `BOUNDS` of the least value; 1 where no T changes it."""

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
+from hf_calib._errors import InputError
 from hf_calib.scaling import (
     AutoScaling,
     StructuredMatrixScaling,
@@ -308,5 +309,5 @@ class TestLittleData:
 
 @pytest.mark.parametrize("n_folds", [1, 0, -5, 2.5, "5", None])
 def test_refused_folds(n_folds: object) -> None:
-    with pytest.raises(ValueError, match="expected n_folds to be an integer of at least 2"):
+    with pytest.raises(InputError, match=r"expected n_folds to be a(n integer|t least 2), got"):
         AutoScaling(n_folds).fit(some_logits(20, 3), np.arange(20) % 3)

@@ -175,7 +175,7 @@ FIT: dict[str, tuple[dict[str, Any], str]] = {
     "None": ({"groups": np.array(["a", None, "b", "c"], dtype=object)}, "words or integers, got NoneType"),
     "a column": ({"groups": [["a"]] * 4}, r"shape \(4,\), got shape \(4, 1\)"),
     "base": ({"base": "matrix"}, "base to be one of .*, got 'matrix'"),
-    "folds": ({"n_folds": 1}, "n_folds to be an integer of at least 2, got 1"),
+    "folds": ({"n_folds": 1}, "n_folds to be at least 2, got 1"),
     "seed": ({"random_state": -1}, "random_state"),
 }
 
