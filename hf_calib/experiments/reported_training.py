@@ -171,9 +171,7 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     Accuracy                         0.5000 [0.4100, 0.6000]
     """
     after = "" if calibration_map is None else f"after {calibration_map}"
-    titles = {name: row.title for name, row in LOGGED_METRICS.items()}
-    if report.multi_label:
-        titles = TITLES
+    titles = TITLES if report.multi_label else LOGGED_METRICS
     width = max(map(len, titles.values())) + 1
     lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]

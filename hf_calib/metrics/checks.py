@@ -23,11 +23,7 @@ CHUNK_ELEMENTS = 2**16  # a chunk of float64 and its temporaries stay in cache
 
 
 def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) -> Iterator[slice]:
-    """Cut rows into chunks of about `elements` numbers, `CHUNK_ELEMENTS` unless told otherwise.
-
-    >>> list(row_chunks(5, 10, elements=20))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Cut rows into chunks of about `elements` numbers, `CHUNK_ELEMENTS` unless told otherwise."""
     step = max(1, (elements or CHUNK_ELEMENTS) // n_columns)
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
@@ -56,9 +52,6 @@ def as_floats(argument: str, values: ArrayLike) -> FloatArray:
     real = array.dtype.kind in "biuf"
     check_type(real, f"{argument} to hold real numbers", f"dtype {array.dtype}", "pass an array of floats")
     return array.astype(np.float64, copy=False)
-
-
-# Numbers and choices
 
 
 def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None:
@@ -119,24 +112,19 @@ def check_flag(argument: str, value: Any) -> None:
     check_type(is_flag, f"{argument} to be True or False", repr(value), "write it without quotes")
 
 
-# Rows: probabilities, labels and weights
-
-
 class RowError(InputValueError):
     """A row that is no distribution, or has no valid label or weight: its number, then the words of `expected`."""
 
-    def __init__(self, row: int, argument: str, requirement: str, got: str, way_out: str) -> None:
-        super().__init__(row, argument, requirement, got, way_out)
-
     def __str__(self) -> str:
-        row, argument, requirement, got, way_out = self.args
-        return expected(argument, requirement, f"{got} in row {row:,}", way_out)
+        return self._of_row(0, "")
 
     def at(self, place: str, first: int) -> InputValueError:
         """The same error, of the row of a file in which the rows of this array start with the first."""
+        return InputValueError(self._of_row(first, f" of {place}"))
+
+    def _of_row(self, first: int, where: str) -> str:
         row, argument, requirement, got, way_out = self.args
-        got = f"{got} in row {first + row:,} of {place}"
-        return InputValueError(expected(argument, requirement, got, way_out))
+        return expected(argument, requirement, f"{got} in row {first + row:,}{where}", way_out)
 
 
 def check_rows(
@@ -192,7 +180,8 @@ def check_soft_labels(
 ) -> FloatArray:
     """Return soft labels (N, C) as float64; raise where they are not shares, or not of these rows and classes."""
     array = as_array(argument, soft_labels)
-    _check_shape(argument, array, shape, "pass a share for each example and class, in their order")
+    way_out = "pass a share for each example and class, in their order"
+    check(array.shape == shape, f"{argument} to have shape {shape}", f"shape {array.shape}", way_out)
     way_out = "divide each row by its sum: soft labels are shares"
     return _check_distributions(argument, array, way_out).astype(np.float64, copy=False)
 
@@ -200,9 +189,7 @@ def check_soft_labels(
 def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -> NDArray[Any]:
     """Raise unless the rows of a matrix are distributions; one pass, chunk by chunk."""
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
-    shape_way = (
-        "pass probs first, then labels; of a positive-class probability p np.stack([1 - p, p], axis=1)"
-    )
+    shape_way = "pass probs first, then labels; of one positive probability p np.stack([1 - p, p], axis=1)"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)
     float_way = way_out or f"pass {argument}.astype(float)"
     check_type(rows.dtype.kind == "f", f"{argument} to be a float array", f"dtype {rows.dtype}", float_way)
@@ -232,7 +219,8 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
 
 def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
     way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
-    _check_shape("labels", labels, (n_examples,), way_out)
+    fits = labels.shape == (n_examples,)
+    check(fits, f"labels to have shape ({n_examples},)", f"shape {labels.shape}", way_out)
     way_out = "pass class indices, labels.astype(int)"
     check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
     outside = (labels < 0) | (labels >= n_classes)
@@ -242,13 +230,11 @@ def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDAr
 
 
 def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
-    _check_shape(argument, weights, (n_examples,), "pass one for each row of probs")
+    requirement = f"{argument} to have shape ({n_examples},)"
+    fits = weights.shape == (n_examples,)
+    check(fits, requirement, f"shape {weights.shape}", "pass one for each row of probs")
     wrong = ~((weights >= 0) & (weights < np.inf))
     _refuse(wrong, argument, "be finite and at least 0", weights, "give each row a weight; 0 leaves it out")
-
-
-def _check_shape(argument: str, array: NDArray[Any], shape: tuple[int, ...], way_out: str) -> None:
-    check(array.shape == shape, f"{argument} to have shape {shape}", f"shape {array.shape}", way_out)
 
 
 def _refuse(

@@ -73,7 +73,7 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
-    """The same of rows whose top label is known."""
+    """The parts for rows whose top label is known."""
     from sklearn.isotonic import IsotonicRegression
 
     def mean_score(stated: FloatArray) -> float:
@@ -114,7 +114,7 @@ def corp_curve(
 
 
 def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
-    """The same of rows whose top label is known."""
+    """The curve for rows whose top label is known."""
     from sklearn.isotonic import isotonic_regression
 
     check_n_resamples(n_resamples)
@@ -126,8 +126,7 @@ def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: 
     values, rows = ordered[starts], np.diff(starts, append=len(ordered))
     right = np.add.reduceat(top.correct[order], starts)
     drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
-    shares = np.vstack([right, drawn]) / rows
-    curves = np.array([isotonic_regression(row, sample_weight=rows).clip(0, 1) for row in shares])
+    curves = [isotonic_regression(hits / rows, sample_weight=rows).clip(0, 1) for hits in (right, *drawn)]
     levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
     return CorpCurve(values, curves[0], *np.quantile(curves[1:], levels, axis=0))
 

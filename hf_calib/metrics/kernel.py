@@ -44,9 +44,9 @@ def kde_calibration_error(
         norm: q, "l1" or "l2". The canonical l1 error is at most 2, its l2 error 1.42.
 
     Notes:
-        Takes O(N^2) time; above 1,000 examples the bandwidth is chosen on 1,000. Unlike in the authors' code, the l2
-        error is a root, no log h favours the smallest h, and probabilities are kept 1e-6 away from 0 and 1.
-        With many classes no examples are near each other, and the canonical error mostly shows the bandwidth.
+        Takes O(N^2) time; above 1,000 examples the bandwidth is chosen on 1,000. With many classes the canonical error
+        mostly shows the bandwidth. Unlike in the authors' code, the l2 error is a root, and no log h favours the
+        smallest h.
 
     References:
         Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.

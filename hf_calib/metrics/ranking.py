@@ -89,8 +89,7 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     confidence, right = as_floats("confidences", confidences), as_floats("correct", correct)
     fits = confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
     got = f"shapes {confidence.shape} and {right.shape}"
-    way_out = "pass one confidence and one 0 or 1 per example"
-    check(fits, "confidences and correct to have one shape (N,), N >= 1", got, way_out)
+    check(fits, "confidences and correct to have one shape (N,), N >= 1", got, "pass one of each per example")
     _check_finite("confidences", confidence)
     _check_finite("correct", right)
     order = np.argsort(-confidence, kind="stable")
@@ -118,8 +117,8 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
     slots = n_slots * true + 1 + places
 
     def tallied(counts: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        false_and_true = np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots).cumsum(axis=1)
-        return false_and_true[0], false_and_true[1]
+        n_false, n_true = np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots).cumsum(axis=1)
+        return n_false, n_true
 
     return tallied
 
@@ -137,14 +136,13 @@ def average_precision(false: FloatArray, true: FloatArray) -> float:
 
 
 class OodDetection(NamedTuple):
-    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve.
-
-    The curve is the shares of familiar inputs and of those from elsewhere that are flagged, as the threshold falls.
-    """
+    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve."""
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[FloatArray, FloatArray]
+    curve: tuple[
+        FloatArray, FloatArray
+    ]  # shares of the familiar, and of the others, flagged as the threshold falls
 
 
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy") -> float:
@@ -180,32 +178,32 @@ def ood_detection(
 ) -> dict[str, OodDetection]:
     r"""AUROC and false positive rate of out-of-distribution detection by several scores of logits, with intervals.
 
-    An input is flagged where its uncertainty is above a threshold. The scores' uncertainties are
+    An input is flagged where its uncertainty is above a threshold: by the scores "max_probability", "entropy",
+    "max_logit" and "energy"
 
     $$-\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
         logits_in: (N, C), the model's test set; logits_out: (N', C), inputs from elsewhere. Both are resampled.
-        scores: of "max_probability", "entropy", "max_logit" and "energy". Where only probabilities are known,
-            pass their logarithms, and the first two.
+        scores: of probabilities alone the first two are known: pass their logarithms.
 
     References:
-        Those of `ood_auroc`; Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy); Liang et al. 2018 (95%).
+        Those of `ood_auroc`; Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy).
 
     >>> found = ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]], scores=["energy"])
     >>> found["energy"].auroc.value
     0.75
     """
+    rng = np.random.default_rng(check_seed(seed))
+    check_confidence_level(confidence_level)
+    for score in scores:
+        check_choice("scores", score, tuple(OOD_SCORES))
     inside, outside = as_floats("logits_in", logits_in), as_floats("logits_out", logits_out)
     for argument, logits in (("logits_in", inside), ("logits_out", outside)):
         fits = logits.ndim == 2 and logits.shape[1] >= 2 and len(logits) > 0
         way_out = "pass one row of at least two classes for each example"
         check(fits, f"{argument} to have shape (N, C), N >= 1", f"shape {logits.shape}", way_out)
         _check_finite(argument, logits)
-    for score in scores:
-        check_choice("scores", score, tuple(OOD_SCORES))
-    rng = np.random.default_rng(check_seed(seed))
-    check_confidence_level(confidence_level)
     sizes = len(inside), len(outside)
     tallies = _tallies("logits", inside, outside, [_OF_LOGITS[score] for score in scores])
     draws = []

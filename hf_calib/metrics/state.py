@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +25,6 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_bins, winners
 
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-
 _FORMAT = "hf_calib CalibrationState 3"  # the last word is the version
 _MOST_SLICES = 1_000
 
@@ -36,33 +33,22 @@ _MOST_SLICES = 1_000
 _CELL_BITS, _OCTAVES = 12, 24
 N_CELLS = _OCTAVES << _CELL_BITS
 
-
-class LoggedMetric(NamedTuple):
-    """A row of `LOGGED_METRICS`."""
-
-    title: str
-    higher_is_better: bool = False
-
-
 # What an evaluation logs, by key: eval_ece, and eval_ece_calibrated with the map. Trainer, cards and reports read it.
 LOGGED_METRICS = {
-    "accuracy": LoggedMetric("Accuracy", higher_is_better=True),
-    "nll": LoggedMetric("Negative log-likelihood (nats)"),
-    "brier": LoggedMetric("Brier score"),
-    "ece": LoggedMetric("Expected calibration error (ECE)"),
-    "adaptive_ece": LoggedMetric("Adaptive ECE"),
-    "classwise_ece": LoggedMetric("Classwise ECE"),
-    "mce": LoggedMetric("Maximum calibration error"),
+    "accuracy": "Accuracy",
+    "nll": "Negative log-likelihood (nats)",
+    "brier": "Brier score",
+    "ece": "Expected calibration error (ECE)",
+    "adaptive_ece": "Adaptive ECE",
+    "classwise_ece": "Classwise ECE",
+    "mce": "Maximum calibration error",
 }
 
 
 def lower_is_better(log_key: str) -> bool:
     """Whether a log key, such as eval_ece_calibrated, names one of these metrics and smaller is better."""
     name = "_" + log_key.removesuffix("_calibrated")
-    return any(name.endswith(f"_{key}") for key, row in LOGGED_METRICS.items() if not row.higher_is_better)
-
-
-# What rows add
+    return any(name.endswith(f"_{key}") for key in LOGGED_METRICS if key != "accuracy")
 
 
 class RowScores(NamedTuple):
@@ -104,18 +90,10 @@ def score_chunks(
         yield part, RowScores(columns, mass, own, predicted, confidence, [ones, *in_bin], scores)
 
 
-def _add(sums: FloatArray, slots: IntArray, terms: Sequence[FloatArray]) -> None:
+def add_to(sums: FloatArray, slots: IntArray, terms: Sequence[FloatArray]) -> None:
     """Add each of K terms (n,) to the slots (n,) of its sums (K, ...)."""
     for total, term in zip(sums, terms, strict=True):
         np.add.at(total.reshape(-1), slots, term)
-
-
-def _slots(values: NDArray[Any], groups: IntArray, n_bins: int) -> IntArray:
-    """The slot of each value's bin in sums (G, M)."""
-    return groups * n_bins + uniform_bins(values, n_bins)
-
-
-# Groups of rows
 
 
 class GroupSums(NamedTuple):
@@ -123,16 +101,6 @@ class GroupSums(NamedTuple):
 
     bins: FloatArray  # (5, G, M): rows, weights, confidences, their squares, and right ones in bins of confidence
     scores: FloatArray  # (7, G): squares of weights; then NLL, Brier score, and confidence minus correct, with squares
-
-    @classmethod
-    def empty(cls, n_groups: int, n_bins: int) -> GroupSums:
-        """Of no rows."""
-        return cls(np.zeros((5, n_groups, n_bins)), np.zeros((7, n_groups)))
-
-    def add(self, rows: RowScores, groups: IntArray) -> None:
-        """Add a chunk of n rows of these groups (n,)."""
-        _add(self.bins, _slots(rows.confidence, groups, self.bins.shape[2]), rows.in_bin)
-        _add(self.scores, groups, rows.scores)
 
     def n_rows(self) -> IntArray:
         """Rows (G,)."""
@@ -164,12 +132,14 @@ class SliceSums:
         self, column: str, n_bins: int, names: Sequence[str] = (), groups: GroupSums | None = None
     ) -> None:
         self.column, self.n_bins, self.names = column, n_bins, list(names)
-        self.groups = groups or GroupSums.empty(len(names), n_bins)
+        self.groups = groups or GroupSums(np.zeros((5, len(names), n_bins)), np.zeros((7, len(names))))
 
     def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
         """Add a chunk of n rows, whose groups are names[codes]."""
-        places = self._places(names)  # which may make new groups
-        self.groups.add(rows, places[codes])
+        groups = self._places(names)[codes]
+        slots = groups * self.n_bins + uniform_bins(rows.confidence, self.n_bins)
+        add_to(self.groups.bins, slots, rows.in_bin)
+        add_to(self.groups.scores, groups, rows.scores)
 
     def merge(self, other: SliceSums) -> None:
         """Add the rows of others."""
@@ -187,9 +157,6 @@ class SliceSums:
         self.groups = GroupSums(np.pad(self.groups.bins, [*more, (0, 0)]), np.pad(self.groups.scores, more))
         self.names = list(numbers)
         return np.array([numbers[name] for name in names], dtype=np.intp)
-
-
-# The state
 
 
 def cells_of(confidence: FloatArray) -> IntArray:
@@ -213,20 +180,17 @@ class CalibrationState:
     r"""Calibration metrics from sums that merge: for rows in batches, shards, processes or an engine's workers.
 
     For more rows than memory holds, in plain numpy, so that any engine can run it: a state for each part, `merge`, and
-    `compute` gives what the functions of `hf_calib.metrics` give for all rows at once. For logits on a GPU during an
-    evaluation there is `hf_calib.metrics.streaming`, which ends in such a state.
+    `compute` gives what the functions of `hf_calib.metrics` give for all rows at once, up to rounding. For logits on a
+    GPU during an evaluation there is `hf_calib.metrics.streaming`, which ends in such a state.
 
     Args:
         n_classes: C.
         by_class: whether there are sums of each class, for the classwise ECE; without them a vocabulary has room.
 
     Notes:
-        Sums are float64: another split of the rows or another order of merging changes a metric by rounding, less than
-        1e-12 of it. A state has O(C M) + 294,912 numbers, whatever the number of rows.
-
-        Equal-mass bins, quantiles and the area under the risk-coverage curve need confidences in order. They are summed
-        in 98,304 cells, within each of which $1 - p$ varies by a factor of at most $1 + 2^{-12}$; rows of one cell are
-        not told apart, so that these are near those of the rows, and not equal to them.
+        Equal-mass bins, quantiles and the area under the risk-coverage curve, which need confidences in order, are
+        near those of the rows: rows are counted in 98,304 cells, within which $1 - p$ varies by a factor of at most
+        $1 + 2^{-12}$. With O(C M) further sums this is all that a state holds.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -246,10 +210,7 @@ class CalibrationState:
     def update(self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
         """Add rows; where one is wrong, the error names it, and no row of this call has been added.
 
-        Args:
-            probs: (N, C) float, rows that sum to 1; fastest as float32 or float64 columns in one piece each (order F).
-            labels: (N,) int in [0, C).
-            weights: (N,) of at least 0, or None for 1.
+        Labels (N,) are ints. Fastest with probabilities in float32 or float64, columns in one piece each (order F).
         """
         rows, targets = as_array("probs", probs), as_array("labels", labels)
         own = None if weights is None else as_floats("weights", weights)
@@ -257,42 +218,24 @@ class CalibrationState:
         for _, scores in score_chunks(rows, targets, own):
             self.add_scores(scores)
 
-    def update_batch(
-        self, batch: RecordBatch, *, probs: str | Sequence[str], labels: str, weights: str | None = None
-    ) -> None:
-        """Add the rows of an Arrow record batch or table.
-
-        Args:
-            batch: a `pyarrow.RecordBatch` or `pyarrow.Table`.
-            probs: the column of lists of C probabilities, or the C columns of one each, in the order of the classes.
-            labels: the column of class indices.
-            weights: the column of weights, if there is one.
-        """
-        columns = [_arrow_column(batch, name) for name in ([probs] if isinstance(probs, str) else probs)]
-        rows = columns[0] if isinstance(probs, str) else np.stack(columns).T
-        mass = None if weights is None else _arrow_column(batch, weights)
-        self.update(rows, _arrow_column(batch, labels), mass)
-
     def add_scores(self, rows: RowScores) -> None:
         """Add a chunk of checked rows that others look at, too."""
         _, mass, stated, _, right = rows.in_bin
-        self.add_to_cells(rows.confidence, [mass, stated, right])
+        add_to(self.sums["cells"], cells_of(rows.confidence), [mass, stated, right])
         self.sums["scores"][:, 0] += [term.sum() for term in rows.scores]
         groups = rows.predicted if self.by_class else np.zeros(len(mass), np.intp)
-        _add(self.sums["bins"], _slots(rows.confidence, groups, self.n_bins), rows.in_bin)
+        slots = groups * self.n_bins + uniform_bins(rows.confidence, self.n_bins)
+        add_to(self.sums["bins"], slots, rows.in_bin)
         if self.by_class:
-            slots = _slots(rows.columns, np.arange(self.n_classes)[:, None], self.n_bins)
+            slots = uniform_bins(rows.columns, self.n_bins)
+            slots += np.arange(self.n_classes)[:, None] * self.n_bins
             masses: Any = 1.0
             weighted = rows.columns.astype(np.float64, copy=False)
             if rows.weights is not None:
                 masses, weighted = np.broadcast_to(mass, slots.shape).ravel(), weighted * mass
-            _add(self.sums["class_bins"][:2], slots.ravel(), [masses, weighted.ravel()])
-            _add(self.sums["class_bins"][2:], slots[rows.labels, np.arange(len(mass))], [mass])
+            add_to(self.sums["class_bins"][:2], slots.ravel(), [masses, weighted.ravel()])
+            add_to(self.sums["class_bins"][2:], slots[rows.labels, np.arange(len(mass))], [mass])
             self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, weighted)
-
-    def add_to_cells(self, confidence: FloatArray, terms: Sequence[FloatArray]) -> None:
-        """Add the weights, confidences and right ones (n,) to what is read in the order of confidence."""
-        _add(self.sums["cells"], cells_of(confidence), terms)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, which is returned, for `functools.reduce`."""
@@ -305,11 +248,7 @@ class CalibrationState:
         return self
 
     def compute(self) -> dict[str, float]:
-        """All metrics of what was seen so far.
-
-        Returns:
-            The keys of `LOGGED_METRICS` in its order; nll is in nats, all others but brier are fractions.
-        """
+        """All metrics so far, in the order of `LOGGED_METRICS`; nll is in nats, all others but brier are fractions."""
         top, bins, ranked = self.top_label, self.bins, self.equal_mass_bins()
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
         found["ece"] = binned_error(bins, bins.counts.sum())
@@ -360,13 +299,13 @@ class CalibrationState:
         requirement = "area_under_risk_coverage to be asked of rows without weights"
         check(not self.weighted, requirement, "weights", "take it without weights")
         counts, wrong = self._from_the_top()
-        rows, errors = np.cumsum(counts) - counts, np.cumsum(wrong) - wrong
+        rows, errors = np.cumsum([counts, wrong], axis=1) - [counts, wrong]
         rate = wrong / counts
         area = wrong + (errors - rate * rows) * (digamma(rows + counts + 1) - digamma(rows + 1))
         return float(area.sum() / counts.sum())
 
     def risk_coverage(self) -> tuple[FloatArray, FloatArray]:
-        """Up to 1,000 points of the curve: the share of rows that is kept, and the error rate among these."""
+        """Up to 1,000 points of the curve: the share of rows that is kept, and the error rate among them."""
         kept, errors = np.cumsum(self._from_the_top(), axis=1)
         shown = np.unique(np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int))
         return kept[shown] / kept[-1], errors[shown] / kept[shown]
@@ -421,24 +360,3 @@ class CalibrationState:
             requirement = "be bytes that to_bytes wrote"
             raise InputValueError(expected("the state", requirement, got, "send them unchanged")) from error
         return state
-
-
-def _arrow_column(batch: Any, name: str) -> NDArray[Any]:
-    """A column of a batch or table: (N,), or (N, C) of lists."""
-    import pyarrow
-
-    known = batch.schema.names
-    requirement = f"the column to be one of {', '.join(known)}"
-    check(name in known, requirement, repr(name), "name a column of the batch")
-    column = batch.column(name)
-    got = f"{column.null_count:,} missing values"
-    check(not column.null_count, f"column {name!r} to have a value in every row", got, "fill them in")
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = column.combine_chunks()
-    if not pyarrow.types.is_nested(column.type):
-        return np.asarray(column)
-    values = np.asarray(column.flatten())
-    width, left = divmod(len(values), max(1, len(column)))
-    way_out = "write C probabilities for each row"
-    check(not left, f"column {name!r} to hold lists of one length", "lists of different lengths", way_out)
-    return values.reshape(len(column), width)

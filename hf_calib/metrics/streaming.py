@@ -5,8 +5,6 @@ Needs torch. Nothing in `update` waits for the device: what is left out stays in
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_n_bins, check_type
-from hf_calib.metrics.state import CalibrationState, empty_sums, terms_of
+from hf_calib.metrics.state import CalibrationState, add_to, cells_of, empty_sums, terms_of
 from hf_calib.metrics.sums import TopLabel, class_gaps, top_label_error, uniform_edges
 
 # Beyond, as in a vocabulary, no class has enough rows, and the sums would take most of the time.
@@ -25,32 +23,17 @@ _LEFT_OUT = -1  # stands in `correct` for a prediction that is not used: to drop
 _CHUNK_ELEMENTS = 2**19  # temporaries of a chunk of rows stay small, however large batch and vocabulary are
 
 
-class _Scores(NamedTuple):
-    """R rows of logits as k predictions each: one of the row (softmax) or one of each logit (sigmoid)."""
-
-    used: Tensor  # (R, k) bool, False where the label is ignored or invalid
-    predicted: Tensor  # (R, k) the class; of a sigmoid the label that it decides
-    confidence: Tensor  # (R, k) probability of what was predicted
-    correct: Tensor  # (R, k) bool
-    nll: Tensor  # (R, k) nats
-    brier: Tensor  # (R, k)
-
-
 class StreamingCalibration:
     """Calibration metrics gathered batch by batch on the device, without keeping logits.
 
     For evaluations too large to keep as an (N, C) matrix, or spread over processes. It gives what the functions of
-    `hf_calib.metrics` give for the softmax of all logits at once. Kept are the float64 sums of a `CalibrationState`,
-    O(C M) numbers, and confidence and correctness of each prediction, for the adaptive ECE and adaptive losses.
+    `hf_calib.metrics` give for all rows at once, but for an NLL that is exact where a probability underflows. Kept are
+    the sums of a `CalibrationState`, and confidence and correctness of each prediction.
 
     Args:
         multi_label: False: logits (..., C) are one softmax per row, labels (...) are class indices. True: each logit is
             a sigmoid whose label is 0 or 1, and each is one binary prediction, with confidence max(p, 1 - p) and Brier
             score (p - y)^2.
-
-    Notes:
-        Labels of -100 are left out. float16 and bfloat16 logits are widened to float32. The NLL comes from logits, so
-        it is exact where `negative_log_likelihood` has to clip a probability that underflowed.
 
     >>> stream = StreamingCalibration()
     >>> stream.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -83,15 +66,15 @@ class StreamingCalibration:
         step = max(1, _CHUNK_ELEMENTS // n_classes)
         for chunk, own in zip(rows.split(step), targets.split(step), strict=True):
             wide = chunk if chunk.dtype == torch.float64 else chunk.float()
-            scores = self._score_sigmoid(wide, own) if self.multi_label else self._score_softmax(wide, own)
-            self._add(scores)
-            row_used = scores.used.any(dim=1)
-            not_finite = (scores.used & ~scores.confidence.isfinite()).any(dim=1)
-            invalid = ~scores.used & (own != _IGNORED_LABEL)
+            add = self._add_sigmoid if self.multi_label else self._add_softmax
+            used, confidence = add(wide, own)
+            row_used = used.any(dim=1)
+            not_finite = (used & ~confidence.isfinite()).any(dim=1)
+            invalid = ~used & (own != _IGNORED_LABEL)
             self._checks += torch.stack([part.sum() for part in (row_used, not_finite, invalid)])
 
     def all_reduce(self) -> None:
-        """Give every process what all of them saw, in the order of the ranks; does nothing where there is only one.
+        """Give every process what all of them saw, in the order of the ranks.
 
         Call it on every process, once, after the last batch; a process that saw no batch takes part too.
         """
@@ -99,9 +82,8 @@ class StreamingCalibration:
             return
         device = torch.device("cpu")
         if "gloo" not in dist.get_backend():
-            device = (
-                self._checks.device if self._n_classes else torch.accelerator.current_accelerator() or device
-            )
+            seen_on = self._checks.device if self._n_classes else None
+            device = seen_on or torch.accelerator.current_accelerator() or device
         confidences, correct = self._used()
         header = torch.tensor([self._n_classes, len(correct)], device=device)
         seen_classes, n_predictions = torch.stack(_all_gather(header)).T.tolist()
@@ -123,12 +105,19 @@ class StreamingCalibration:
 
     def state(self) -> CalibrationState:
         """All sums so far as a state in numpy, to be merged, sent or reported on; of labels a row, of all decisions."""
-        self._check_seen()
+        n_rows, not_finite, invalid = map(int, self._checks.tolist()) if self._n_classes else (0, 0, 0)
+        allowed = "be 0, 1 or -100" if self.multi_label else f"lie in 0..{self._n_classes - 1} or be -100"
+        way_out = "check that the labels and the model's head mean the same classes"
+        check(not invalid, f"labels to {allowed}", f"{invalid} that do not", way_out)
+        got = f"NaN in {not_finite} of {n_rows} rows"
+        check(not not_finite, "probabilities to be finite", got, "look for overflow in the model's logits")
+        way_out = "call update with logits first; labels of -100 do not count"
+        check(n_rows > 0, "the state to have seen at least one label", "none", way_out)
         state = CalibrationState(n_classes=self._n_classes, n_bins=self.n_bins, by_class=self._by_class)
         for name, sums in self._sums.items():
             state.sums[name] += sums.cpu().numpy()
         confidences, correct = self.confidences, self.correct
-        state.add_to_cells(confidences, [np.ones_like(correct), confidences, correct])
+        add_to(state.sums["cells"], cells_of(confidences), [np.ones_like(correct), confidences, correct])
         return state
 
     def compute(self) -> dict[str, float]:
@@ -159,10 +148,6 @@ class StreamingCalibration:
         used = correct != _LEFT_OUT
         return torch.cat(self._confidences)[used], correct[used]
 
-    @property
-    def _by_class(self) -> bool:
-        return self._n_classes <= MOST_CLASSES_APART
-
     def _check_batch(self, logits: Tensor, labels: Tensor) -> None:
         for name, value in (("logits", logits), ("labels", labels)):
             got, way_out = type(value).__name__, "numpy arrays go to the functions of hf_calib.metrics"
@@ -180,24 +165,13 @@ class StreamingCalibration:
         way_out = "a single sigmoid output needs multi_label=True"
         check(has_classes, "logits to have a class axis (..., C)", tuple(logits.shape), way_out)
 
-    def _check_seen(self) -> None:
-        """Raise unless the sums mean something."""
-        n_rows, not_finite, invalid = map(int, self._checks.tolist()) if self._n_classes else (0, 0, 0)
-        allowed = "be 0, 1 or -100" if self.multi_label else f"lie in 0..{self._n_classes - 1} or be -100"
-        way_out = "check that the labels and the model's head mean the same classes"
-        check(not invalid, f"labels to {allowed}", f"{invalid} that do not", way_out)
-        got = f"NaN in {not_finite} of {n_rows} rows"
-        check(not not_finite, "probabilities to be finite", got, "look for overflow in the model's logits")
-        way_out = "call update with logits first; labels of -100 do not count"
-        check(n_rows > 0, "the state to have seen at least one label", "none", way_out)
-
     def _start(self, n_classes: int, device: torch.device) -> None:
         """Make room for the first batch, or check that a later one has as many classes."""
         if self._n_classes:
             requirement = f"the number of classes to stay {self._n_classes}"
             check(n_classes == self._n_classes, requirement, n_classes, "use one for each label set")
             return
-        self._n_classes = n_classes
+        self._n_classes, self._by_class = n_classes, n_classes <= MOST_CLASSES_APART
         # Rows, those that are not finite, invalid labels.
         self._checks = torch.zeros(3, dtype=torch.float64, device=device)
         sums = empty_sums(n_classes, self.n_bins, by_class=self._by_class)
@@ -206,8 +180,8 @@ class StreamingCalibration:
         interior = torch.from_numpy(uniform_edges(self.n_bins)[1:-1])
         self._edges = {dtype: interior.to(device, dtype) for dtype in (torch.float32, torch.float64)}
 
-    def _score_softmax(self, logits: Tensor, labels: Tensor) -> _Scores:
-        """One prediction of each row: logits (R, C), labels (R, 1) class indices."""
+    def _add_softmax(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one prediction of each row: logits (R, C), labels (R, 1); see `_add`."""
         used = (labels >= 0) & (labels < self._n_classes)
         targets = labels.clamp(0, self._n_classes - 1)
         largest, predicted = logits.max(dim=1, keepdim=True)
@@ -218,10 +192,10 @@ class StreamingCalibration:
         others = probs.scatter_(1, targets, 0)
         rest = others.sum(dim=1, keepdim=True).double()  # 1 - p of the label, exact near p = 1
         brier = others.square_().sum(dim=1, keepdim=True, dtype=torch.float64) + rest.square()
-        return _Scores(used, predicted, confidence, predicted == labels, nll, brier)
+        return self._add(used, predicted, [confidence, predicted == labels, nll, brier])
 
-    def _score_sigmoid(self, logits: Tensor, labels: Tensor) -> _Scores:
-        """One prediction of each logit: logits (R, C), labels (R, C) of 0 and 1."""
+    def _add_sigmoid(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one prediction of each logit: logits (R, C), labels (R, C) of 0 and 1; see `_add`."""
         positive = labels == 1
         used = positive | (labels == 0)
         probs = logits.sigmoid()
@@ -230,7 +204,7 @@ class StreamingCalibration:
         # Not binary_cross_entropy_with_logits, which is NaN for an infinite (masked) logit.
         nll = -F.logsigmoid(torch.where(positive, logits, -logits))
         brier = (probs - positive.to(probs.dtype)).square_()
-        return _Scores(used, classes, logits.abs().sigmoid(), (logits > 0) == positive, nll, brier)
+        return self._add(used, classes, [logits.abs().sigmoid(), (logits > 0) == positive, nll, brier])
 
     def _add_classes(self, probs: Tensor, used: Tensor, classes: Tensor, true: Tensor) -> None:
         """Add the probability (R, C) of every class that is used, and which of the classes (R, k) are true."""
@@ -243,18 +217,22 @@ class StreamingCalibration:
         _scatter(self._sums["class_bins"][2:], slots.gather(1, classes), [true.double()])
         self._sums["class_squares"] += counted.square().sum(dim=0)
 
-    def _add(self, scores: _Scores) -> None:
-        """Add the predictions to the sums that do not look at single classes."""
-        used = scores.used
-        ones, parts = used.double(), torch.stack([part.double() for part in scores[2:]])
-        in_bin, terms = terms_of(ones, *torch.where(used, parts, 0.0))
-        slots = torch.bucketize(scores.confidence, self._edges[scores.confidence.dtype])
+    def _add(self, used: Tensor, predicted: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Add predictions (R, k) to the sums that do not look at single classes; return used and confidence.
+
+        Not used are those whose label is ignored or invalid. Parts are confidence, correct, nll in nats and brier.
+        """
+        ones, confidence = used.double(), parts[0]
+        wide = torch.stack([part.double() for part in parts])
+        in_bin, terms = terms_of(ones, *torch.where(used, wide, 0.0))
+        slots = torch.bucketize(confidence, self._edges[confidence.dtype])
         if self._by_class:
-            slots += scores.predicted * self.n_bins
+            slots += predicted * self.n_bins
         _scatter(self._sums["bins"], slots, [ones, *in_bin])
         self._sums["scores"] += torch.stack([term.sum() for term in terms]).unsqueeze(1)
-        self._confidences.append(scores.confidence.flatten())
-        self._correct.append(torch.where(used, scores.correct.to(torch.int8), _LEFT_OUT).flatten())
+        self._confidences.append(confidence.flatten())
+        self._correct.append(torch.where(used, parts[1].to(torch.int8), _LEFT_OUT).flatten())
+        return used, confidence
 
 
 def _scatter(sums: Tensor, slots: Tensor, terms: list[Tensor]) -> None:

@@ -58,9 +58,9 @@ _SPLIT = (50, np.inf)  # in folds of 10 and more
 
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure(LOGGED_METRICS["accuracy"].title, "accuracy", interval="bootstrap"),
-    "nll": Measure(LOGGED_METRICS["nll"].title, "negative_log_likelihood", interval="bootstrap"),
-    "brier": Measure(LOGGED_METRICS["brier"].title, "brier_score", interval="bootstrap"),
+    "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="bootstrap"),
+    "nll": Measure(LOGGED_METRICS["nll"], "negative_log_likelihood", interval="bootstrap"),
+    "brier": Measure(LOGGED_METRICS["brier"], "brier_score", interval="bootstrap"),
     "root_brier": Measure("Root Brier score", "root_brier_score", interval="bootstrap"),
     "brier_calibration": Measure(
         "Brier score, calibration part", "brier_decomposition", binned=True, part="calibration"
@@ -74,9 +74,9 @@ MEASURES: dict[str, Measure] = {
     "corp_discrimination": Measure(
         "Top label's Brier score, discrimination (CORP)", "corp_decomposition", part="discrimination"
     ),
-    "ece": Measure(LOGGED_METRICS["ece"].title, _ECE, binned=True, interval="inversion"),
+    "ece": Measure(LOGGED_METRICS["ece"], _ECE, binned=True, interval="inversion"),
     "adaptive_ece": Measure(
-        LOGGED_METRICS["adaptive_ece"].title,
+        LOGGED_METRICS["adaptive_ece"],
         _ECE,
         {"binning": "quantile"},
         binned=True,
@@ -92,16 +92,14 @@ MEASURES: dict[str, Measure] = {
     "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
     "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
     "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
-    "classwise_ece": Measure(
-        LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
-    ),
+    "classwise_ece": Measure(LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True),
     "over_confidence": Measure(
         "Over-confidence, at least", "confidence_errors", part="over", n_examples=_SPLIT
     ),
     "under_confidence": Measure(
         "Under-confidence, at least", "confidence_errors", part="under", n_examples=_SPLIT
     ),
-    "mce": Measure(LOGGED_METRICS["mce"].title, "maximum_calibration_error", binned=True),
+    "mce": Measure(LOGGED_METRICS["mce"], "maximum_calibration_error", binned=True),
     "area_under_risk_coverage": Measure(
         "Area under the risk-coverage curve", "area_under_risk_coverage", interval="bootstrap"
     ),

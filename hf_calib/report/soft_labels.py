@@ -33,16 +33,12 @@ _ECE = "expected_calibration_error"
 #: The metrics against the labels of several annotators: key -> measure.
 SOFT_MEASURES: dict[str, SoftMeasure] = {
     "accuracy": SoftMeasure("Mean share of the predicted class", "accuracy"),
-    "ece": SoftMeasure(LOGGED_METRICS["ece"].title, _ECE, binned=True),
-    "adaptive_ece": SoftMeasure(
-        LOGGED_METRICS["adaptive_ece"].title, _ECE, {"binning": "quantile"}, binned=True
-    ),
-    "classwise_ece": SoftMeasure(
-        LOGGED_METRICS["classwise_ece"].title, "classwise_calibration_error", binned=True
-    ),
+    "ece": SoftMeasure(LOGGED_METRICS["ece"], _ECE, binned=True),
+    "adaptive_ece": SoftMeasure(LOGGED_METRICS["adaptive_ece"], _ECE, {"binning": "quantile"}, binned=True),
+    "classwise_ece": SoftMeasure(LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True),
     "true_calibration_error": SoftMeasure("True calibration error, by example", "true_calibration_error"),
-    "brier": SoftMeasure(LOGGED_METRICS["brier"].title, "brier_score"),
-    "nll": SoftMeasure(LOGGED_METRICS["nll"].title, "negative_log_likelihood"),
+    "brier": SoftMeasure(LOGGED_METRICS["brier"], "brier_score"),
+    "nll": SoftMeasure(LOGGED_METRICS["nll"], "negative_log_likelihood"),
 }
 _LIKELY_SAME_ORDER = 0.5  # of the rows
 

@@ -44,7 +44,7 @@ METRIC_TITLES: dict[str, dict[str, str]] = {
     SINGLE_LABEL.name: _TITLES,
     TOKENS.name: _TITLES,
     MULTI_LABEL.name: {
-        **{key: f"{LOGGED_METRICS[key].title}, of all decisions" for key in DECISION_METRICS},
+        **{key: f"{LOGGED_METRICS[key]}, of all decisions" for key in DECISION_METRICS},
         **{key: TITLES[f"macro_{name}"] for key, name in MACRO_METRICS.items()},
     },
 }

@@ -52,12 +52,12 @@ def objective_named(
         raise InputValueError(
             expected("compute_objective", requirement, repr(name), did_you_mean(name, _METRICS))
         )
-    metric = LOGGED_METRICS.get(name.removeprefix("eval_").removesuffix(CALIBRATED))
-    right = "maximize" if metric is not None and metric.higher_is_better else "minimize"
-    if direction != right and (metric is not None or name == "eval_loss"):
+    metric = name.removeprefix("eval_").removesuffix(CALIBRATED)
+    right = "maximize" if metric == "accuracy" else "minimize"
+    if direction != right and (metric in LOGGED_METRICS or name == "eval_loss"):
         way_out = "pass a function of the metrics as compute_objective for another aim"
         raise InputValueError(expected("direction", f"be {right!r} for {name}", repr(direction), way_out))
-    if name.endswith(CALIBRATED) and metric is not None and not has_map:
+    if name.endswith(CALIBRATED) and metric in LOGGED_METRICS and not has_map:
         got = "none"
         way_out = f"set calibration_method, or search for {name.removesuffix(CALIBRATED)!r}"
         raise InputValueError(expected("a calibration map", f"be asked for with {name!r}", got, way_out))

@@ -8,6 +8,7 @@ import sys
 
 import dask.bag
 import fsspec
+import numpy as np
 import pyarrow.parquet
 from dask.distributed import Client
 
@@ -19,7 +20,7 @@ def state_of(path: str, n_classes: int) -> CalibrationState:
     state = CalibrationState(n_classes=n_classes)
     with fsspec.open(path, "rb") as file:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches(2**17, columns=[*columns, "label"]):
-            state.update_batch(batch, probs=columns, labels="label")
+            state.update(np.stack([batch.column(name) for name in columns]).T, batch.column("label"))
     return state
 
 

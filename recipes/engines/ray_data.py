@@ -7,6 +7,7 @@ Each batch becomes a state of a few kilobytes, and the states are merged as they
 import json
 import sys
 
+import numpy as np
 import pyarrow
 import ray
 
@@ -15,7 +16,8 @@ from hf_calib.metrics import CalibrationState
 
 def state_of(batch: pyarrow.Table, n_classes: int) -> pyarrow.Table:
     state = CalibrationState(n_classes=n_classes)
-    state.update_batch(batch, probs=[f"prob_{c}" for c in range(n_classes)], labels="label")
+    probs = np.stack([batch.column(f"prob_{c}") for c in range(n_classes)]).T
+    state.update(probs, batch.column("label"))
     return pyarrow.table({"state": [state.to_bytes()]})
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow
 from pyspark.sql import Row, SparkSession
 
@@ -16,7 +17,8 @@ from hf_calib.metrics import CalibrationState
 def state_of(batches: Iterator[pyarrow.RecordBatch], n_classes: int) -> CalibrationState:
     state = CalibrationState(n_classes=n_classes)
     for batch in batches:
-        state.update_batch(batch, probs=[f"prob_{c}" for c in range(n_classes)], labels="label")
+        probs = np.stack([batch.column(f"prob_{c}") for c in range(n_classes)]).T
+        state.update(probs, batch.column("label"))
     return state
 
 

@@ -50,7 +50,7 @@ def wanted(folder: Path) -> CalibrationState:
     """Of one process that reads all rows at once."""
     state = CalibrationState(n_classes=N_CLASSES)
     table = pq.read_table(folder)
-    state.update_batch(table, probs=[f"prob_{c}" for c in range(N_CLASSES)], labels="label")
+    state.update(np.stack([table[f"prob_{c}"] for c in range(N_CLASSES)]).T, table["label"])
     return state
 
 

@@ -204,26 +204,15 @@ def test_slices_are_the_metrics_of_their_rows() -> None:
 
 def test_arrow_batches() -> None:
     probs, labels = rows_of(300, 3)
-    wanted = state_of(probs, labels, np.arange(300)).compute()
-    table = pyarrow.table(
-        {
-            **{f"p{c}": probs[:, c] for c in range(3)},
-            "lists": list(probs),
-            "fixed": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(probs.ravel()), 3),
-            "y": labels,
-            "w": np.arange(300),
-        }
-    )
-    for columns in (["p0", "p1", "p2"], "lists", "fixed"):
-        for rows in (table, *table.to_batches()):
-            state = CalibrationState(n_classes=3)
-            state.update_batch(rows, probs=columns, labels="y", weights="w")
-            assert CalibrationState.from_bytes(state.to_bytes()).compute() == pytest.approx(wanted, rel=1e-12)
-    with pytest.raises(InputError, match="the column to be one of p0, p1, p2, lists, fixed, y, w, got 'p3'"):
-        CalibrationState(n_classes=3).update_batch(table, probs=["p0", "p1", "p3"], labels="y")
-    missing = pyarrow.table({"p": pyarrow.array([0.5, None]), "q": [0.5, 0.5], "y": [0, 1]})
-    with pytest.raises(InputError, match="column 'p' to have a value in every row, got 1 missing"):
-        CalibrationState(n_classes=2).update_batch(missing, probs=["p", "q"], labels="y")
+    table = pyarrow.table({**{f"p{c}": probs[:, c] for c in range(3)}, "y": labels})
+    for rows in (table, *table.to_batches()):
+        state = state_of(np.stack(rows.columns[:-1]).T, rows.column("y"))
+        assert state.compute() == state_of(probs, labels).compute()
+    missing = pyarrow.table({"p": pyarrow.array([0.5, None]), "q": [0.5, 0.5], "y": [0, None]})
+    with pytest.raises(InputError, match=r"probs to lie in \[0, 1\], got nan in row 1"):
+        state_of(np.stack(missing.columns[:-1]).T, np.zeros(2, int))
+    with pytest.raises(InputError, match="labels to be integers"):
+        state_of(np.eye(2), missing.column("y"))
 
 
 class TestRefused:
