@@ -15,8 +15,8 @@ from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError, printable
 from hf_calib._text import plain_name
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.predictions.reading import ROW_OPTIONS
 from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCard
 
 from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import Facts, Results, text, title_of_metric
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from hf_calib.cards.facts import (
     title_of_metric,
 )
 from hf_calib.losses import LOSSES
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.report.tables import p_in_words
 from hf_calib.scaling.methods import SCALERS

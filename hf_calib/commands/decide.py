@@ -19,7 +19,7 @@ from hf_calib.commands.opening import Opened, Running, name_of, open_source, tas
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.report import CalibrationReport, DecisionSection, report_on_predictions

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv
 
 from hf_calib.metrics.checks import FloatArray, row_chunks
-from hf_calib.metrics.resamples import Interval, interval_of
+from hf_calib.metrics.sums import Interval, interval_of
 
 Results = dict[str, Interval]
 # What `measure` of the rules may return, and how tables name it.

@@ -36,8 +36,7 @@ from hf_calib.metrics.checks import (
     check_share,
 )
 from hf_calib.metrics.multi_label import check_decisions, check_label_probs
-from hf_calib.metrics.resamples import Interval
-from hf_calib.metrics.sums import winners
+from hf_calib.metrics.sums import Interval, winners
 
 Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
 _LARGEST_COST = 1e12  # beyond, means over rows lose the small ones

@@ -16,7 +16,7 @@ from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import whole_file
 from hf_calib.decisions.measured import TITLES
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 
 FILE = "decisions.json"
 VERSION = 1

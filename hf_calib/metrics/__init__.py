@@ -32,7 +32,6 @@ from hf_calib.metrics.ranking import (
     ood_detection,
     risk_coverage_curve,
 )
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.scores import (
     BrierDecomposition,
     accuracy,
@@ -47,6 +46,7 @@ from hf_calib.metrics.scores import (
 )
 from hf_calib.metrics.smooth import smooth_calibration_error, smooth_calibration_error_dual
 from hf_calib.metrics.state import CalibrationState
+from hf_calib.metrics.sums import Interval
 from hf_calib.metrics.sweep import ece_sweep
 
 __all__ = [

@@ -22,8 +22,7 @@ from hf_calib.metrics.checks import (
     check_seed,
     check_type,
 )
-from hf_calib.metrics.resamples import Interval, draw_counts, interval_of
-from hf_calib.metrics.sums import TopLabel, top_label_error, winners
+from hf_calib.metrics.sums import Interval, TopLabel, draw_counts, interval_of, top_label_error, winners
 
 _BIO = re.compile(r"O|[BI]-.+")
 Span = tuple[str, int, int]  # the type, and the numbers of the first and the last row

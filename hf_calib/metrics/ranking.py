@@ -21,8 +21,7 @@ from hf_calib.metrics.checks import (
     check_seed,
     row_chunks,
 )
-from hf_calib.metrics.resamples import Interval, interval_of
-from hf_calib.metrics.sums import TopLabel, top_label
+from hf_calib.metrics.sums import Interval, TopLabel, interval_of, top_label
 
 OOD_SCORES = {
     "max_probability": "Maximum probability",

@@ -1,17 +1,12 @@
-"""Metrics as sums over the rows: what a row adds, and what the sums are worth.
+"""Metrics as sums over the rows, and the bins: (lower, upper], as in the papers' code, and the same everywhere.
 
-A `SumMetric` is two functions. `rows(...)` reads N rows and gives a function of their weights (N,), the sums;
-`value(sums, n)` is the metric of the sums of n rows. They serve all rows at once, rows with weights, bootstrap
-resamples (weights are counts), and chunks of rows, whose sums add up. The errors of the predicted class read a
-`TopLabel` in the place of probs and labels.
-
-Bins are (lower, upper], as in the papers' code; every metric, state and diagram bins by the functions here, so that a
-confidence lies in the same bin everywhere.
+A `SumMetric` serves all rows at once, rows with weights, bootstrap resamples (weights are counts), and chunks of rows.
+The errors of the predicted class read a `TopLabel` in the place of probs and labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -31,29 +26,24 @@ Adder = Callable[[NDArray[Any]], FloatArray]  # of weights (N,): the sums
 
 # Farther than this from every edge, relatively, float32 rounding of edge and product cannot matter.
 _NEAR_AN_EDGE = 4e-7
+_BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
+SAME = 1e-12  # values this near to each other differ by rounding only
 _FEW_CLASSES = 32  # up to here a comparison class by class is three times as fast as argmax
 
 
 class SumMetric(NamedTuple):
-    """A metric of sums over the rows."""
+    """A metric of sums over the rows: what they add, and what the sums of n rows are worth."""
 
     rows: Callable[..., Adder]  # of probs and labels, or of the columns of a `TopLabel`
     value: Callable[[FloatArray, Any], Any]
     of_top: bool = False
     adds_up: bool = True  # over chunks of the rows: not where bins depend on all of them
 
-    def __call__(self, probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None = None) -> float:
-        first, second = top_label(probs, labels) if self.of_top else (probs, labels)
-        return self.of(first, second, weights)
-
-    def of(self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None) -> float:
-        """The metric of what the rows are read from."""
+    def __call__(self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None) -> float:
         n = len(first) if weights is None else weights.sum()
         return float(self.value(self.sums(first, second, weights), n))
 
-    def sums(
-        self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None
-    ) -> FloatArray:
+    def sums(self, first: NDArray[Any], second: NDArray[Any], weights: Any = None) -> FloatArray:
         """Chunk by chunk: temporaries stay small, and long sums do not drift."""
         weights = np.broadcast_to(1.0, len(first)) if weights is None else weights
         parts = row_chunks(*first.shape) if self.adds_up else [slice(None)]
@@ -70,7 +60,38 @@ def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bo
     return SumMetric(rows, lambda total, n: np.sqrt(total / n) if root else total / n)
 
 
-# The top label
+# Resamples
+
+
+class Interval(NamedTuple):
+    """A value and the ends of its confidence interval, which need not hold it; without any, both are None."""
+
+    value: float
+    low: Any = None
+    high: Any = None
+
+
+def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Interval:
+    """The percentile interval of resampled values (B,); where all are equal, they are the value."""
+    if np.abs(draws - value).max() <= SAME:
+        return Interval(value, value, value)
+    low, high = np.quantile(draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
+    return Interval(value, float(low), float(high))
+
+
+def draw_counts(
+    n_rows: int, n_resamples: int, rng: np.random.Generator, groups: IntArray | None = None
+) -> Iterator[FloatArray]:
+    """How often each resample drew each row, (R, N) for blocks of R resamples.
+
+    With groups (N,) in 0..G-1, the G groups are drawn, each with all of its rows: for rows that are no independent
+    draws, as the tokens of a sentence.
+    """
+    n = n_rows if groups is None else int(groups.max()) + 1
+    for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
+        drawn = rng.integers(0, n, (part.stop - part.start, n))
+        counts = np.stack([np.bincount(each, minlength=n) for each in drawn], dtype=np.float64)
+        yield counts if groups is None else counts[:, groups]
 
 
 class TopLabel(NamedTuple):
@@ -106,6 +127,16 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
     return confidence, predicted
 
 
+def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
+    """Probabilities minus labels (N, C), float64."""
+    gaps = probs.astype(np.float64)
+    if labels.ndim == 2:
+        gaps -= labels
+    else:
+        gaps[np.arange(len(gaps)), labels] -= 1
+    return gaps
+
+
 # Bins
 
 
@@ -126,10 +157,7 @@ class BinMeans(NamedTuple):
 
 
 def uniform_edges(n_bins: int) -> FloatArray:
-    """The M + 1 edges of equal-width bins on [0, 1].
-
-    Each is the larger of k/M in float32 and in float64, so that a confidence of k/M lies below its edge in both.
-    """
+    """The M + 1 edges of equal-width bins on [0, 1]: k/M is at its edge or below in float32 and in float64."""
     edges = np.arange(n_bins + 1) / n_bins
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
@@ -154,29 +182,21 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
     """The bin of each confidence (N,) under any kind of binning, or `DROPPED`."""
     if binning == "uniform":
         return uniform_bins(confidences, n_bins)
-    bins = np.empty(len(confidences), np.intp)
-    order = _ranking(confidences, binning)
-    cuts = _cuts(confidences[order], n_bins, binning)
+    order = np.argsort(confidences, kind="stable")
+    bins, cuts = np.empty_like(order), _cuts(confidences[order], n_bins, binning)
     bins[order] = np.searchsorted(cuts, np.arange(len(order)), side="right") - 1
     return bins
 
 
-def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
-    """The rows in the order of their confidences; only "equal_mass" cuts between equal ones, which keep theirs."""
-    return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
-
-
 def _cuts(ranked: FloatArray, n_bins: int, binning: Binning) -> IntArray:
     """Before which of the sorted confidences (N,) each of the equal-mass bins starts, and the last one ends."""
-    n_examples = len(ranked)
     if binning == "equal_mass":  # as `numpy.array_split` cuts them
-        share, more = divmod(n_examples, n_bins)
+        share, more = divmod(len(ranked), n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
     # The papers' code drops the smallest one and its ties, as their bins are open below.
     cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins), side="right")
-    if cuts[0] == n_examples:  # it would drop everything: all are one bin
-        cuts[0] = 0
+    cuts[0] %= len(ranked)  # where that would drop everything, all are one bin
     return cuts
 
 
@@ -192,17 +212,17 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | None) -> Adder:
     return add
 
 
-def binned_rows(
-    confidence: FloatArray, correct: FloatArray, *, n_bins: int, binning: Binning = "uniform"
-) -> Adder:
+def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Adder:
     """The `BinSums` (3, M) of any sample of the rows, which cuts equal-mass bins anew: runs of its sorted rows."""
     if binning == "uniform":
-        return in_bins(uniform_bins(confidence, n_bins), n_bins, None, confidence, correct)
-    order = _ranking(confidence, binning)
-    columns = np.stack([confidence[order], correct[order]])
+        return in_bins(uniform_bins(top.confidence, n_bins), n_bins, None, *top)
+    # Only "equal_mass" cuts between equal confidences, which then keep their order.
+    order = np.argsort(top.confidence, kind="stable" if binning == "equal_mass" else None)
+    ranked = np.stack(top.part(order))
 
     def add(counts: NDArray[Any]) -> FloatArray:
-        drawn = np.repeat(columns, counts[order].astype(np.intp, copy=False), axis=1)
+        same = (counts == 1).all()  # a copy would take as long as all the rest
+        drawn = ranked if same else np.repeat(ranked, counts[order].astype(np.intp), axis=1)
         cuts = _cuts(drawn[0], n_bins, binning)
         sums = np.zeros((3, n_bins))
         sums[0] = np.diff(cuts)
@@ -218,12 +238,9 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
 
 
 def mean_bins(sums: BinSums) -> BinMeans:
-    """Turn the sums of each bin into what a diagram shows."""
+    """What a diagram shows of the sums."""
     members = np.where(sums.counts > 0, sums.counts, np.nan)
     return BinMeans(sums.counts, sums.confidence / members, sums.correct / members)
-
-
-# Errors of bins
 
 
 def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False) -> FloatArray:
@@ -248,9 +265,8 @@ def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
     """E|X| of normal X."""
     sizes = np.abs(means)
     ratio = np.divide(sizes, deviations, out=np.full_like(sizes, np.inf), where=deviations > 0)
-    return np.asarray(
-        deviations * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2) + sizes * erf(ratio / np.sqrt(2))
-    )
+    spread = deviations * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2)
+    return np.asarray(spread + sizes * erf(ratio / np.sqrt(2)))
 
 
 def gap_error(sums: FloatArray, n: Any) -> FloatArray:
@@ -262,25 +278,22 @@ def top_label_sums(
     n_bins: int = 15, binning: Binning = "uniform", norm: Norm = "l1", debias: bool = False
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    if binning == "uniform" and norm == "l1" and not debias:  # the gaps are all that it needs
-        return SumMetric(
-            lambda confidence, correct: in_bins(
-                uniform_bins(confidence, n_bins), n_bins, correct - confidence
-            ),
-            lambda sums, n: gap_error(sums[0], n),
-            of_top=True,
-        )
-    return SumMetric(
-        partial(binned_rows, n_bins=n_bins, binning=binning),
-        lambda sums, n: binned_error(BinSums(*sums), n, norm, debias=debias),
-        of_top=True,
-        adds_up=binning == "uniform",
-    )
+    gaps_only = binning == "uniform" and norm == "l1" and not debias  # for speed: one column for three
+
+    def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
+        if gaps_only:
+            return in_bins(uniform_bins(confidence, n_bins), n_bins, correct - confidence)
+        return binned_rows(TopLabel(confidence, correct), n_bins, binning)
+
+    def value(sums: FloatArray, n: Any) -> FloatArray:
+        return gap_error(sums[0], n) if gaps_only else binned_error(BinSums(*sums), n, norm, debias=debias)
+
+    return SumMetric(rows, value, of_top=True, adds_up=binning == "uniform")
 
 
 def top_label_error(top: TopLabel, **options: Any) -> float:
     """The same of rows whose top label is known."""
-    return top_label_sums(**options).of(*top)
+    return top_label_sums(**options)(*top)
 
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
@@ -290,11 +303,7 @@ def classwise_sums(n_bins: int = 15) -> SumMetric:
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
     """Few probabilities lie above the first edge: the first bin's sum is that of all, one product, less the others."""
-    gaps = probs.astype(np.float64)
-    if labels.ndim == 1:
-        gaps[np.arange(len(probs)), labels] -= 1
-    else:
-        gaps -= labels
+    gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
     upper = np.flatnonzero(probs > uniform_edges(n_bins)[1])
     rows, classes = np.divmod(upper, n_classes)

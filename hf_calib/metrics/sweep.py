@@ -7,53 +7,42 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_probs_and_any_labels
-from hf_calib.metrics.sums import TopLabel, top_label, uniform_edges
+from hf_calib.metrics.checks import check_choice, check_probs_and_any_labels
+from hf_calib.metrics.sums import TopLabel, top_label
 
-SweepBinning = Literal["equal_mass", "uniform"]
 SweepNorm = Literal["l1", "l2"]
-
-# Means that are equal but for rounding do not decrease; those of fewer than a million 0/1 labels that
-# differ at all differ by more.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # means of fewer than a million 0/1 labels that differ at all differ by more
 
 
-def ece_sweep(
-    probs: ArrayLike, labels: ArrayLike, *, binning: SweepBinning = "equal_mass", norm: SweepNorm = "l1"
-) -> float:
-    r"""Expected calibration error with the largest number of bins whose accuracies do not decrease.
+def ece_sweep(probs: ArrayLike, labels: ArrayLike, *, norm: SweepNorm = "l1") -> float:
+    r"""Expected calibration error with the largest number of equal-mass bins whose accuracies do not decrease.
 
     To compare models without choosing a number of bins: few bins hide errors, many bins measure noise. A more confident
-    prediction should be right at least as often, so the bins are made finer until that fails.
+    prediction should be right at least as often, so the bins are made finer until that fails (Roelofs et al. 2022). The
+    value depends on the order of equal confidences at a cut.
 
-    $$M^* = \max \{ M : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
+    $$M^* = \max \{ M < N : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 
     Args:
-        binning: "equal_mass", the sorted examples cut into parts of equal counts, where the value depends on the order
-            of equal confidences at a cut; or "uniform", equal-width bins (lower, upper].
         norm: "l1"; or "l2", the root of the weighted squared gaps, which is the authors' default.
-
-    Notes:
-        The search starts with two bins, stops at N - 1, and falls back to one (Roelofs et al. 2022, algorithm 1).
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> round(ece_sweep(probs, [0, 0, 1, 1]), 6)
     0.15
     """
-    check_choice("binning", binning, ("equal_mass", "uniform"))
     check_choice("norm", norm, ("l1", "l2"))
-    return sweep_error(top_label(*check_probs_and_any_labels(probs, labels)), binning=binning, norm=norm)
+    return sweep_error(top_label(*check_probs_and_any_labels(probs, labels)), norm=norm)
 
 
-def sweep_error(top: TopLabel, *, binning: SweepBinning = "equal_mass", norm: SweepNorm = "l1") -> float:
-    """The ECE_sweep of rows whose top label is known."""
+def sweep_error(top: TopLabel, *, norm: SweepNorm = "l1") -> float:
+    """The same of rows whose top label is known."""
     confidences, correct = top.part(np.argsort(top.confidence, kind="stable"))
     n_examples, running = len(correct), np.append(0.0, np.cumsum(correct))
     # Whatever the bins of outcomes in order, their means are in order too.
     n_bins = max(n_examples - 1, 1) if (np.diff(correct) >= 0).all() else 1
-    bounds = _bounds(confidences, n_bins, binning)
+    bounds = -(-np.arange(n_bins + 1) * n_examples // n_bins)  # example i is in bin floor(i M / N)
     for finer in range(n_bins + 1, n_examples):
-        candidate = _bounds(confidences, finer, binning)
+        candidate = -(-np.arange(finer + 1) * n_examples // finer)
         accuracy = np.diff(running[candidate]) / np.diff(candidate)
         if (np.diff(accuracy) < -_ROUNDING).any():
             break
@@ -62,12 +51,3 @@ def sweep_error(top: TopLabel, *, binning: SweepBinning = "equal_mass", norm: Sw
     gaps = np.abs(np.add.reduceat(confidences - correct, bounds[:-1])) / counts
     power = 1 if norm == "l1" else 2
     return float((np.sum(counts * gaps**power) / n_examples) ** (1 / power))
-
-
-def _bounds(confidences: FloatArray, n_bins: int, binning: SweepBinning) -> IntArray:
-    """Where bins of the sorted confidences (N,) start and end; without empty ones."""
-    if binning == "equal_mass":  # example i is in bin floor(i M / N)
-        return -(-np.arange(n_bins + 1) * len(confidences) // n_bins)
-    edges = uniform_edges(n_bins)
-    edges[0], edges[-1] = -np.inf, np.inf
-    return np.unique(np.searchsorted(confidences, edges, side="right"))

@@ -1,6 +1,6 @@
 """A calibration report: every metric with its interval, tables, figures, and what they mean in words."""
 
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.report._report import CalibrationReport, calibration_report
 from hf_calib.report.assessment import Assessment
 from hf_calib.report.decisions import DecisionSection

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.report.coins import Coins
 from hf_calib.report.tables import BinRow, ClassRow
 

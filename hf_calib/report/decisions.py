@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_calib.decisions.measured import TITLES, PromiseCurve
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.report.text import Table, columns, with_interval
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.report.text import Table, columns, with_interval
 
 if TYPE_CHECKING:

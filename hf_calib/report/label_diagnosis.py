@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scipy.special import ndtr, ndtri
 
 from hf_calib._errors import few
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 
 if TYPE_CHECKING:
     from hf_calib.report._report import CalibrationReport

@@ -9,8 +9,7 @@ import numpy as np
 
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import Decisions, LabelMetrics, label_bins, macro
-from hf_calib.metrics.resamples import Interval
-from hf_calib.metrics.sums import uniform_bins, uniform_edges
+from hf_calib.metrics.sums import Interval, uniform_bins, uniform_edges
 from hf_calib.report.assessment import Assessment
 from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings

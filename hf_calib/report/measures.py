@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.intervals import METRICS, calibration_error_interval, percentile_intervals
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.sums import Interval
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000

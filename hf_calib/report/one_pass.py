@@ -10,8 +10,7 @@ from scipy.special import ndtri
 
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.intervals import consistency_of_bins, interval_of_bins
-from hf_calib.metrics.resamples import Interval
-from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_edges
+from hf_calib.metrics.sums import BinSums, Interval, binned_error, class_gaps, uniform_edges
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Measurements, Overall
 from hf_calib.report.coins import Coins

@@ -11,9 +11,8 @@ from scipy.special import ndtr, ndtri
 
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.intervals import interval_of_bins
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.state import SliceSums
-from hf_calib.metrics.sums import BinSums, binned_error
+from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.report.coins import Coins
 from hf_calib.report.measures import Settings
 from hf_calib.report.tables import p_cell

@@ -13,8 +13,8 @@ from scipy.special import entr
 import hf_calib.metrics as metrics
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.intervals import percentile_intervals
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.sums import Interval
 from hf_calib.report.measures import Settings
 from hf_calib.report.text import Table, columns, with_interval
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE, MEASURES
 from hf_calib.report.tables import ClassRow, p_cell, worst_bins

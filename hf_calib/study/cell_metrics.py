@@ -14,8 +14,7 @@ from hf_calib._errors import InputError
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.intervals import METRICS, UnbiasedError, resampled_metrics, unbiased_error
 from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
-from hf_calib.metrics.resamples import draw_counts
-from hf_calib.metrics.sums import TopLabel, top_label
+from hf_calib.metrics.sums import TopLabel, draw_counts, top_label
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.report.measures import Measure

@@ -17,7 +17,7 @@ from transformers import pipeline
 
 from hf_calib._errors import InputValueError
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, LabelThresholds, PredictionSets
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from tests.helpers.hub_server import running_hub
 from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer

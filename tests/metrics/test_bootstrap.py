@@ -169,7 +169,7 @@ def test_an_interval_that_excludes_its_value_points_to_one_that_holds(debias: bo
 def test_blocks_change_nothing(metric: object, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = predictions(90)
     whole = bootstrap_interval(metric, probs, labels, n_resamples=25)
-    monkeypatch.setattr("hf_calib.metrics.resamples._BLOCK_ELEMENTS", 300)
+    monkeypatch.setattr("hf_calib.metrics.sums._BLOCK_ELEMENTS", 300)
     monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 64)
     assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(whole, **EXACT)
 

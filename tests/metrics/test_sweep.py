@@ -10,48 +10,39 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import TopLabel, uniform_bins
+from hf_calib.metrics.sums import TopLabel
 from hf_calib.metrics.sweep import sweep_error
+from tests.helpers.sampled import GOLDEN_PREDICTIONS
 
-PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
-SHORT = {"equal_mass": "em", "uniform": "ew"}
 
 
-@pytest.mark.parametrize("name", PREDICTIONS)
-@pytest.mark.parametrize("binning", SHORT)
+@pytest.mark.parametrize("name", GOLDEN_PREDICTIONS)
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_sweep_equals_the_authors_code(golden: Path, name: str, binning: str, norm: str) -> None:
+def test_sweep_equals_the_authors_code(golden: Path, name: str, norm: str) -> None:
     with np.load(golden / f"metrics_{name}.npz") as file:
         probs, labels = softmax(file["logits"], axis=1), file["labels"]
-        theirs = file[f"ece_sweep_{SHORT[binning]}_{norm}"]
-    assert metrics.ece_sweep(probs, labels, binning=binning, norm=norm) == pytest.approx(theirs, **EXACT)
+        theirs = file[f"ece_sweep_em_{norm}"]
+    assert metrics.ece_sweep(probs, labels, norm=norm) == pytest.approx(theirs, **EXACT)
 
 
 @pytest.mark.parametrize("case", ["exact15", "allequal", "ones", "n7", "allcorrect", "allwrong", "nearone"])
-@pytest.mark.parametrize("binning", SHORT)
-def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str, binning: str) -> None:
+def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
-        confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
-        theirs = file[f"{case}__ece_sweep_{SHORT[binning]}_l1"]
-    assert sweep_error(TopLabel(confidences, correct), binning=binning, norm="l1") == pytest.approx(
-        theirs, **EXACT
-    )
+        top = TopLabel(file[f"{case}__conf"], file[f"{case}__correct"].astype(float))
+        theirs = file[f"{case}__ece_sweep_em_l1"]
+    assert sweep_error(top) == pytest.approx(theirs, **EXACT)
 
 
-def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, binning: str, norm: str) -> float:
+def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, norm: str) -> float:
     """The definition: refine until an accuracy is below that of the bin before, then step back."""
     n_examples = len(confidences)
     order = np.argsort(confidences, kind="stable")
     confidences, correct = confidences[order], correct[order]
 
     def members(n_bins: int) -> list[np.ndarray]:
-        bins = (
-            np.arange(n_examples) * n_bins // n_examples
-            if binning == "equal_mass"
-            else uniform_bins(confidences, n_bins)
-        )
-        return [np.flatnonzero(bins == m) for m in range(n_bins) if (bins == m).any()]
+        bins = np.arange(n_examples) * n_bins // n_examples
+        return [np.flatnonzero(bins == m) for m in range(n_bins)]
 
     found = members(1)
     for n_bins in range(2, n_examples):
@@ -65,39 +56,29 @@ def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, binn
     return (total / n_examples) ** (1 / power)
 
 
-@pytest.mark.parametrize("binning", SHORT)
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize("n_examples", [1, 2, 3, 4, 20, 150])
-def test_sweep_equals_a_loop(n_examples: int, binning: str, norm: str) -> None:
+def test_sweep_equals_a_loop(n_examples: int, norm: str) -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         confidences = rng.beta(3, 1, n_examples)
         if seed % 3 == 0:
-            confidences = np.round(confidences * 15) / 15  # ties, on the edges of some bins
+            confidences = np.round(confidences * 15) / 15  # ties
         chance = (confidences, confidences > 0.7, np.full(n_examples, 0.5), confidences**8)[seed % 4]
         correct = (rng.random(n_examples) < chance).astype(float)
         if seed > 9:  # shares of soft labels, without and with order
             correct = rng.random(n_examples) if seed == 10 else np.clip(confidences, 0.6, 0.9)
-        ours = sweep_error(TopLabel(confidences, correct), binning=binning, norm=norm)
-        assert ours == pytest.approx(loop_over_numbers_of_bins(confidences, correct, binning, norm), **EXACT)
+        ours = sweep_error(TopLabel(confidences, correct), norm=norm)
+        assert ours == pytest.approx(loop_over_numbers_of_bins(confidences, correct, norm), **EXACT)
 
 
-@pytest.mark.parametrize("binning", SHORT)
-def test_a_perfect_order_is_refined_to_the_end(binning: str) -> None:
-    n_examples = 30_000
-    confidences = (np.arange(n_examples) + 0.5) / n_examples
+def test_a_perfect_order_is_refined_to_the_end() -> None:
+    confidences = (np.arange(30_000) + 0.5) / 30_000
     correct = np.where(confidences > 0.5, 1.0, 0.0)
-    ours = sweep_error(TopLabel(confidences, correct), binning=binning, norm="l1")
+    ours = sweep_error(TopLabel(confidences, correct))
     assert ours == pytest.approx(np.abs(confidences - correct).mean(), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"binning": "quantile"}, "binning to be one of 'equal_mass', 'uniform'"),
-        ({"norm": "max"}, "norm to be one of"),
-    ],
-)
-def test_unknown_options_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        metrics.ece_sweep([[0.9, 0.1]], [0], **options)
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="norm to be one of"):
+        metrics.ece_sweep([[0.9, 0.1]], [0], norm="max")

@@ -21,8 +21,8 @@ from hf_calib.metrics import (
     smooth_calibration_error,
 )
 from hf_calib.metrics.corp import curve_of
-from hf_calib.metrics.resamples import Interval
 from hf_calib.metrics.smooth import smooth_reliability
+from hf_calib.metrics.sums import Interval
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
 

@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from hf_calib.commands.report import compare_reports
 from hf_calib.metrics.multi_label import LabelMetrics, check_decisions
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.plots import label_reliability_grid
 from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.report.labels import LABEL_MEASURES

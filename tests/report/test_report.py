@@ -21,7 +21,7 @@ from hf_calib.decisions import AbstainRule
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.metrics import ood_detection
 from hf_calib.metrics.ranking import OOD_SCORES
-from hf_calib.metrics.resamples import Interval
+from hf_calib.metrics.sums import Interval
 from hf_calib.plots import class_reliability_grid, roc_diagram
 from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection, calibration_report
 from hf_calib.report.assessment import Overall

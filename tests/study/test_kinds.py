@@ -13,8 +13,8 @@ from scipy import stats
 from scipy.special import softmax
 
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
-from hf_calib.metrics.resamples import draw_counts
 from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.metrics.sums import draw_counts
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
 from hf_calib.study.measured import measure_study
