@@ -245,7 +245,7 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
         evaluate = partial(metric.function, **options) if of_sums is None else of_sums
         return lambda rng: float(evaluate(probs, draw(rng)))
     slots = sums.uniform_bins(probs, n_bins) + n_bins * np.arange(n_classes)
-    stated = np.bincount(slots.ravel(), probs.ravel(), n_bins * n_classes)
+    stated = np.asarray(np.bincount(slots.ravel(), probs.ravel(), n_bins * n_classes), np.float64)
 
     def of_hits(rng: np.random.Generator) -> float:
         hits = np.bincount(slots[np.arange(n_rows), draw(rng)], minlength=len(stated))
