@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EACCES, EDQUOT, EEXIST, EFBIG, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 
@@ -23,11 +23,11 @@ def check_output(output: Path | None) -> None:
         return
     check("\0" not in str(output), "output to name a folder", "a name with a NUL", "name another one")
     try:
-        there = next(path for path in (output, *output.absolute().parents) if _is_there(path))
+        there = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))
         got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
         check(there.is_dir(), "output to be a folder", got, "name another one")
-        for name in output.absolute().relative_to(there.absolute()).parts:
-            _is_there(there / name)  # raises for a name that is too long
+        with suppress(FileNotFoundError, NotADirectoryError):
+            output.lstat()  # raises for a name that is too long
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
@@ -105,21 +105,13 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
         old = target / path.relative_to(made)
         if path.is_dir():
             own_subfolder(old.parent, old.name)
-        if _is_there(old):
+        way_out = "name another output folder"
+        if os.path.lexists(old):
             kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, "name another output folder")
-        if old.is_dir():  # os.replace does not move a file across file systems
-            same = old.stat().st_dev == path.stat().st_dev
-            check(same, f"{old} to be on its parent's file system", "a mount", "name another output folder")
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is anything, be it a link to nothing; raises for names that cannot be."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, way_out)
+        # os.replace does not move a file across file systems.
+        same = not old.is_dir() or old.stat().st_dev == path.stat().st_dev
+        check(same, f"{old} to be on its parent's file system", "a mount", way_out)
 
 
 @contextmanager

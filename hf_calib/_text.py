@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check, few
 
 _EVERY_MARK = r"[\\`*_{}\[\]()#+!|~]"
 # An underscore within a word, a sign before a number and brackets without an address are no markup.
@@ -69,13 +69,10 @@ def short_names(sources: Sequence[str]) -> list[str]:
     >>> short_names(["clinc150", "gaussian_noise"])
     ['clinc150', 'gaussian_noise']
     """
-    paths = {source: Path(source).parts for source in sources if os.path.exists(source)}
-    names: list[str] = []
-    for n_parts in range(2, max([2, *map(len, paths.values())]) + 1):
-        names = ["/".join(paths[s][-n_parts:]) if s in paths else s for s in sources]
-        if len(set(names)) == len(names):
-            return names
-    twice = next(name for name in names if names.count(name) > 1)
-    raise InputValueError(
-        expected("ood_data", "be different data", f"{twice} twice", "leave one of them out")
-    )
+    parts = [Path(source).parts if os.path.exists(source) else (source,) for source in sources]
+    twice = ["/".join(own) for own in parts if parts.count(own) > 1]
+    check(not twice, "ood_data to be different data", f"{few(twice[:1])} twice", "leave one of them out")
+    n_parts = 2
+    while len({own[-n_parts:] for own in parts}) < len(parts):
+        n_parts += 1
+    return ["/".join(own[-n_parts:]) for own in parts]

@@ -31,15 +31,8 @@ def run_python(code: str, *words: object) -> subprocess.Popen[str]:
 
 class TestBesideOtherFiles:
     def test_only_files_of_the_same_names_are_replaced(self, tmp_path: Path) -> None:
-        write(
-            tmp_path,
-            "mine",
-            "notes.txt",
-            "figures/a.png",
-            "figures/mine.png",
-            "figures/deep/a.png",
-            "empty/a",
-        )
+        there = ("notes.txt", "figures/a.png", "figures/mine.png", "figures/deep/a.png", "empty/a")
+        write(tmp_path, "mine", *there)
         (tmp_path / "empty" / "a").unlink()
         write(tmp_path, "new", "report.md", "figures/a.png", "figures/deep/b.png")
         new = {"report.md", "figures/a.png", "figures/deep/b.png"}
@@ -58,9 +51,8 @@ class TestBesideOtherFiles:
     @pytest.mark.parametrize(("there", "new"), [("b/c", "b"), ("b", "b/c"), ("z/b/c", "z/b")])
     def test_something_in_the_way_deep_inside(self, there: str, new: str, tmp_path: Path) -> None:
         write(tmp_path, "mine", "a", there)
-        with pytest.raises(
-            ValueError, match=r"b to be a (file, got a folder|folder, got a file); name another"
-        ):
+        message = r"b to be a (file, got a folder|folder, got a file); name another"
+        with pytest.raises(ValueError, match=message):
             write(tmp_path, "new", "a", new)
         assert names_below(tmp_path) == {"a", there}
         assert (tmp_path / "a").read_text() == "mine"
@@ -77,9 +69,8 @@ class TestBesideOtherFiles:
         (mine / "b.png").write_text("mine")
         (tmp_path / "out").mkdir()
         (tmp_path / "out/figures").symlink_to(mine)
-        with pytest.raises(
-            ValueError, match=r"figures to be a folder of its own, got a link to .*mine; remove"
-        ):
+        message = r"figures to be a folder of its own, got a link to .*mine; remove"
+        with pytest.raises(ValueError, match=message):
             write(tmp_path / "out", "new", "a", "figures/b.png")
         assert (mine / "b.png").read_text() == "mine"
         assert not (tmp_path / "out/a").exists()
@@ -97,15 +88,6 @@ class TestBesideOtherFiles:
             assert (tmp_path / name).read_text() == "new"
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
-    def test_a_folder_on_another_file_system(self, tmp_path: Path) -> None:
-        other = Path("/dev/shm")
-        if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
-            pytest.skip("there is no second file system here")
-        (tmp_path / "figures").symlink_to(other)
-        with pytest.raises(ValueError, match="figures to be a folder of its own"):
-            write(tmp_path, "new", "a", "figures/b.png")
-        assert [path.name for path in tmp_path.iterdir()] == ["figures"]
-
 
 class TestRefusedOutputs:
     @pytest.mark.parametrize(
@@ -116,7 +98,6 @@ class TestRefusedOutputs:
             ("file", r"expected output to be a folder, got the file .*file; name another one"),
             ("file/sub", r"expected output to be a folder, got the file .*file; name another one"),
             ("x" * 300, r"expected output to be writable, got .*x \(File name too long\); make room there"),
-            ("new/" + "x" * 300, r"expected output to be writable, got .*x \(File name too long\)"),
         ],
     )
     def test_a_folder(self, name: str, message: str, tmp_path: Path) -> None:

@@ -42,14 +42,12 @@ def broken_promises(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rule.fit(probs[rows], labels[rows])
-        starts_at = [
-            np.searchsorted(ordered, threshold, side="right")
-            for (ordered, _), threshold in zip(known, rule.thresholds_, strict=False)
-        ]
-        sizes = [len(ordered) - start for (ordered, _), start in zip(known, starts_at, strict=True)]
-        n_right = [right[start] for (_, right), start in zip(known, starts_at, strict=True)]
-        broken += any(n < accuracy * size for n, size in zip(n_right, sizes, strict=True))
-        answered += sum(sizes)
+        kept = []
+        for (ordered, right), threshold in zip(known, rule.thresholds_, strict=False):
+            start = np.searchsorted(ordered, threshold, side="right")
+            kept.append(right[start] >= accuracy * (len(ordered) - start))
+            answered += len(ordered) - start
+        broken += not all(kept)
     return broken, answered / (n_draws * len(probs))
 
 
@@ -60,10 +58,9 @@ def deep(*case: object) -> object:
 @pytest.mark.parametrize(
     ("name", "decimals", "n_rows", "n_draws"),
     [
-        *(
-            (*case, 400, FEW_DRAWS)
-            for case in (("over-confident", None), ("calibrated", 1), ("not monotone", None))
-        ),
+        ("over-confident", None, 400, FEW_DRAWS),
+        ("calibrated", 1, 400, FEW_DRAWS),
+        ("not monotone", None, 400, FEW_DRAWS),
         *(deep(name, decimals, 400) for name in POPULATIONS for decimals in (None, 2, 1)),
         # Wherever the tests start.
         *(deep(name, None, n) for name in ("calibrated", "not monotone") for n in (30, 90, 220, 700)),
@@ -157,21 +154,13 @@ def test_ties_are_answered_together() -> None:
     assert certified_threshold(scores[::-1], right[::-1], promised=0.95, delta=0.05) == 0.6
 
 
-def test_all_rows_are_answered_where_all_are_right() -> None:
-    scores = np.linspace(0.5, 1, 59)
-    assert certified_threshold(scores, np.full(59, True), promised=0.95, delta=0.05) == 0
-    assert certified_threshold(scores[1:], np.full(58, True), promised=0.95, delta=0.05) == 1
-
-
 def test_confidences_that_only_float64_tells_apart_are_one() -> None:
     """A pipeline serves both as 1.0, so a threshold between them would let wrong answers pass."""
     sure = np.where(np.arange(400) % 2 == 0, 1e-12, 1e-9)
     probs = np.stack([1 - sure, sure], axis=1)
     labels = (np.arange(400) % 2).astype(int)  # right where 1e-12
-    with pytest.warns(
-        UserWarning,
-        match="An accuracy of 0.9 cannot be promised at any confidence from these 400 rows, of which 50.0%",
-    ):
+    message = "An accuracy of 0.9 cannot be promised at any confidence from these 400 rows, of which 50.0%"
+    with pytest.warns(UserWarning, match=message):
         rule = AbstainRule(accuracy=0.9).fit(probs, labels)
     assert (rule.predict(probs) == -1).all()
 
@@ -180,21 +169,11 @@ def test_a_class_that_is_seldom_predicted_is_handed_over() -> None:
     rng = np.random.default_rng(0)
     predicted = np.append(rng.integers(2, size=400), [2] * 20)
     probs = np.eye(3)[predicted] * 0.9 + 0.1 / 3
-    with pytest.warns(
-        UserWarning, match=r"An accuracy of 0.9 cannot be promised for predictions of class 2\."
-    ):
+    message = r"An accuracy of 0.9 cannot be promised for predictions of class 2\."
+    with pytest.warns(UserWarning, match=message):
         rule = AbstainRule(accuracy=0.9, by_class=True).fit(probs, predicted)
     np.testing.assert_array_equal(rule.predict(np.eye(3) * 0.9 + 0.1 / 3), [0, 1, -1])
     assert rule.thresholds_[2] == 1
-
-
-def test_delta_is_shared_among_the_classes_with_rows_enough() -> None:
-    """59 rows of one class promise 0.95 at delta = 0.05 as long as no other class asks for a share."""
-    predicted = np.repeat([0, 1], [59, 10])
-    probs = np.eye(2)[predicted] * 0.8 + 0.1
-    with pytest.warns(UserWarning, match="class 1"):
-        rule = AbstainRule(by_class=True).fit(probs, predicted)
-    assert list(rule.thresholds_) == [0, 1]
 
 
 def test_a_class_that_is_answered_always_hands_its_share_on() -> None:
@@ -215,11 +194,9 @@ def test_where_nothing_is_answered_a_promise_that_can_be_kept_is_named(by_class:
     rows = np.random.default_rng(3).integers(len(probs), size=400)
     with pytest.warns(UserWarning, match="at any confidence from these 400 rows") as caught:
         AbstainRule(accuracy=0.97, by_class=by_class).fit(probs[rows], labels[rows])
-    found = re.search(
-        r"Promise less \(([\d.]+) would answer some\), or use more rows", str(caught[0].message)
+    (possible,) = map(
+        float, re.findall(r"Promise less \(([\d.]+) would answer some\)", str(caught[0].message))
     )
-    assert found is not None
-    possible = float(found[1])
     assert possible < 0.97
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

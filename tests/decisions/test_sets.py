@@ -76,9 +76,8 @@ def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
 
 def test_aps_always_holds_the_most_probable_class_and_lac_need_not() -> None:
     probs, labels = drawn(3000, rng=np.random.default_rng(2))
-    labels = np.where(
-        np.arange(3000) < 2400, probs.argmax(axis=1), labels
-    )  # so sure that few classes are needed
+    sure = np.arange(3000) < 2400  # so many that few classes are needed
+    labels = np.where(sure, probs.argmax(axis=1), labels)
     for method, smallest in (("aps", 1), ("lac", 0)):
         found = PredictionSets(alpha=0.2, method=method).fit(probs, labels).predict(probs)
         assert found.sum(axis=1).min() == smallest
@@ -122,9 +121,8 @@ def test_refusals() -> None:
         PredictionSets(alpha=None)  # type: ignore[arg-type]
     with pytest.raises(InputValueError, match="method to be one of 'lac', 'aps', got 'raps'"):
         PredictionSets(method="raps")  # type: ignore[arg-type]
-    with pytest.raises(
-        InputValueError, match=r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
-    ):
+    message = r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
+    with pytest.raises(InputValueError, match=message):
         PredictionSets(alpha=0.01).fit(probs, labels)
     with pytest.raises(InputValueError, match=r"labels to lie in 0\.\.4, got 5"):
         PredictionSets().fit(probs, labels * 0 + 5)
