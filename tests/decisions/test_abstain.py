@@ -236,48 +236,42 @@ def test_what_is_measured() -> None:
     assert curve.answered[0] > curve.answered[1]
 
 
-class TestRefusals:
-    PROBS = np.full((100, 2), 0.5)
-    LABELS = np.zeros(100, dtype=int)
+ROWS = np.full((100, 2), 0.5)
+ZEROS = np.zeros(100, dtype=int)
 
-    def test_options(self) -> None:
-        for options, message in (
-            ({"accuracy": 1.0}, "accuracy to be below 1, got 1.0; no number of rows .*: 0.99 takes 299"),
-            ({"accuracy": 1.5}, r"accuracy to lie in \(0, 1\), got 1.5"),
-            ({"accuracy": 0}, r"accuracy to lie in \(0, 1\), got 0"),
-            ({"accuracy": float("nan")}, r"accuracy to lie in \(0, 1\), got nan"),
-            ({"delta": 0.0}, r"delta to lie in \(0, 1\), got 0.0"),
-            ({"accuracy": "0.9"}, r"accuracy to be a number, got '0\.9'"),
-            ({"by_class": "no"}, "by_class to be True or False, got 'no'"),
-        ):
-            with pytest.raises(InputError, match=message):
-                AbstainRule(**options)
 
-    def test_an_accuracy_that_so_few_rows_cannot_promise(self) -> None:
-        message = (
-            "expected the calibration rows to be at least 2,995 to promise accuracy=0.999 with delta=0.05, got 100; "
-            "pass more rows, or promise at most 0.97"
-        )
-        with pytest.raises(InputValueError, match=re.escape(message)):
-            AbstainRule(accuracy=0.999).fit(self.PROBS, self.LABELS)
-        with pytest.warns(UserWarning, match="An accuracy of 0.97 cannot be promised at any"):
-            AbstainRule(accuracy=0.97).fit(self.PROBS, self.LABELS + 1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accuracy": 1.0}, "accuracy to be below 1, got 1.0; no number of rows .*: 0.99 takes 299"),
+        ({"accuracy": 1.5}, r"accuracy to lie in \(0, 1\), got 1.5"),
+        ({"accuracy": float("nan")}, r"accuracy to lie in \(0, 1\), got nan"),
+        ({"delta": 0.0}, r"delta to lie in \(0, 1\), got 0.0"),
+        ({"by_class": "no"}, "by_class to be True or False, got 'no'"),
+    ],
+)
+def test_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        AbstainRule(**options)
 
-    def test_rows(self) -> None:
-        for probs, labels, message in (
-            (self.PROBS * 0.9, self.LABELS, "each row of probs to sum to 1, got 0.9"),
-            (self.PROBS * np.nan, self.LABELS, r"probs to lie in \[0, 1\], got nan"),
-            (self.PROBS, self.LABELS + 2, r"labels to lie in 0..1, got 2"),
-            (self.PROBS, self.LABELS[:5], r"labels to have shape \(100,\)"),
-            (self.PROBS[:0], self.LABELS[:0], "probs to hold at least one value"),
-        ):
-            with pytest.raises(InputValueError, match=message):
-                AbstainRule(accuracy=0.9).fit(probs, labels)
 
-    def test_before_fit_and_with_other_classes(self) -> None:
-        with pytest.raises(InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"):
-            AbstainRule().predict(self.PROBS)
-        with pytest.warns(UserWarning, match="cannot be promised"):
-            rule = AbstainRule(accuracy=0.9).fit(self.PROBS, self.LABELS + np.arange(100) % 2)
-        with pytest.raises(InputValueError, match="expected probs to have the 2 columns of fit"):
-            rule.predict(np.full((3, 3), 1 / 3))
+def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:
+    message = (
+        "expected the calibration rows to be at least 2,995 to promise accuracy=0.999 with delta=0.05, got 100; "
+        "pass more rows, or promise at most 0.97"
+    )
+    with pytest.raises(InputValueError, match=re.escape(message)):
+        AbstainRule(accuracy=0.999).fit(ROWS, ZEROS)
+    with pytest.warns(UserWarning, match="An accuracy of 0.97 cannot be promised at any"):
+        AbstainRule(accuracy=0.97).fit(ROWS, ZEROS + 1)
+
+
+def test_rows_before_fit_and_of_other_classes() -> None:
+    with pytest.raises(InputValueError, match=r"labels to have shape \(100,\)"):
+        AbstainRule(accuracy=0.9).fit(ROWS, ZEROS[:5])
+    with pytest.raises(InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"):
+        AbstainRule().predict(ROWS)
+    with pytest.warns(UserWarning, match="cannot be promised"):
+        rule = AbstainRule(accuracy=0.9).fit(ROWS, ZEROS + np.arange(100) % 2)
+    with pytest.raises(InputValueError, match="expected probs to have the 2 columns of fit"):
+        rule.predict(np.full((3, 3), 1 / 3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib._errors import InputValueError
 from hf_calib.decisions import CostRule
 from tests.helpers.sampled import labels_by
 
@@ -63,14 +63,8 @@ def test_savings_are_paired() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        (
-            [[0, 1], [np.nan, 0]],
-            r"costs to be finite and at most 1e\+12, got nan in row 1, column 0; give a decision",
-        ),
-        ([[0, 1], [1, np.inf]], "got inf in row 1, column 1"),
+        ([[0, 1], [np.nan, 0]], r"finite and at most 1e\+12, got nan in row 1, column 0; give a decision"),
         ([[0, 1, 1, 1], [1, 0, 1, 1]], r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)"),
-        ([[0], [1]], r"got shape \(2, 1\)"),
-        ([0, 1], r"got shape \(2,\)"),
         ([[0]], r"got shape \(1, 1\)"),
         ([[0, 1e308], [1, 0]], r"got 1e\+308 in row 0, column 1; .*only their ratios matter"),
         ([[0, 1], [1]], "expected costs to be a numpy array"),
@@ -83,8 +77,6 @@ def test_costs_that_are_none(costs: object, message: str) -> None:
 
 def test_refusals() -> None:
     probs, labels = drawn(10)
-    with pytest.raises(InputTypeError, match="costs to hold real numbers"):
-        CostRule([["a", "b"], ["c", "d"]])  # type: ignore[list-item]
     with pytest.raises(InputValueError, match=r"have the 2 columns of fit, got shape \(10, 3\)"):
         CostRule([[0, 1], [1, 0]]).fit(probs, labels)
     with pytest.raises(InputValueError, match="each row of probs to sum to 1"):

@@ -127,9 +127,7 @@ def test_a_config_in_any_order(tmp_path: Path) -> None:
 def test_a_model_of_other_classes(classify: Any) -> None:
     _, _, folder = classify
     Decisions(RULES["abstain"], ("law", "art", "film", "sport")).save(folder)
-    message = (
-        r"classes of the decisions to be those of config.json \(art, law.* got law, art.*; fit the rule again"
-    )
+    message = r"decisions to be those of config.json \(art, law.* got law, art.*; fit the rule again"
     with pytest.raises(InputValueError, match=message):
         Decisions.from_pretrained(folder)
 
@@ -168,53 +166,47 @@ def test_from_the_hub(tmp_path: Path) -> None:
         assert run("me/model", HF_HUB_OFFLINE="1") == [str(NAMES)]
 
 
-def record(**changes: Any) -> dict[str, Any]:
-    return {**Decisions(RULES["abstain"], NAMES).to_dict(), **changes}
+RECORD = Decisions(RULES["abstain"], NAMES).to_dict()
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "message"),
     [
-        ([], "decisions.json to hold decisions, got list indices must be"),
-        ({}, "got no 'version'"),
         (
-            record(version=2),
+            {"version": 2},
             "got the rule 'abstain' of version 2; save them with .* this version reads version 1",
         ),
-        (record(rule="oracle"), "got the rule 'oracle'"),
-        (record(options={"accuracy": 2}), r"accuracy to lie in \(0, 1\), got 2"),
-        (record(options={"code": "x"}), "unexpected keyword argument 'code'"),
-        (record(fitted={}), "got no 'thresholds_'"),
-        (record(fitted={"thresholds_": [0.5, 0.5]}), "expected class_names to be 2 different names"),
+        ({"rule": "oracle"}, "decisions.json to hold decisions, got the rule 'oracle'"),
+        ({"options": {"accuracy": 2}}, r"accuracy to lie in \(0, 1\), got 2"),
+        ({"options": {"code": "x"}}, "unexpected keyword argument 'code'"),
+        ({"fitted": {}}, "got no 'thresholds_'"),
+        ({"fitted": {"thresholds_": [0.5, 0.5]}}, "expected class_names to be 2 different names"),
         (
-            record(fitted={"thresholds_": [0.5, 0.5, 0.5, 1.5]}),
+            {"fitted": {"thresholds_": [0.5, 0.5, 0.5, 1.5]}},
             r"thresholds_ that are not one number in \[0, 1\]",
         ),
-        (
-            record(fitted={"thresholds_": [0.5, 0.5, 0.5, float("nan")]}),
-            "thresholds_ that are not one number",
-        ),
-        (record(class_names=["a", "b", "c", "c"]), "expected class_names to be 4 different names"),
+        ({"fitted": {"thresholds_": [0.5, 0.5, 0.5, float("nan")]}}, "thresholds_ that are not one number"),
+        ({"class_names": ["a", "b", "c", "c"]}, "expected class_names to be 4 different names"),
     ],
 )
-def test_what_is_no_decisions_file(changed: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "decisions.json").write_text(json.dumps(changed))
+def test_what_is_no_decisions_file(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "decisions.json").write_text(json.dumps(RECORD | changes))
     with pytest.raises(InputValueError, match=message):
         Decisions.from_pretrained(tmp_path)
 
 
 def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputValueError, match=r"expected the decisions to be loadable, .* \(no decisions.json in"
+    for name, content, message in (
+        (tmp_path, None, r"be loadable, got .* \(no decisions.json in it"),
+        (tmp_path, '{"version": 1,', r"be loadable, got .* \(Expecting property name"),
+        (tmp_path, "[]", "decisions.json to hold decisions, got list indices must be"),
+        (tmp_path, "{}", "decisions.json to hold decisions, got no 'version'"),
+        ("no/such/model", None, "be loadable, got no/such/model"),
     ):
-        Decisions.from_pretrained(tmp_path)
-    (tmp_path / "decisions.json").write_text('{"version": 1,')
-    with pytest.raises(
-        InputValueError, match=r"the decisions to be loadable, got .* \(Expecting property name"
-    ):
-        Decisions.from_pretrained(tmp_path)
-    with pytest.raises(InputValueError, match="expected the decisions to be loadable, got no/such/model"):
-        Decisions.from_pretrained("no/such/model")
+        if content is not None:
+            (tmp_path / "decisions.json").write_text(content)
+        with pytest.raises(InputValueError, match=message):
+            Decisions.from_pretrained(name)
 
 
 def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
@@ -237,8 +229,12 @@ def test_sentences() -> None:
         "It gives sets of classes that hold the true one for at least 80% of the inputs of each class."
     )
     costs = RULES["costs"].measure(PROBS, LABELS)
-    assert (
-        "or hands over where that is cheaper (0." in Decisions(RULES["costs"], NAMES, costs, 600).sentence()
+    said = Decisions(RULES["costs"], NAMES, costs, 600).sentence()
+    assert "or hands over where that is cheaper (0." in said
+    sets = {"coverage": Interval(0.9, 0.8, 1.0), "size": Interval(1.5)}
+    said = Decisions(RULES["sets"], NAMES, sets, 600).sentence()
+    assert said.endswith(
+        "class (90.0%, with 1.50 classes on average, on 600 rows that it was not fitted on)."
     )
     assert "hands over" not in Decisions(CostRule(1 - np.eye(4)), NAMES).sentence()
     for criterion, aim in (("f1_micro", "a large micro F1"), ("f1_macro", "a large macro F1")):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hf_calib._errors import InputTypeError, InputValueError
+from hf_calib._errors import InputValueError
 from hf_calib.decisions import PredictionSets
 
 METHODS = ("lac", "aps")
@@ -117,14 +117,10 @@ def test_refusals() -> None:
     probs, labels = drawn(50, rng=np.random.default_rng(5))
     with pytest.raises(InputValueError, match=r"alpha to lie in \(0, 1\), got 1.0"):
         PredictionSets(alpha=1.0)
-    with pytest.raises(InputTypeError, match="alpha to be a number, got None"):
-        PredictionSets(alpha=None)  # type: ignore[arg-type]
     with pytest.raises(InputValueError, match="method to be one of 'lac', 'aps', got 'raps'"):
         PredictionSets(method="raps")  # type: ignore[arg-type]
     message = r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
     with pytest.raises(InputValueError, match=message):
         PredictionSets(alpha=0.01).fit(probs, labels)
-    with pytest.raises(InputValueError, match=r"labels to lie in 0\.\.4, got 5"):
-        PredictionSets().fit(probs, labels * 0 + 5)
     with pytest.raises(InputValueError, match="have the 5 columns of fit"):
         PredictionSets().fit(probs, labels).predict(np.full((2, 4), 0.25))
