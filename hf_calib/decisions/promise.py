@@ -56,7 +56,6 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
 def certified_threshold(
     scores: FloatArray,
     right: NDArray[np.bool_],
-    *,
     promised: float,
     delta: float,
     tested: IntArray | None = None,

@@ -275,8 +275,7 @@ class AbstainRule(Rule):
         confidences, predicted = winners(rows)
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
-            found = certified_threshold(confidences, right, promised=accuracy, delta=self.delta)
-            return np.full(n_classes, found)
+            return np.full(n_classes, certified_threshold(confidences, right, accuracy, self.delta))
         # delta is shared among those classes predicted most often that have rows enough for their share. A class all of
         # whose predictions can be answered needs its share no longer, and the others share anew (Holm's step-down): as
         # long as no promise is broken, the classes left hold all those whose promise could be, and their levels sum to
@@ -292,8 +291,7 @@ class AbstainRule(Rule):
             for c in left[:sharing]:
                 own, delta = predicted == c, self.delta / sharing
                 at = tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta))
-                options: dict[str, Any] = {"promised": accuracy, "delta": delta, "tested": at}
-                thresholds[c] = certified_threshold(confidences[own], right[own], **options)
+                thresholds[c] = certified_threshold(confidences[own], right[own], accuracy, delta, at)
             needing = left[thresholds[left] != ALWAYS]
             if len(needing) in (0, len(left)):
                 return thresholds
@@ -559,7 +557,7 @@ class LabelThresholds(Rule):
             delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
                 check_rows_for(self.precision, delta, len(probs), argument="precision")
-            return [certified_threshold(*each, promised=self.precision, delta=delta) for each in columns]
+            return [certified_threshold(*column, self.precision, delta) for column in columns]
         cuts = [_cuts(probs, labels) for probs, labels in columns]
         if self.criterion == "f1_micro":
             return _best_together(cuts)

@@ -152,7 +152,10 @@ class Decisions:
                 setattr(rule, name, values)
             found = record["measured"].items()
             measured = {name: Interval(*interval) for name, interval in found if name in TITLES}
-            return cls(rule, record["class_names"], measured, record["n_measured"], record.get("fingerprint"))
+            weights = record.get("fingerprint")
+            decisions = cls(rule, record["class_names"], measured, record["n_measured"], weights)
+            decisions.sentence()  # raises where one of the results is missing
+            return decisions
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
             raise InputValueError(expected(source, "hold decisions", reason[:300], _WAY_OUT)) from error

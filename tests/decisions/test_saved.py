@@ -43,7 +43,7 @@ RULES = {
 @pytest.mark.parametrize("kind", RULES)
 def test_what_is_saved_decides_the_same(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
-    measured = {"answered": Interval(0.8, 0.75, 0.85)}
+    measured = {} if kind == "labels" else rule.measure(PROBS, LABELS)
     decisions = Decisions(rule, NAMES, measured, 500, fingerprint="0a" * 32)
     decisions.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["decisions.json"]
@@ -186,6 +186,10 @@ RECORD = Decisions(RULES["abstain"], NAMES).to_dict()
             r"thresholds_ that are not one number in \[0, 1\]",
         ),
         ({"fitted": {"thresholds_": [0.5, 0.5, 0.5, float("nan")]}}, "thresholds_ that are not one number"),
+        (
+            {"rule": "costs", "options": {"costs": np.eye(4).tolist()}, "measured": {"cost": [0.5, 0, 1]}},
+            "got no 'cost_",
+        ),
         ({"class_names": ["a", "b", "c", "c"]}, "expected class_names to be 4 different names"),
     ],
 )
