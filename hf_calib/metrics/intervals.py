@@ -103,8 +103,8 @@ def bootstrap_interval(
         "use consistency_test, or smooth_calibration_error"
     )
     check(function is not kernel.kde_calibration_error, requirement, got, way_out)
-    settings: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
-    (interval,) = percentile_intervals([(metric, options)], rows, targets, **settings)
+    drawing: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
+    (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
     value, low, high = interval
     if function is scores.expected_calibration_error and not low <= value <= high:
         warnings.warn(
@@ -211,9 +211,7 @@ def consistency_test(
 
     Returns:
         ``ConsistencyTest(value, p_value, expected)``; the last is the mean of the metric over the drawn labels.
-
-    References:
-        Bröcker and Smith 2007 (consistency resampling); Vaicenavicius et al. 2019 (as a test).
+        (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
 
     >>> top = np.random.default_rng(0).uniform(0.7, 1.0, 2000)
     >>> result = consistency_test(np.stack([top, 1 - top], axis=1), np.repeat([0, 0, 0, 1], 500))
@@ -308,10 +306,8 @@ def calibration_error_interval(
 
     Returns:
         ``Interval(value, low, high)``: the plain ECE of the data, which may lie above the interval, as it has the noise
-        of its bins in it; ``low`` is 0 where chance alone explains the value.
-
-    References:
-        Efron and Tibshirani 1993, section 12.3; DiCiccio and Romano 1990 (least favorable families).
+        of its bins in it; ``low`` is 0 where chance alone explains the value. (Efron and Tibshirani 1993, section 12.3;
+        DiCiccio and Romano 1990 on least favorable families.)
 
     >>> top = np.random.default_rng(0).uniform(0.5, 1.0, 2000)
     >>> labels = np.random.default_rng(1).random(2000) >= top

@@ -11,24 +11,10 @@ from scipy.special import softmax
 from scipy.stats import norm as normal
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import (
-    TopLabel,
-    assign_bins,
-    bin_sums,
-    top_label,
-    top_label_error,
-    uniform_bins,
-    uniform_edges,
-)
+from hf_calib.metrics.sums import TopLabel, bin_sums, top_label, top_label_error, uniform_bins, uniform_edges
+from tests.helpers.sampled import GOLDEN_PREDICTIONS
 
-PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2", "missing_last_class_N400_K10"]
 EXACT = {"rel": 1e-12, "abs": 1e-14}
-
-
-def load(golden: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    with np.load(golden / f"metrics_{name}.npz") as file:
-        arrays = dict(file)
-    return softmax(arrays["logits"], axis=1), arrays["labels"], arrays
 
 
 def confidences_and_correct(n_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -84,19 +70,6 @@ def test_bins_are_those_of_a_search_among_the_edges(n_bins: int, dtype: type) ->
 # Sums
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 999, 1000, 2**15])
-def test_sums_do_not_depend_on_the_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    confidences, correct = confidences_and_correct(1000)
-    top = TopLabel(confidences, correct)
-    whole = bin_sums(top, 15)
-    monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", chunk)
-    sums = bin_sums(top, 15)
-    for ours, theirs in zip(sums, whole, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-13)
-    gaps = np.abs(whole.confidence - whole.correct).sum() / 1000
-    assert top_label_error(top) == pytest.approx(gaps, abs=1e-15)
-
-
 def test_sums_do_not_drift_at_thirty_million_rows() -> None:
     n_examples = 3 * 10**7
     # One number seen as many: every addition rounds the same way, which is the worst case.
@@ -111,9 +84,11 @@ def test_sums_do_not_drift_at_thirty_million_rows() -> None:
 # Equal mass
 
 
-@pytest.mark.parametrize("name", PREDICTIONS)
+@pytest.mark.parametrize("name", GOLDEN_PREDICTIONS)
 def test_equal_mass_errors_equal_the_authors_code(golden: Path, name: str) -> None:
-    probs, labels, arrays = load(golden, name)
+    with np.load(golden / f"metrics_{name}.npz") as file:
+        arrays = dict(file)
+    probs, labels = softmax(arrays["logits"], axis=1), arrays["labels"]
 
     def error(**options: object) -> float:
         return metrics.expected_calibration_error(probs, labels, binning="equal_mass", **options)
@@ -125,17 +100,6 @@ def test_equal_mass_errors_equal_the_authors_code(golden: Path, name: str) -> No
     assert error(norm="l2", debias=True) ** 2 == pytest.approx(max(unclipped, 0), rel=1e-11)
     # Theirs is the mean of 200,000 random draws; this is what those converge to.
     assert error(debias=True) == pytest.approx(arrays["vc_em_b15_l1_debiased_mc200k"], abs=1e-4)
-
-
-@pytest.mark.parametrize("n_bins", [1, 3, 15, 60, 61, 100])
-def test_equal_mass_bins_are_those_of_array_split(n_bins: int) -> None:
-    confidences = (
-        np.random.default_rng(3).integers(0, 20, 61) / 20
-    )  # with ties, and at last more bins than rows
-    expected = np.empty(61, int)
-    for index, members in enumerate(np.array_split(np.argsort(confidences, kind="stable"), n_bins)):
-        expected[members] = index
-    np.testing.assert_array_equal(assign_bins(confidences, n_bins, "equal_mass"), expected)
 
 
 # Debiased

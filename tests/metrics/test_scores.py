@@ -11,6 +11,7 @@ from scipy.stats import entropy
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import uniform_bins
+from tests.helpers.sampled import labels_by
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
 
@@ -19,12 +20,6 @@ def random_predictions(n_examples: int, n_classes: int, seed: int = 0) -> tuple[
     rng = np.random.default_rng(seed)
     probs = softmax(3 * rng.standard_normal((n_examples, n_classes)), axis=1)
     return probs, rng.integers(0, n_classes, n_examples)
-
-
-def draw(probs: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Labels drawn from the probabilities themselves: a model that is calibrated."""
-    uniform = np.random.default_rng(seed).random((len(probs), 1))
-    return np.minimum((probs.cumsum(axis=1) < uniform).sum(axis=1), probs.shape[1] - 1)
 
 
 # Brier score
@@ -78,7 +73,7 @@ def test_brier_decomposition_equals_its_definition_and_adds_up(
 def test_over_confidence_is_seen_although_every_class_is_predicted_equally_often() -> None:
     honest = np.full((1000, 10), 0.4 / 9)
     honest[np.arange(1000), np.arange(1000) % 10] = 0.6
-    labels = draw(honest)
+    labels = labels_by(honest, np.random.default_rng(0))
     bold = softmax(3 * np.log(honest), axis=1)
     before, after = metrics.brier_decomposition(bold, labels), metrics.brier_decomposition(honest, labels)
     assert after.calibration < 0.01
@@ -160,15 +155,13 @@ def test_risk_equals_its_mean_over_the_orders_of_ties(seed: int) -> None:
 
 def test_area_under_risk_coverage_by_hand() -> None:
     probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]]
-    assert metrics.area_under_risk_coverage(probs, [0, 0, 0, 1]) == pytest.approx(
-        (1 / 3 + 1 / 4) / 4, **EXACT
-    )
-    assert metrics.area_under_risk_coverage(probs, [1, 0, 1, 1]) == pytest.approx(
-        (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4
-    )
-    assert metrics.area_under_risk_coverage(probs, [0, 0, 1, 1]) == 0
-    assert metrics.area_under_risk_coverage(probs, [1, 1, 0, 0]) == 1
-    assert metrics.area_under_risk_coverage(probs[:1], [1]) == 1
+    for labels, area in (
+        ([0, 0, 0, 1], (1 / 3 + 1 / 4) / 4),
+        ([1, 0, 1, 1], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),
+        ([0, 0, 1, 1], 0),
+        ([1, 1, 0, 0], 1),
+    ):
+        assert metrics.area_under_risk_coverage(probs, labels) == pytest.approx(area, **EXACT)
 
 
 def test_a_change_of_confidence_that_keeps_the_order_changes_nothing() -> None:

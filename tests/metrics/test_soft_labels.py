@@ -114,15 +114,9 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
     [
         ([[0.9, 0.1]], r"labels to have shape \(2, 2\), got shape \(1, 2\)"),
         ([[0.5, 0.3, 0.2]] * 2, r"labels to have shape \(2, 2\), got shape \(2, 3\)"),
-        (
-            [[0.9, 0.1], [0.9, 0.3]],
-            r"each row of labels to sum to 1, got 1\.2 in row 1; divide each row by its sum",
-        ),
+        ([[0.9, 0.1], [0.9, 0.3]], r"row of labels to sum to 1, got 1\.2 in row 1; divide each row by its"),
         ([[0.9, 0.1], [np.nan, 0.3]], r"labels to lie in \[0, 1\], got nan in row 1"),
-        (
-            [[31.0, 20.0], [0.5, 0.5]],
-            r"labels to lie in \[0, 1\], got 31 in row 0; divide each row by its sum",
-        ),
+        ([[31.0, 20.0], [0.5, 0.5]], r"lie in \[0, 1\], got 31 in row 0; divide each row by its sum"),
         ([[1.1, -0.1], [0.5, 0.5]], r"labels to lie in \[0, 1\], got 1\.1 in row 0"),
     ],
 )
@@ -131,11 +125,10 @@ def test_bad_distributions_are_refused(name: str, labels: list, message: str) ->
         getattr(metrics, name)(GOOD, np.array(labels))
 
 
-@pytest.mark.parametrize("name", ["true_calibration_error"])
 @pytest.mark.parametrize("labels", [[0, 1], [[1, 0], [0, 1]], [0.0, 1.0]])
-def test_class_indices_are_refused_where_a_distribution_is_needed(name: str, labels: list) -> None:
+def test_class_indices_are_refused_where_a_distribution_is_needed(labels: list) -> None:
     with pytest.raises(InputError, match=r"labels to (have shape \(2, 2\), got shape|be a float array)"):
-        getattr(metrics, name)(GOOD, np.array(labels))
+        metrics.true_calibration_error(GOOD, np.array(labels))
 
 
 # Real people
