@@ -75,7 +75,7 @@ class TestPredictions:
             ({"logits": LOGITS[:, 0]}, ValueError, r"logits to have shape \(N, C\) .* got shape \(6,\)"),
             ({"logits": LOGITS[:, :1]}, ValueError, r"C at least 2, got shape \(6, 1\)"),
             ({"logits": LABELS}, TypeError, "logits to be a float array, got dtype int64"),
-            ({"logits": np.where(np.eye(6, 4) > 0, np.nan, LOGITS)}, ValueError, r"to lie in \[0, 1\], got nan in row 0"),
+            ({"logits": np.where(np.eye(6, 4) > 0, np.nan, LOGITS)}, ValueError, "got nan in row 0"),
             ({"labels": LABELS + 1}, ValueError, "labels to lie in 0..3, got 4"),
             ({"labels": LABELS[:5]}, ValueError, r"labels to have shape \(6,\), got shape \(5,\)"),
             ({"labels": LABELS.astype(float)}, TypeError, "labels to be integers, got dtype float64"),
