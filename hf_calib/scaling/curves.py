@@ -60,7 +60,6 @@ class ClassProbabilityScaling(Scaler):
         return scores, probs
 
     def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
-        """Fit to probabilities and, for each of them, whether it is the label's: 1.0 or 0.0, (N, C)."""
         raise NotImplementedError
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
@@ -70,22 +69,19 @@ class ClassProbabilityScaling(Scaler):
 class HistogramBinning(ClassProbabilityScaling):
     r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
 
-    The baseline: `IsotonicScaling` chooses its steps by the data. The predicted class can change.
+    The baseline (Zadrozny & Elkan 2001; one-vs-rest: Guo et al. 2017, 4.2). The predicted class can change.
 
     $$\hat p_{ik} \propto m_k(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
 
     Args:
         n_bins: M, bins per class. One in which nothing was seen keeps its midpoint.
-        binning: "uniform": equal-width bins, the same for all classes; "equal_mass": bins with about equal numbers of
-            examples, for each class its own, the better choice with many classes.
+        binning: "uniform": equal-width bins; "equal_mass": bins with about equal numbers of examples, for each class
+            its own, the better choice with many classes.
 
     Attributes:
         edges_: (C, M + 1) of the bins (lower, upper]; the first and last also take what lies beyond.
         frequencies_: (C, M) m in [0, 1], which `class_scores` gives.
-
-    References:
-        Zadrozny & Elkan 2001, "Obtaining calibrated probability estimates"; one-vs-rest: Guo et al. 2017, section 4.2.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
     >>> scaler = HistogramBinning(n_bins=2).fit(logits, np.array([0, 0, 1, 1]))
@@ -119,23 +115,20 @@ class HistogramBinning(ClassProbabilityScaling):
 class IsotonicScaling(ClassProbabilityScaling):
     r"""Map probabilities to frequencies by a curve that only has to rise, fitted on held-out predictions.
 
-    The most flexible map that keeps the order of the examples; it takes about a thousand examples not to over-fit (a
-    temperature, tens): with few the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
+    The most flexible map that keeps the order of the examples (Zadrozny & Elkan 2002; joint: Zhang et al. 2020). It
+    takes about a thousand: with few the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
         multiclass: "one_vs_rest": a curve for each class; it can change the predicted class. "joint": one curve for
-            all N C probabilities; it needs fewer examples, and keeps the ranking of the classes, hence the accuracy.
+            all N C probabilities; it needs fewer examples, and keeps the ranking of the classes.
 
     Attributes:
         sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
         knots_: (S,) the probabilities between which m is linear, and beyond which constant, curve after curve.
         frequencies_: (S,) m at each of them, in [0, 1]; `class_scores` gives m(p).
-
-    References:
-        Zadrozny & Elkan 2002, "Transforming classifier scores"; joint: Zhang et al. 2020, "Mix-n-Match".
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
@@ -167,8 +160,8 @@ class IsotonicScaling(ClassProbabilityScaling):
 class SplineScaling(Scaler):
     r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
 
-    For a confidence that is wrong in a way that one temperature cannot correct, and a few hundred examples or more. The
-    other classes share what the predicted one leaves, in proportion. The predicted class, hence the accuracy, stays.
+    For a confidence that no temperature corrects, and a few hundred examples or more (Gupta et al. 2021). The predicted
+    class stays; the others share what it leaves, in proportion.
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
@@ -180,11 +173,8 @@ class SplineScaling(Scaler):
         n_knots: knots, at equal steps of i / N, at least 4.
 
     Attributes:
-        scores_: (S,) the different confidences that were seen, rising; equal ones share their mean accuracy.
+        scores_: (S,) the different confidences that were seen, rising.
         accuracies_: (S,) r at each of them, in [0, 1].
-
-    References:
-        Gupta et al. 2021, "Calibration of neural networks using splines".
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -203,8 +193,8 @@ class SplineScaling(Scaler):
             "n_knots", self.n_knots, 4, "the paper takes 6"
         )  # fewer leave no cubic spline to choose
         rows = Rows.checked(logits, labels)
-        n, way_out = len(rows), "use TemperatureScaling, which has one parameter"
-        requirement = f"logits to hold at least n_knots={self.n_knots} rows"
+        n, requirement = len(rows), f"logits to hold at least n_knots={self.n_knots} rows"
+        way_out = "use TemperatureScaling, which has one parameter"
         check(n >= self.n_knots, requirement, f"{n} examples", way_out)
         confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
@@ -246,19 +236,14 @@ class SplineScaling(Scaler):
 class EnsembleTemperatureScaling(Scaler):
     r"""Mix the temperature-scaled, the plain and the uniform probabilities.
 
-    A step up from `TemperatureScaling` with four parameters. It keeps the ranking of the classes, hence the accuracy,
-    but is not a map of the logits, so it cannot be folded into the model.
+    A step up from `TemperatureScaling` (Zhang et al. 2020, "Mix-n-Match", 3.2). It keeps the ranking of the classes,
+    but does not fold into the model. T alone, and then w, minimise the Brier score.
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C$$
-
-    T alone, and then w, minimise the mean squared error of the probabilities, the Brier score.
 
     Attributes:
         temperature_: T, a float, within a factor of 30 of that of the likelihood.
         weights_: w, (3,), of at least 0 with sum 1. In a row with masked classes, w_3 is spread over the others.
-
-    References:
-        Zhang, Kailkhura and Han 2020, "Mix-n-Match: ensemble and compositional methods", section 3.2.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))

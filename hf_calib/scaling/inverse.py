@@ -43,8 +43,8 @@ _GRADIENTS = 2**21  # in memory at once
 class InverseLink(LogitScaling):
     r"""Undo what a known training loss does to the probabilities; needs no calibration data.
 
-    At the true posterior η = 0.7 the focal loss with γ = 3 wants p = 0.558. Where there are a few hundred held-out
-    examples, prefer `TemperatureScaling`.
+    At the true posterior η = 0.7 the focal loss with γ = 3 wants p = 0.558 (Charoenphakdee et al. 2021). Where there
+    are a few hundred held-out examples, prefer `TemperatureScaling`.
 
     $$\hat\eta:\quad \sum_y \hat\eta_y \frac{\partial L(z, y)}{\partial z} = 0, \qquad
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
@@ -57,9 +57,6 @@ class InverseLink(LogitScaling):
         It assumes a network that reached the minimum of the expected loss: it harms one that has over-fitted. Losses
         that read more than the label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p
         (dual_focal jumps where two classes tie) get the same η, but for 1e-9 of p; an η below 0 becomes 0.
-
-    References:
-        Charoenphakdee et al. 2021, "On focal loss for class-posterior probability estimation".
 
     >>> from hf_calib.losses import make_loss
     >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
@@ -186,8 +183,9 @@ def _log(values: FloatArray) -> FloatArray:
 def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
     """A loss as plain numbers: its arguments, and its table, if it adapts."""
     weights = None if loss.class_weights is None else loss.class_weights.tolist()
-    arguments = {"name": loss.name, "hyperparameters": loss.hyperparameters, "class_weights": weights}
-    return {**arguments, "state": {name: value.tolist() for name, value in loss.state_dict().items()}}
+    state = {name: value.tolist() for name, value in loss.state_dict().items()}
+    arguments = {"name": loss.name, "hyperparameters": loss.hyperparameters}
+    return {**arguments, "class_weights": weights, "state": state}
 
 
 def loss_of_record(record: dict[str, Any]) -> CalibrationLoss:
@@ -197,6 +195,6 @@ def loss_of_record(record: dict[str, Any]) -> CalibrationLoss:
     from hf_calib.losses import make_loss
 
     loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
-    state = {name: np.array(value, dtype=np.float64) for name, value in record["state"].items()}
-    loss.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    state = {name: torch.from_numpy(np.array(value, float)) for name, value in record["state"].items()}
+    loss.load_state_dict(state)
     return loss

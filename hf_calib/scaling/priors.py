@@ -38,7 +38,7 @@ class PriorCorrection(AffineScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
     For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
-    (label shift; `estimate_prior` finds the frequencies). It works without `fit`.
+    (label shift; `estimate_prior` finds the frequencies; Saerens et al. 2002, Eq. 2.4). It works without `fit`.
 
     $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
@@ -47,9 +47,6 @@ class PriorCorrection(AffineScaling):
             as integers. The shares of the calibration rows after a map with biases, else the mean probability there.
         target_prior: (C,) the frequencies where the model is used, given likewise.
         scaler: a fitted scaler that folds, or None: it is applied first, as only calibrated rows are corrected rightly.
-
-    References:
-        Saerens et al. 2002, Eq. 2.4; the mean probability as the prior: Alexandari et al. 2020.
 
     >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
@@ -173,10 +170,9 @@ def estimate_prior(
 ) -> PriorEstimate:
     r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
 
-    It assumes label shift: the classes come with other frequencies, and each looks as before. "em" maximises the
-    likelihood of the rows; it is the most precise, and needs calibrated probabilities. "bbse" solves for the shares
-    that explain how often each class is predicted, by the confusion matrix of the source rows. "bbse_soft" takes mean
-    probabilities for predictions.
+    It assumes label shift: the classes come with other frequencies, and each looks as before. "em" (Saerens et al.
+    2002, 2.3) is the most precise, and needs calibrated probabilities. "bbse" (Lipton et al. 2018, Eq. 3) inverts the
+    confusion matrix of the source rows; "bbse_soft" takes mean probabilities for predictions.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
       \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
@@ -188,16 +184,12 @@ def estimate_prior(
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
         method: "em", "bbse" or "bbse_soft".
-        n_resamples: for the intervals (Bayesian bootstrap of all rows) and the test, at least 1.
-        seed: of the resamples.
+        n_resamples, seed: of the intervals (Bayesian bootstrap of all rows) and of the test.
 
     Returns:
         The shares, shrunk towards the train prior as if by more rows of it: C / 2, or with "em" as many of C / 2, C,
         ... 128 C as give held-out rows the highest likelihood. The test is a permutation test of source and target
         rows, or, without source rows, the likelihood ratio test.
-
-    References:
-        EM: Saerens et al. 2002, 2.3; BBSE: Lipton et al. 2018, "Detecting and correcting for label shift", Eq. 3.
 
     >>> probs = np.repeat([[0.9, 0.1], [0.1, 0.9]], [800, 200], axis=0)
     >>> found = estimate_prior(probs, train_prior=[0.5, 0.5])
@@ -258,8 +250,8 @@ def estimate_prior(
     else:
         ratio = 2 * np.log(target @ (found / start)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    rest = p_value, n_rows, further[:, 0], calibrated
-    return PriorEstimate(method, found[:, 0], interval, train, pseudo_rows, *rest)
+    rest = (pseudo_rows, p_value, n_rows, further[:, 0], calibrated)
+    return PriorEstimate(method, found[:, 0], interval, train, *rest)
 
 
 def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray, FloatArray]:
@@ -267,9 +259,9 @@ def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray, FloatAr
     got = "neither" if probs is None else "both"
     one_of_them = (probs is None) != (prior is None)
     check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
-    given, source = "train_prior", np.zeros((0, n_classes))
-    if probs is not None:
-        given, source = "source_probs", checks.check_probs(probs, argument="source_probs").astype(np.float64)
+    given = "train_prior" if probs is None else "source_probs"
+    found = np.zeros((0, n_classes)) if probs is None else checks.check_probs(probs, argument=given)
+    source = found.astype(np.float64)
     train = source.mean(axis=0) if len(source) else as_prior(given, prior)
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
