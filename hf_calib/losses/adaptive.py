@@ -165,6 +165,13 @@ class GapTableLoss(AdaptiveLoss):
         self.class_gaps = torch.zeros_like(state_dict.get(f"{prefix}class_gaps", self.class_gaps))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def _check(self, logits: Tensor, labels: Tensor) -> bool:
+        multi_label = super()._check(logits, labels)
+        fits = len(self.class_gaps) in (0, logits.shape[-1])
+        requirement = "class_gaps to have one entry for each class of the logits"
+        check(fits, requirement, len(self.class_gaps), "update the loss with those of its own model")
+        return multi_label
+
     def weight(self, p: Tensor, labels: Tensor) -> Tensor:
         """What the table says of examples with these labels (N,), whose probability is p (N,), all of one batch."""
         if len(self.class_gaps) == 0:
@@ -230,7 +237,6 @@ def _check_gammas(
 
 
 @loss(
-    "focal, or inverse focal where gamma < 0; gamma by held-out bins of p",
     source="Ghosh et al. 2022 (AdaFocal), Algorithm 1 and appendix N",
     multi_label=True,
     module=AdaFocalLoss,
@@ -265,7 +271,8 @@ def adafocal(
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
         gamma_max: upper limit of γ, >= switch; `math.inf` for none (in files "inf"), as in appendix N.3.
-        gamma_min: lower limit of γ, <= -switch; below -3.59 it warns, as `inverse_focal`.
+        gamma_min: lower limit of γ, <= -switch; below -3.59 it warns, as `inverse_focal`; below -21 the gradient of
+            float16 logits may be infinite.
         switch: S_th >= 0: a bin with |γ| below it goes over to the other loss, at ∓S_th.
 
     Example:
@@ -277,12 +284,7 @@ def adafocal(
     return focal_term(r.ce, r.table.of_bins("gammas", r.p))
 
 
-@loss(
-    "dual_focal, gamma by bins of the lead",
-    source="Tao et al. 2023 (DFL), 5.2",
-    module=AdaFocalLoss,
-    check=_check_gammas,
-)
+@loss(source="Tao et al. 2023 (DFL), 5.2", module=AdaFocalLoss, check=_check_gammas)
 def ada_dual_focal(
     r: Rows,
     *,
@@ -317,7 +319,7 @@ def ada_dual_focal(
     return weighted(modulate(behind, r.table.of_bins("gammas", 1 - behind.detach())), r.ce)
 
 
-@loss("focal, gamma = exp(gap)", source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
+@loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
 def calfocal(
     r: Rows,
     *,
@@ -351,7 +353,7 @@ def calfocal(
     return focal_term(r.ce, (update_rate * gaps).exp().clamp(max=LARGEST_GAMMA))
 
 
-@loss("CE, weighted by held-out gaps", source="Lin et al. 2025 (BSCE-GRA), 5", module=GapTableLoss)
+@loss(source="Lin et al. 2025 (BSCE-GRA), 5", module=GapTableLoss)
 def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> Tensor:
     r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 

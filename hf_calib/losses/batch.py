@@ -28,7 +28,7 @@ _EPSILON = 1e-10
 _KERNEL_ELEMENTS = 2**22  # of a block of kernel weights
 
 
-@loss("CE + mmce_weight MMCE of the batch", source="Kumar et al. 2018")
+@loss(source="Kumar et al. 2018")
 def mmce(
     r: Rows,
     *,
@@ -95,7 +95,7 @@ def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
     return below + above + plain[:, end] - plain[:, first]
 
 
-@loss("CE + ece_weight, a soft-binned ECE", source="Karandikar et al. 2021; Bohdal et al. 2021 (dece)")
+@loss(source="Karandikar et al. 2021; Bohdal et al. 2021 (dece)")
 def soft_ece(
     r: Rows,
     *,
@@ -151,7 +151,7 @@ def soft_ece(
     return r.ce, ece_weight * (shares * gap.abs()).sum()
 
 
-@loss("CE + kde_weight, a kernel ECE", source="Popordanoska et al. 2022, Eq. 9; Tao et al. 2023 (DFL), F")
+@loss(source="Popordanoska et al. 2022, Eq. 9; Tao et al. 2023 (DFL), F")
 def kde_ece(
     r: Rows,
     *,
@@ -220,7 +220,7 @@ def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Te
     return torch.cat([checkpoint(means, rows, i * size, use_reentrant=False) for i, rows in blocks])
 
 
-@loss("CE or focal + mdca_weight, class gaps", source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5")
+@loss(source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5")
 def mdca(
     r: Rows, *, mdca_weight: NonNegative = 1.0, gamma: NonNegative = 0.0, **shared: Unpack[Shared]
 ) -> tuple[Tensor, Tensor]:
@@ -245,7 +245,7 @@ def mdca(
     return focal_term(r.ce, gamma), mdca_weight * frequency_gaps.abs().mean()
 
 
-@loss("CE + avuc_weight, unsure or wrong rows", source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5")
+@loss(source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5")
 def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -> tuple[Tensor, Tensor]:
     r"""AvUC: cross entropy plus a cost of being uncertain where right, and certain where wrong.
 

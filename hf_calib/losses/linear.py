@@ -62,9 +62,8 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    check(
-        softcap is None or softcap > 0, "softcap to be above 0", softcap, "leave it out where there is none"
-    )
+    fits = softcap is None or softcap > 0
+    check(fits, "softcap to be above 0", softcap, "leave it out where there is none")
     scale = None if temperature is None else _checked_temperature(temperature).to(hidden.device)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -187,5 +186,4 @@ def _check(
     fits = labels.shape == hidden.shape[:-1] and not labels.is_floating_point()
     requirement = f"labels to be integers of shape {tuple(hidden.shape[:-1])}"
     check(fits, requirement, f"{tuple(labels.shape)} {labels.dtype}", "one for each hidden state")
-    if labels.device.type == "cpu":  # elsewhere it would wait for the device, which asserts by itself
-        check_labels(labels.flatten(), len(weight))
+    check_labels(labels.flatten(), len(weight))

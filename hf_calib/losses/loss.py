@@ -18,7 +18,7 @@ from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mea
 from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
 from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, tiny
 from hf_calib.losses.statistics.door import check_labels, decision_statistics, is_traced, row_statistics
 
 ClassWeights = Sequence[float] | Tensor | None
@@ -40,11 +40,10 @@ class Shared(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class LossEntry:
-    """A row of `LOSSES`: constructor, formula and source in one line, and each hyperparameter's default and range."""
+    """A row of `LOSSES`: constructor, formula, source, and each hyperparameter's default and range."""
 
     name: str
     constructor: Callable[..., CalibrationLoss]
-    summary: str
     source: str
     multi_label: bool
     hyperparameters: Mapping[str, Hyperparameter]
@@ -77,7 +76,6 @@ LOSSES: dict[str, LossEntry] = {}
 
 
 def loss(
-    summary: str,
     *,
     source: str = "",
     multi_label: bool = False,
@@ -87,9 +85,9 @@ def loss(
     """Make a constructor of a formula of a row's numbers, and enter it into `LOSSES`.
 
     The formula, `name(rows, *, hyperparameters, **shared)`, returns a value per row, (N,), 0 where the label has
-    probability 1; or that and a penalty on the batch. `summary` says it in one line, `source` is the reference of a
-    docstring that has none; `multi_label`: it has a meaning for a sigmoid per label, too; `check` is called with all
-    hyperparameters; `module` is the class that is made, whose table the formula reads as `rows.table`.
+    probability 1; or that and a penalty on the batch. `source` is the reference in the docstring; `multi_label`: it has
+    a meaning for a sigmoid per label, too; `check` is called with all hyperparameters; `module` is the class that is
+    made, whose table the formula reads as `rows.table`.
     """
 
     def declare(formula: Callable[Concatenate[Rows, P], Any]) -> Callable[P, Module]:
@@ -103,12 +101,12 @@ def loss(
         text = inspect.getdoc(formula) or ""
         own, shared = (list(inspect.signature(f).parameters.values())[1:-1] for f in (formula, make_loss))
         constructor.__signature__ = inspect.Signature([*own, *shared], return_annotation=made)  # type: ignore[attr-defined]
-        if source and "\nReferences:\n" not in text:
+        if source:
             text = text.replace("\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n")
         constructor.__doc__ = text
         known = hyperparameters_of(formula)
         name = formula.__name__
-        entry = LossEntry(name, constructor, summary, source, multi_label, known, formula, made, check)
+        entry = LossEntry(name, constructor, source, multi_label, known, formula, made, check)
         LOSSES[name] = entry
         return cast(Callable[P, Module], constructor)
 
@@ -309,7 +307,7 @@ class CalibrationLoss(nn.Module):
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The divisor of the mean: the number of rows that count, or the sum of their class weights, in a dtype."""
-        if self.class_weights is not None and labels.device.type == "cpu" and not labels.is_floating_point():
+        if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights))
         return self._row_weights(labels).sum(dtype=dtype)
 
@@ -319,7 +317,7 @@ class CalibrationLoss(nn.Module):
         if self.class_weights is None:
             return counts
         weights = self.class_weights.to(labels.device)
-        return counts * (weights if labels.is_floating_point() else weights[labels.long().where(counts, 0)])
+        return counts * (weights if labels.is_floating_point() else weights[labels.long().clamp_min(0)])
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
@@ -399,7 +397,7 @@ class CalibrationLoss(nn.Module):
         if not is_mean:
             return total if items is None else total / items
         divisor = self._row_weights(flat).sum(dtype=dtype) if weights is None else weights.sum()
-        return total / divisor.where(divisor > 0, 1)
+        return total / divisor.clamp_min(tiny(divisor))  # 0 where no row counts
 
 
 def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:

@@ -83,12 +83,11 @@ def _gradient_form(
         f"$$\\frac{{\\partial L}}{{\\partial z}} = {equation}\\, (p - e_y)$$\n\n"
         f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
     )
-    summary = f"{twin.name}, its weight on the gradient only"
     source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
-    return loss(summary, source=source, multi_label=twin.multi_label, check=twin.check)(formula)
+    return loss(source=source, multi_label=twin.multi_label, check=twin.check)(formula)
 
 
-@loss("-log p", multi_label=True)
+@loss(multi_label=True)
 def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
 
@@ -104,7 +103,7 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     return r.ce
 
 
-@loss("CE to (1 - smoothing) e_y + smoothing / C", source="Szegedy et al. 2016, section 7", multi_label=True)
+@loss(source="Szegedy et al. 2016, section 7", multi_label=True)
 def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
     r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
 
@@ -126,7 +125,7 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
     return (1 - smoothing) * r.ce - smoothing * r.mean_log_prob
 
 
-@loss("||p - e_y||_2^2, summed over the classes", source="Brier 1950", multi_label=True)
+@loss(source="Brier 1950", multi_label=True)
 def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
@@ -143,7 +142,7 @@ def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     return r.others(2.0) + r.rest.square()
 
 
-@loss("(1 - p)^gamma CE", source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
+@loss(source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
 def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Focal loss: cross entropy that holds back on examples whose label is already probable.
 
@@ -166,7 +165,7 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
 focal_gra = _gradient_form(focal, "FL-GRA", r"(1 - p_y)^\gamma", lambda r, gamma: modulate(r.rest, gamma))
 
 
-@loss("focal, gamma by the interval of p (FLSD-53)", source="Mukhoti et al. 2020", check=_check_steps)
+@loss(source="Mukhoti et al. 2020", check=_check_steps)
 def flsd(
     r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
 ) -> Tensor:
@@ -197,7 +196,7 @@ flsd_gra = _gradient_form(
 )
 
 
-@loss("(1 + p)^gamma CE", source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
+@loss(source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
 def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Inverse focal loss: cross entropy that pushes probable labels further.
 
@@ -216,7 +215,7 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
     return focal_term(r.ce, -gamma)
 
 
-@loss("(1 - p + q)^gamma CE, q the largest p_j < p", source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
+@loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
 def dual_focal(
     r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
 ) -> Tensor:
@@ -251,7 +250,7 @@ dual_focal_gra = _gradient_form(
 )
 
 
-@loss("||p - e_y||_norm^gamma CE", source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
+@loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
 def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]) -> Tensor:
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
@@ -282,7 +281,7 @@ bsce_gra = _gradient_form(
 )
 
 
-@loss("focal + brier_weight ||p - e_y||_2^2", source="Liang et al. 2024 (FCL), Def. 3.1", multi_label=True)
+@loss(source="Liang et al. 2024 (FCL), Def. 3.1", multi_label=True)
 def focal_calibration(
     r: Rows,
     *,
@@ -313,7 +312,7 @@ def focal_calibration(
     return focal_term(r.ce, gamma) + brier_weight * far
 
 
-@loss("CE - entropy_weight H(p)", source="Pereyra et al. 2017, Eq. 2; the comparison study")
+@loss(source="Pereyra et al. 2017, Eq. 2; the comparison study")
 def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]) -> Tensor:
     r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
 
@@ -332,7 +331,7 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
     return r.ce - entropy_weight * r.entropy
 
 
-@loss("CE + norm_weight ||z||_p", source="the comparison study, 2.3")
+@loss(source="the comparison study, 2.3")
 def logit_norm(
     r: Rows, *, norm_weight: NonNegative = 0.01, p: AtLeastOne = 1.0, **shared: Unpack[Shared]
 ) -> Tensor:
@@ -356,7 +355,7 @@ def logit_norm(
     return r.ce + norm_weight * r.logit_norm(p)
 
 
-@loss("CE + margin_weight mean_j max(0, max z - z_j - margin)", source="Liu et al. 2022 (MbLS), Eq. 8")
+@loss(source="Liu et al. 2022 (MbLS), Eq. 8")
 def mbls(
     r: Rows, *, margin_weight: NonNegative = 0.1, margin: NonNegative = 10.0, **shared: Unpack[Shared]
 ) -> Tensor:
@@ -385,7 +384,7 @@ def mbls(
     return r.ce + margin_weight * excess.sum(1) / (~masked).sum(1)
 
 
-@loss("p CE, p on the gradient only", source="Wu et al. 2025 (DFT), arXiv 2508.05629, Eq. 9")
+@loss(source="Wu et al. 2025 (DFT), arXiv 2508.05629, Eq. 9")
 def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
@@ -402,7 +401,7 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     return weighted(r.p, r.ce)
 
 
-@loss("(1 - p^exponent) / exponent", source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
+@loss(source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
 def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Power loss: one minus a power of the label's probability, from cross entropy to the probability itself.
 

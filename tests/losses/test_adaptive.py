@@ -143,6 +143,15 @@ def test_masked_decisions(name: str, given: dict[str, float], dtype: torch.dtype
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("gamma", [-2.0, 20.0])
+def test_gradients_of_float16_logits_in_the_default_range(gamma: float) -> None:
+    p = torch.linspace(1e-4, 1 - 1e-4, 999, dtype=torch.float64)
+    logits = torch.stack([p, 1 - p], 1).log().half()
+    loss = make_loss("adafocal", gamma_init=gamma)
+    _, gradient = value_and_gradient(loss, logits, torch.zeros(999, dtype=torch.long), reduction="sum")
+    assert gradient.abs().max() < 2
+
+
 # What an update is given beside what fits, to every loss or to `ece_ce`.
 BAD_PREDICTIONS: list[tuple[Any, Any, str]] = [
     ([], [], "be two .N,. vectors, N >= 1, got .0,. and .0,.;"),
@@ -213,6 +222,13 @@ class TestCalFocal:
 
 
 class TestEceCrossEntropy:
+    @pytest.mark.parametrize("n_classes", [4, 6])
+    def test_gaps_of_other_classes(self, n_classes: int) -> None:
+        with pytest.raises(
+            ValueError, match="class_gaps to have one entry for each class of the logits, got 5;"
+        ):
+            updated("ece_ce")(*random_batch(20, n_classes))
+
     def test_edges_of_the_bins(self) -> None:
         """Held-out bins are (low, high], and 0 is in the first; in training [low, high), and 1 is in none."""
         loss = make_loss("ece_ce", n_bins=4)

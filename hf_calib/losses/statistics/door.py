@@ -50,6 +50,7 @@ def row_statistics(
         if is_traced():
             values = _direct(logits, labels, statistics)
         elif fused.takes(logits, statistics):
+            check_labels(labels, logits.shape[1])  # the kernels would read elsewhere
             values = _Statistics.apply(logits, labels, statistics, fused)
         elif logits.numel() > DIRECT_ELEMENTS:
             values = _Statistics.apply(logits, labels, statistics, chunked)
@@ -64,11 +65,13 @@ def row_statistics(
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
-    """Refuse labels (N,) that are no class and not ignored, naming one; it waits for the device."""
+    """Refuse labels (N,) that are no class and not ignored, naming one; a GPU is not waited for, it asserts."""
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
-    if bool(wrong.any()):
+    requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+    if labels.is_cuda:
+        torch._assert_async(~wrong.any(), f"expected {requirement}")
+    elif bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
         got = f"{int(labels[row])} in row {row}"
         raise InputValueError(f"expected {requirement}, got {got}; set the model's num_labels, or relabel")
 
@@ -81,9 +84,8 @@ def decision_statistics(
     "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
     the share that the label gives to each: a soft label is the mean of its outcomes, an ignored one has none.
     """
-    z = (
-        logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
-    )  # a masked label (-inf) must not become 0 * inf
+    # A masked label (-inf) must not become 0 * inf.
+    z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
     target = labels.to(z.dtype).reshape(-1)
     share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
     cross_entropy = -F.logsigmoid(torch.stack([z, -z]))

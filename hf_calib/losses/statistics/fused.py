@@ -21,7 +21,6 @@ from torch import Tensor
 from hf_calib._errors import printable
 from hf_calib.losses.statistics.definitions import (
     CROSS_ENTROPY,
-    IGNORE_INDEX,
     RIVALS,
     Correct,
     CrossEntropy,
@@ -83,7 +82,6 @@ def numbers(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
 ) -> tuple[Numbers, list[Numbers], None]:
     """The numbers of every row, and those of each statistic."""
-    _check_labels(labels, logits.shape[1])
     found = _found(logits, labels.contiguous(), statistics)
     of_rows = {"z_max": found.z_max, "log_p_max": -found.log_sum}
     return of_rows, [_NUMBERS[type(statistic)](statistic, found) for statistic in statistics], None
@@ -139,10 +137,8 @@ def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = 
     by_kind: dict[type[Statistic], Any] = {type(statistic): statistic for statistic in statistics}
     rival = by_kind.get(Rival)
     first, last = (rival and RIVALS[rival.rank]) or (0, 0)
-    block = (
-        1 << max(logits.shape[1] - 1, 1).bit_length()
-    )  # all columns of a row at once, unless they are many
-    if block > _LONGEST_BLOCK:
+    block = 1 << max(logits.shape[1] - 1, 1).bit_length()
+    if block > _LONGEST_BLOCK:  # otherwise all columns of a row at once
         block = _BLOCK_OF_LONG_ROWS
     return {
         "POWER": float(by_kind[OtherPowers].power) if OtherPowers in by_kind else 0.0,
@@ -186,15 +182,6 @@ _OF_ROW = (
     "at_label", "beta", "eta", "at_finite", "norm", "at_norm",
     "predicted", "at_predicted", "index", "at_rival", "at_below",
 )  # fmt: skip
-
-
-def _check_labels(labels: Tensor, n_classes: int) -> None:
-    """Raise for a label that is no class: the kernels would read elsewhere."""
-    fine = ((labels >= 0) & (labels < n_classes)) | (labels == IGNORE_INDEX)
-    if labels.is_cuda:
-        torch._assert_async(fine.all(), f"labels are in [0, {n_classes}) or {IGNORE_INDEX}")
-    elif not bool(fine.all()):
-        raise IndexError("label out of range")
 
 
 def _on_device(logits: Tensor) -> Any:
