@@ -16,11 +16,9 @@ from hf_calib.losses.pointwise import (
     focal_calibration, focal_gra, inverse_focal, label_smoothing, logit_norm, mbls, power,
 )
 from hf_calib.losses.adaptive import AdaptiveLoss, ada_dual_focal, adafocal, calfocal, ece_ce
-from hf_calib.losses.batch import avuc, kde_ece, mdca, mmce, soft_ece
-from hf_calib.losses._distributed import all_gather_rows
-from hf_calib.losses.adapters import for_cross_encoder
-from hf_calib.losses.linear import linear_calibration_loss
+from hf_calib.losses.batch import all_gather_rows, avuc, kde_ece, mdca, mmce, soft_ece
 from hf_calib.losses.loss import LOSSES, CalibrationLoss, LossEntry, logits_of, make_loss
+from hf_calib.losses.without_logits import for_cross_encoder, linear_calibration_loss
 
 __all__ = [
     "LOSSES", "AdaptiveLoss", "CalibrationLoss", "LossEntry", "ada_dual_focal", "adafocal", "all_gather_rows", "avuc",

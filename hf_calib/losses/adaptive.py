@@ -63,17 +63,15 @@ class AdaptiveLoss(CalibrationLoss):
             self._passes_without_update += 1
             if self._passes_without_update == PASSES_BEFORE_WARNING:
                 message = (
-                    f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: it does not "
-                    "adapt. Use CalibrationTrainer, which updates it, or call its update() from a callback."
+                    f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: "
                 )
-                warnings.warn(message, UserWarning, stacklevel=4)
+                message += "it does not adapt. Use CalibrationTrainer, or call its update() from a callback."
+                warnings.warn(message, stacklevel=4)
         return loss
 
     @torch.no_grad()
     def update(self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: Any = None) -> None:
         """Fit the table to held-out predictions, which must not be those that are reported.
-
-        An update that is refused leaves the table as it was.
 
         Args:
             confidences: (N,) top-label probabilities in [0, 1].
@@ -255,9 +253,8 @@ def adafocal(
 ) -> Tensor:
     r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions as training goes on.
 
-    Where held-out predictions are over-confident the bin's gamma grows, where they are under-confident it shrinks,
-    and below the switch the bin goes over to the inverse focal loss. No gamma has to be chosen, as with `focal`, but
-    it needs a calibration split. `calfocal` has no memory; `ada_dual_focal` goes by the lead over the rival class.
+    A bin's gamma grows where held-out predictions are over-confident, and shrinks where they are under-confident. No
+    gamma has to be chosen, as with `focal`, but it needs a calibration split.
 
     $$L = \begin{cases} -(1 - p_y)^{\gamma} \log p_y & \gamma \ge 0 \\
         -(1 + p_y)^{|\gamma|} \log p_y & \gamma < 0 \end{cases} \qquad
@@ -271,8 +268,7 @@ def adafocal(
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
         gamma_max: upper limit of γ, >= switch; `math.inf` for none (in files "inf"), as in appendix N.3.
-        gamma_min: lower limit of γ, <= -switch; below -3.59 it warns, as `inverse_focal`; below -21 the gradient of
-            float16 logits may be infinite.
+        gamma_min: lower limit of γ, <= -switch. It warns below -3.59; below -21 float16 gradients may be infinite.
         switch: S_th >= 0: a bin with |γ| below it goes over to the other loss, at ∓S_th.
 
     Example:
@@ -296,8 +292,8 @@ def ada_dual_focal(
 ) -> Tensor:
     r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's lead over its rival.
 
-    As `adafocal`, but gamma and weight go by the lead p_y - q_j of `dual_focal`, and no bin goes over to an inverse
-    loss: gamma only shrinks towards 0. $C_b$ and $A_b$ are those of `adafocal`.
+    As `adafocal`, whose $C_b$ and $A_b$ these are, but gamma and weight go by the lead p_y - q_j of `dual_focal`, and
+    gamma stays above 0.
 
     $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda (C_b - A_b))$$
 
@@ -330,8 +326,8 @@ def calfocal(
 ) -> Tensor:
     r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
-    The step on the way to `adafocal`: gamma has no memory, so it swings with the gaps, and is never negative. There is
-    no authors' code for it. $C_b$ and $A_b$ are those of `adafocal`.
+    The step on the way to `adafocal`, whose $C_b$ and $A_b$ these are: gamma has no memory, so it swings with the gaps,
+    and is never negative. There is no authors' code for it.
 
     $$L = -(1 - p_y)^{\gamma} \log p_y, \qquad \gamma = \exp(\lambda (C_b - A_b))
         \quad\text{or}\quad \exp(\lambda (p_y - A_b))$$

@@ -6,9 +6,10 @@ returns a value per row and the penalty.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -39,9 +40,8 @@ def mmce(
 ) -> tuple[Tensor, Tensor]:
     r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
-    A calibration error without bins, by a kernel on the confidences. In O(N log N) and O(N) memory, where `kde_ece`
-    needs O(N^2); `soft_ece` has bins instead. Where confidences are equal up to rounding the kernel has a kink: such a
-    pair has no gradient.
+    A calibration error without bins, by a kernel on the confidences, in O(N log N) and O(N) memory, where `kde_ece`
+    needs O(N^2). Where confidences are equal up to rounding the kernel has a kink: such a pair has no gradient.
 
     $$L = \mathrm{CE} + \lambda\, \mathrm{MMCE}, \qquad
         \mathrm{MMCE}^2 = \frac{1}{N^2} \sum_{i,j} (c_i - r_i)(c_j - r_j) \exp(-|r_i - r_j| / 0.4)$$
@@ -53,8 +53,8 @@ def mmce(
             `authors_code=True`, and without it keeps models from learning.
         variant: "weighted" takes the mean over right and wrong predictions apart, so that the rarer kind counts
             as much (0 where all are right, or all wrong); "plain" is the equation above.
-        authors_code: whether to divide the weighted form by the number of pairs once more, so that a batch repeated
-            twice has half the value, and to take no root of the plain one, as the authors' code does.
+        authors_code: as that does, divide the weighted form by the number of pairs once more, and take no root of the
+            plain one.
 
     Example:
         >>> mmce()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -162,24 +162,20 @@ def kde_ece(
 ) -> tuple[Tensor, Tensor]:
     r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
-    The accuracy at each confidence is estimated from the other examples by a Beta kernel, without bins; or, for
-    kind="canonical", the frequency of every class at each predicted distribution, by a Dirichlet kernel. Time O(N^2),
-    where `mmce` needs O(N log N); the kernel is made in blocks of rows. If canonical, memory: some (N, C) numbers.
+    The accuracy at each confidence r (c = 1 where the predicted class is right) is estimated from the other examples,
+    without bins. Time O(N^2), where `mmce` needs O(N log N); the kernel is made in blocks of rows.
 
     $$L = \mathrm{CE} + \frac{\lambda}{N} \sum_i
-        \left| \frac{\sum_{j \ne i} k(r_i; r_j)\, c_j}{\sum_{j \ne i} k(r_i; r_j)} - r_i \right|
-        \quad\text{or}\quad \mathrm{CE} + \frac{\lambda}{N} \sum_i
-        \left\lVert \frac{\sum_{j \ne i} k(p_i; p_j)\, e_{y_j}}{\sum_{j \ne i} k(p_i; p_j)} - p_i \right\rVert_1$$
+        \left| \frac{\sum_{j \ne i} k(r_i; r_j)\, c_j}{\sum_{j \ne i} k(r_i; r_j)} - r_i \right|$$
 
-    with r the confidence, c = 1 where the predicted class is right, and k the density of
-    Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i, or of Dirichlet(p_j / h + 1) at p_i.
+    with k the density of Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i. For kind="canonical" all probabilities p and
+    $e_y$ stand for r and c, in an L1 norm, with the density of Dirichlet(p_j / h + 1): some (N, C) numbers of memory.
 
     Args:
         kde_weight: λ >= 0; at 0 the loss is cross entropy.
         bandwidth: h > 0 of the kernel.
-        kind: "top_label", or "canonical": the KDE-XE of Popordanoska et al. and of the dual focal paper. Either is
-            `hf_calib.metrics.kde_calibration_error` of the batch; of an example that stands alone it is 0. Points of
-            the kernel are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+        kind: "top_label", or "canonical", as in both papers. Either is `hf_calib.metrics.kde_calibration_error` of the
+            batch; 0 of a single example. Points are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
 
     Example:
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -226,8 +222,8 @@ def mdca(
 ) -> tuple[Tensor, Tensor]:
     r"""MDCA: cross entropy, or focal loss, plus the gap between mean probabilities and class frequencies in the batch.
 
-    The one penalty here that looks at every class, not at the predicted one alone; without bins. In a batch that is
-    small beside the number of classes it says little. Memory: some (N, C) numbers.
+    It looks at every class, where `mmce` looks at the predicted one. In a batch that is small beside the number of
+    classes it says little. Memory: some (N, C) numbers.
 
     $$L = (1 - p_y)^\gamma\, \mathrm{CE} + \frac{\lambda}{C} \sum_j
         \Bigl| \frac{1}{N} \sum_i p_{ij} - \frac{1}{N} \sum_i [y_i = j] \Bigr|$$
@@ -258,9 +254,7 @@ def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -
     between the mean entropies of the right and of the wrong rows of the batch.
 
     Args:
-        avuc_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours, as is the batch's own threshold: the
-            authors take that of an epoch before. A batch without a row that is as it should be costs
-            λ log(1 + 1e10 n), n the others' count.
+        avuc_weight: λ >= 0. The default is ours, as is the batch's own threshold; the authors' is of an epoch before.
 
     Example:
         >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -278,3 +272,36 @@ def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -
     bad = right_unsure + wrong_certain
     good = right_certain + wrong_unsure
     return r.ce, avuc_weight * torch.log1p(bad / good.clamp_min(_EPSILON))
+
+
+def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
+    """Concatenate (N,) vectors and (N, C) matrices over the processes; and the number of these.
+
+    N may differ between processes: shorter rows are filled up with zeros. Every process then computes the same value
+    from them. Its gradient reaches each process's own slice summed over the processes, which is the full gradient once
+    DDP has averaged it.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return rows, 1
+    length = torch.tensor(len(rows[0]), device=rows[0].device)
+    dist.all_reduce(length, dist.ReduceOp.MAX)
+    missing = int(length) - len(rows[0])
+    columns = [each if each.dim() == 2 else each[:, None] for each in rows]
+    gathered = _AllGather.apply(torch.nn.functional.pad(torch.cat(columns, dim=1), (0, 0, 0, missing)))
+    parts = gathered.split([each.shape[1] for each in columns], dim=1)
+    shaped = [part if own.dim() == 2 else part.squeeze(1) for part, own in zip(parts, rows, strict=True)]
+    return shaped, dist.get_world_size()
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # not ours to change
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]

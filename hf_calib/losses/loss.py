@@ -105,9 +105,8 @@ def loss(
             text = text.replace("\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n")
         constructor.__doc__ = text
         known = hyperparameters_of(formula)
-        name = formula.__name__
-        entry = LossEntry(name, constructor, source, multi_label, known, formula, made, check)
-        LOSSES[name] = entry
+        entry = LossEntry(formula.__name__, constructor, source, multi_label, known, formula, made, check)
+        LOSSES[entry.name] = entry
         return cast(Callable[P, Module], constructor)
 
     return declare
@@ -160,8 +159,9 @@ class CalibrationLoss(nn.Module):
         known = [kind for kind in PROBLEM_TYPES if kind]
         way_out = did_you_mean(problem_type, known)
         way_out = "calibration is about classifiers" if problem_type == "regression" else way_out
-        fits = problem_type in PROBLEM_TYPES
-        check(fits, f"problem_type to be one of {known}", repr(problem_type), way_out)
+        check(
+            problem_type in PROBLEM_TYPES, f"problem_type to be one of {known}", repr(problem_type), way_out
+        )
         self.name = name
         self.hyperparameters = {k: INFINITY if v == math.inf else v for k, v in values.items()}
         self.multi_label = PROBLEM_TYPES[problem_type]
@@ -366,9 +366,9 @@ class CalibrationLoss(nn.Module):
         flat = labels.flatten()
         dtype = numbers[CROSS_ENTROPY].dtype
         penalty = None
-        weights = None if self.class_weights is None else self._row_weights(labels).flatten().to(dtype)
+        weights = self._row_weights(labels).flatten()
         if self.couples_batch:
-            own = (flat != IGNORE_INDEX).to(dtype) if weights is None else weights
+            own = weights.to(dtype)
             batch = None
             rows = own.sum()
             if self.gather is not None:
@@ -384,19 +384,25 @@ class CalibrationLoss(nn.Module):
             values = self._formula(Rows(numbers, flat, self))
         if shares is not None:
             values = (values * shares).view(2, -1).sum(0)
-        if weights is not None:
+        if self.class_weights is not None:
             values = values * weights
         if reduction == "none":
             return values.view(labels.shape)
         is_mean = reduction == "mean" and items is None
         # Few labels Python looks through in less time than the operations take that this saves.
         few = 0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
-        if is_mean and weights is None and penalty is None and few and IGNORE_INDEX not in flat.tolist():
+        if (
+            is_mean
+            and self.class_weights is None
+            and penalty is None
+            and few
+            and IGNORE_INDEX not in flat.tolist()
+        ):
             return values.mean()
         total = values.sum() if penalty is None else values.sum() + penalty
         if not is_mean:
             return total if items is None else total / items
-        divisor = self._row_weights(flat).sum(dtype=dtype) if weights is None else weights.sum()
+        divisor = weights.sum(dtype=dtype)
         return total / divisor.clamp_min(tiny(divisor))  # 0 where no row counts
 
 

@@ -17,22 +17,13 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib.losses.loss import LOSSES, CalibrationLoss, Shared, loss
-from hf_calib.losses.ranges import (
-    AtLeastOne,
-    Gammas,
-    NonNegative,
-    Positive,
-    RivalOrConstant,
-    Share,
-    Thresholds,
-)
+from hf_calib.losses.ranges import AtLeastOne, Gammas, NonNegative, Positive, RankOrNumber, Share, Thresholds
 from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 P = ParamSpec("P")
-Weight = Callable[..., Tensor]  # of rows and hyperparameters
 
 # Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
 MAX_INVERSE_GAMMA = 3.59
@@ -41,12 +32,12 @@ MAX_INVERSE_GAMMA = 3.59
 def warn_of_inverse_gamma(gamma: float) -> None:
     """Warn, where a loss is made, of an inverse focal gamma that pushes some labels down."""
     if gamma > MAX_INVERSE_GAMMA:
-        warnings.warn(
-            f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient pushes "
-            f"labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less.",
-            UserWarning,
-            stacklevel=5,  # this, the check of the loss, the entry's `make`, the constructor or `make_loss`
+        message = (
+            f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient "
         )
+        message += f"pushes labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less."
+        # Its callers are the check of the loss, the entry's `make`, and the constructor or `make_loss`.
+        warnings.warn(message, stacklevel=5)
 
 
 def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
@@ -69,7 +60,7 @@ def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
 
 
 def _gradient_form(
-    of: Callable[P, CalibrationLoss], title: str, equation: str, weight: Weight, remark: str = ""
+    of: Callable[P, CalibrationLoss], title: str, weight: Callable[..., Tensor]
 ) -> Callable[P, CalibrationLoss]:
     """The twin of a weighted loss, named `_gra`, whose weight is on the gradient only; its options are the same."""
     twin = LOSSES[of.__name__]
@@ -78,9 +69,8 @@ def _gradient_form(
     of_twin = inspect.getdoc(twin.formula) or ""
     formula.__doc__ = (
         f"{title}: cross entropy whose gradient is scaled by the weight of `{twin.name}`.\n\n"
-        f"As `{twin.name}`, but the weight is a constant to the gradient, which is then not that of the value:\n"
-        f"no example is pushed away from its label. {remark}\n\n"
-        f"$$\\frac{{\\partial L}}{{\\partial z}} = {equation}\\, (p - e_y)$$\n\n"
+        "The weight w is a constant to the gradient, which is then not that of the value: no example is pushed away\n"
+        "from its label.\n\n$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
         f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
     )
     source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
@@ -107,14 +97,13 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
     r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
 
-    The simplest guard against over-confidence, and the same for every example, where `focal` spares the hard ones. As
-    in PyTorch, the label has a share in ε / C; masked classes (-inf) have none. Class weights multiply the whole loss
-    of an example; PyTorch's weigh each class's share.
+    The simplest guard against over-confidence, the same for every example, where `focal` goes by p_y. As in PyTorch,
+    the label has a share in ε / C; unlike there, class weights multiply the whole loss of an example.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
     Args:
-        smoothing: ε, in [0, 1]; at 0 the loss is cross entropy. The focal papers take 0.05.
+        smoothing: ε, in [0, 1], of which masked classes (-inf) have no share. The focal papers take 0.05.
 
     Example:
         >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -129,9 +118,8 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
 def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
-    Proper as `cross_entropy`, but bounded: outliers and wrong labels count for less, and learning is slow where the
-    model is confidently wrong. `focal_calibration` adds it to a focal loss. It is in [0, 2]; of a decision of a
-    multi-label problem it is (p - y)^2, in [0, 1].
+    Proper as `cross_entropy`, but in [0, 2]: outliers and wrong labels count for less, and learning is slow where the
+    model is confidently wrong. Of a decision of a multi-label problem it is (p - y)^2.
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
@@ -162,7 +150,7 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
     return focal_term(r.ce, gamma)
 
 
-focal_gra = _gradient_form(focal, "FL-GRA", r"(1 - p_y)^\gamma", lambda r, gamma: modulate(r.rest, gamma))
+focal_gra = _gradient_form(focal, "FL-GRA", lambda r, gamma: modulate(r.rest, gamma))
 
 
 @loss(source="Mukhoti et al. 2020", check=_check_steps)
@@ -173,8 +161,7 @@ def flsd(
 
     A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for all.
 
-    $$L = -(1 - p_y)^{\gamma(p_y)} \log p_y, \qquad
-        \gamma(p_y) = \begin{cases} 5 & p_y < 0.2 \\ 3 & p_y \ge 0.2 \end{cases}$$
+    $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise } 3$$
 
     Args:
         thresholds: where gamma changes, and the loss jumps: numbers in [0, 1], strictly rising. The intervals contain
@@ -189,10 +176,7 @@ def flsd(
 
 
 flsd_gra = _gradient_form(
-    flsd,
-    "FLSD-GRA",
-    r"(1 - p_y)^{\gamma(p_y)}",
-    lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas)),
+    flsd, "FLSD-GRA", lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas))
 )
 
 
@@ -217,22 +201,20 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
 
 @loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
 def dual_focal(
-    r: Rows, *, gamma: NonNegative = 5.0, rival: RivalOrConstant = "next", **shared: Unpack[Shared]
+    r: Rows, *, gamma: NonNegative = 5.0, rival: RankOrNumber = "next", **shared: Unpack[Shared]
 ) -> Tensor:
     r"""Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
 
-    `focal` holds a confident example back by p_y alone, which leads to under-confidence; here the label's lead over
-    the next class does. `ada_dual_focal` fits gamma to held-out predictions. As in the authors' code q_j has a
-    gradient, classes that tie with the label are not rivals, and without a class below the label q_j is 0. Classes are
-    compared by logits: small probabilities underflow into ties. The loss jumps where the label changes its rank.
+    `focal` goes by p_y alone, which leads to under-confidence. As in the authors' code q_j has a gradient, classes that
+    tie with the label are not rivals, and without a class below the label q_j is 0. Classes are compared by logits:
+    small probabilities underflow into ties. The loss jumps where the label changes its rank.
 
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy. 5 is the paper's choice for CIFAR-10.
-        rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the
-            mean of several: "mean2", "mean3", "mean_all". Or a probability in [0, 1), the same for all
-            examples: the paper's "fixed dual logit", 0.1 or 0.2; 0 is `focal`.
+        rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the mean
+            of several: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
 
     Example:
         >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -242,11 +224,7 @@ def dual_focal(
 
 
 dual_focal_gra = _gradient_form(
-    dual_focal,
-    "DFL-GRA",
-    r"(1 - p_y + q_j)^\gamma",
-    lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma),
-    "The authors' code detaches q_j only.",
+    dual_focal, "DFL-GRA", lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma)
 )
 
 
@@ -271,14 +249,7 @@ def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared:
     return weighted(_brier_norm(r, gamma, norm), r.ce)
 
 
-bsce_gra = _gradient_form(
-    bsce,
-    "BSCE-GRA",
-    r"\lVert p - e_y \rVert_\beta^\gamma",
-    _brier_norm,
-    "The weight acts as a factor of the learning rate. Not proper, against section\n4.3: with two classes, gamma = "
-    "norm = 2 and a posterior of 0.7 the minimum is at 0.570.",
-)
+bsce_gra = _gradient_form(bsce, "BSCE-GRA", _brier_norm)
 
 
 @loss(source="Liang et al. 2024 (FCL), Def. 3.1", multi_label=True)
@@ -292,10 +263,9 @@ def focal_calibration(
 ) -> Tensor:
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
-    The Brier term draws the probabilities back to the posterior, from which `focal` alone keeps away. Proper only in
-    the limit of a large λ: with two classes, γ = 3 and a posterior of 0.7 the minimum is at 0.598 for λ = 0.5 and at
-    0.683 for λ = 10. The authors' (γ, λ): (2, 0.5) CIFAR-100 with ResNet-50, (4, 1.5) CIFAR-10, (3, 0.5) Tiny-ImageNet,
-    (5, 4.5) 20 Newsgroups, (4, 3) AG News, (4, 4) FinSen.
+    The Brier term draws the probabilities back to the posterior: with two classes, γ = 3 and a posterior of 0.7 the
+    minimum is at 0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ): CIFAR-10 (4, 1.5), CIFAR-100 (2, 0.5),
+    Tiny-ImageNet (3, 0.5), 20 Newsgroups (5, 4.5), AG News (4, 3), FinSen (4, 4).
 
     $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
 
@@ -337,8 +307,7 @@ def logit_norm(
 ) -> Tensor:
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
 
-    It acts on the logits themselves, where `entropy_regularized` acts on the probabilities: a shift of all
-    logits changes it, and `InverseLink` cannot undo it.
+    Where `entropy_regularized` acts on the probabilities, a shift of all logits changes this one.
 
     $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
@@ -389,8 +358,8 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
     For fine-tuning a strong language model on answers that it could have given itself: tokens that it finds improbable
-    hardly count, where `focal_gra` weighs them most; it makes a model surer of itself. The gradient, that of
-    `power(exponent=1)`, leads all mass to the most probable class. A label with logit -inf costs 0, not infinity.
+    hardly count, where `focal_gra` weighs them most. The gradient, that of `power(exponent=1)`, leads all mass to the
+    most probable class. A label with logit -inf costs 0, not infinity.
 
     $$L = -\mathrm{sg}(p_y) \log p_y \qquad \text{(sg stops the gradient)}$$
 
@@ -405,15 +374,14 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Tensor:
     r"""Power loss: one minus a power of the label's probability, from cross entropy to the probability itself.
 
-    The larger the exponent, the less an improbable label counts: right for wrong labels, and for fine-tuning a model
-    whose prior is strong; wrong for one that has much to learn. Its minimum is sharper than the posterior η, for a < 1
-    p ~ η^(1 / (1 - a)); from a = 1 on all mass goes to the most probable class.
+    The larger the exponent, the less an improbable label counts: for wrong labels, and for fine-tuning a model whose
+    prior is strong. Its minimum is sharper than the posterior η, for a < 1 p ~ η^(1 / (1 - a)); from a = 1 on all mass
+    goes to the most probable class.
 
     $$L = \frac{1 - p_y^a}{a}$$
 
     Args:
-        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`. The loss is in
-            [0, 1 / a].
+        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`.
 
     Example:
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))

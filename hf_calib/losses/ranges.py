@@ -63,12 +63,12 @@ _rising = Hyperparameter(
 )
 Thresholds = Annotated[Sequence[float], _rising]
 Gammas = Annotated[Sequence[float], Hyperparameter("be numbers >= 0", _numbers, lambda each: min(each) >= 0)]
-_rank_or_constant = Hyperparameter(
+_rank_or_number = Hyperparameter(
     f"be one of {', '.join(map(repr, RIVALS))}, or a number in [0, 1)",
     lambda value: value if value in RIVALS else float(value),
     lambda rival: rival in RIVALS or 0 <= rival < 1,
 )
-RivalOrConstant = Annotated[RivalRank | float, _rank_or_constant]
+RankOrNumber = Annotated[RivalRank | float, _rank_or_number]
 
 
 def _declared(annotation: Any) -> Hyperparameter:

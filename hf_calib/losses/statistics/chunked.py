@@ -58,11 +58,8 @@ class _Block(Block):
 def numbers(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
 ) -> tuple[Numbers, list[Numbers], Tensor | None]:
-    """The numbers of every row, those of each statistic, and the probabilities, which become the gradient.
-
-    They save it a softmax. In 16 bits they would be too coarse.
-    """
-    keeps = has_gradient and logits.dtype == wide(logits)
+    """The numbers of every row, those of each statistic, and the probabilities, which save the gradient a softmax."""
+    keeps = has_gradient and logits.dtype == wide(logits)  # in 16 bits they would be too coarse
     probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if keeps else None
     found: list[list[Numbers]] = []
     for block in _blocks(logits, labels, probs):

@@ -17,17 +17,8 @@ from torch import Tensor
 
 from hf_calib._errors import InputValueError
 from hf_calib.losses.statistics import chunked, fused
-from hf_calib.losses.statistics.definitions import (
-    CROSS_ENTROPY,
-    IGNORE_INDEX,
-    Block,
-    CrossEntropy,
-    MeanLogProb,
-    Numbers,
-    OtherPowers,
-    Statistic,
-    wide,
-)
+from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Numbers, Statistic, wide
 
 # Matrices up to this many elements take the direct path.
 DIRECT_ELEMENTS = 2**16
@@ -90,9 +81,9 @@ def decision_statistics(
     share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
     cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
     found = {
-        CrossEntropy: cross_entropy,
-        MeanLogProb: -cross_entropy.mean(0).expand(2, -1),
-        OtherPowers: torch.zeros_like(cross_entropy),
+        defined.CrossEntropy: cross_entropy,
+        defined.MeanLogProb: -cross_entropy.mean(0).expand(2, -1),
+        defined.OtherPowers: torch.zeros_like(cross_entropy),
     }
     return {each: found[type(each)].reshape(-1) for each in statistics}, share
 
@@ -105,7 +96,7 @@ def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
 def _direct(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> list[Tensor]:
     """The statistics, the first of which is the cross entropy, by plain differentiable operations."""
     valid = labels != IGNORE_INDEX
-    block = Block(logits.to(wide(logits)), labels.where(valid, 0)[:, None])
+    block = defined.Block(logits.to(wide(logits)), labels.where(valid, 0)[:, None])
     values = [F.nll_loss(block.log_probs, labels, reduction="none", ignore_index=IGNORE_INDEX)]
     return values + [_of_valid(statistic.numbers(block)["value"], valid) for statistic in statistics[1:]]
 

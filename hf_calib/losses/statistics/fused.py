@@ -19,21 +19,8 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import printable
-from hf_calib.losses.statistics.definitions import (
-    CROSS_ENTROPY,
-    RIVALS,
-    Correct,
-    CrossEntropy,
-    Entropy,
-    LogConfidence,
-    LogitNorm,
-    MeanLogProb,
-    Numbers,
-    OtherPowers,
-    Rival,
-    Statistic,
-    Terms,
-)
+from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, RIVALS, Numbers, Rival, Statistic, Terms
 
 SWITCH = "HF_CALIB_TRITON"  # "0": never
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
@@ -141,11 +128,11 @@ def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = 
     if block > _LONGEST_BLOCK:  # otherwise all columns of a row at once
         block = _BLOCK_OF_LONG_ROWS
     return {
-        "POWER": float(by_kind[OtherPowers].power) if OtherPowers in by_kind else 0.0,
-        "ENTROPY": Entropy in by_kind,
-        "MEAN": MeanLogProb in by_kind,
-        "NORM": float(by_kind[LogitNorm].order) if LogitNorm in by_kind else 0.0,
-        "PREDICTED": LogConfidence in by_kind or Correct in by_kind,
+        "POWER": float(by_kind[defined.OtherPowers].power) if defined.OtherPowers in by_kind else 0.0,
+        "ENTROPY": defined.Entropy in by_kind,
+        "MEAN": defined.MeanLogProb in by_kind,
+        "NORM": float(by_kind[defined.LogitNorm].order) if defined.LogitNorm in by_kind else 0.0,
+        "PREDICTED": defined.LogConfidence in by_kind or defined.Correct in by_kind,
         "RIVALS": last - first if backward else last,
         "BELOW": rival is not None and last == 0,
         "BLOCK": block,
@@ -168,14 +155,14 @@ def _of_rival(statistic: Rival, found: SimpleNamespace) -> Numbers:
 
 # A statistic's `numbers`, of those that the forward kernel found.
 _NUMBERS: dict[type[Statistic], Callable[[Any, Any], Numbers]] = {
-    CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
+    defined.CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
     Rival: _of_rival,
-    OtherPowers: lambda _, f: {"value": f.powers},
-    Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios},
-    MeanLogProb: lambda _, f: {"value": f.mean - f.log_sum, "count": f.count.clamp_min(1)},
-    LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
-    LogitNorm: lambda _, f: {"value": f.norm},
-    Correct: lambda _, f: {"value": (f.predicted == f.labels).to(f.z_max.dtype)},
+    defined.OtherPowers: lambda _, f: {"value": f.powers},
+    defined.Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios},
+    defined.MeanLogProb: lambda _, f: {"value": f.mean - f.log_sum, "count": f.count.clamp_min(1)},
+    defined.LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
+    defined.LogitNorm: lambda _, f: {"value": f.norm},
+    defined.Correct: lambda _, f: {"value": (f.predicted == f.labels).to(f.z_max.dtype)},
 }
 # The coefficients that the backward kernel reads, in its order.
 _OF_ROW = (

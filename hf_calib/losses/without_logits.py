@@ -1,7 +1,8 @@
-"""A loss over a large vocabulary without its logits: the head's product, the loss and their gradients in chunks."""
+"""Losses of what is not logits yet: the hidden states and the head of a large vocabulary; texts of a CrossEncoder."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,8 +77,8 @@ def linear_calibration_loss(
         counted = (own != IGNORE_INDEX).nonzero().squeeze(1)
         if len(counted) < len(states):
             states, own = states.index_select(0, counted), own.index_select(0, counted)
-        given = (states, weight, bias, scale)
-        total: Tensor = _LinearLoss.apply(loss, own, softcap, torch.is_grad_enabled(), *given)
+        has_gradient = torch.is_grad_enabled()
+        total: Tensor = _LinearLoss.apply(loss, own, softcap, has_gradient, states, weight, bias, scale)
         if num_items_in_batch is not None:
             return total / num_items_in_batch
         if reduction == "sum":
@@ -153,11 +154,11 @@ def _checked_temperature(temperature: Tensor | float) -> Tensor:
     scale = torch.as_tensor(temperature)
     got = f"shape {tuple(scale.shape)}"
     check(scale.numel() == 1, "temperature to be one number", got, "divide the logits themselves")
-    if scale.device.type != "cpu":  # the host does not wait for the device, which asserts by itself
-        torch._assert_async(scale.detach() > 0, "temperature is above 0")
-    else:
-        value = float(scale.detach())
-        check(value > 0, "temperature to be above 0", value, "1.0 changes nothing")
+    value = scale.detach()
+    if value.device.type == "cpu":
+        check(bool(value > 0), "temperature to be above 0", value.item(), "1.0 changes nothing")
+    else:  # the host does not wait for the device, which asserts by itself
+        torch._assert_async(value > 0, "temperature is above 0")
     return scale
 
 
@@ -172,18 +173,49 @@ def _check(
     way_out = "the gradients are summed over the rows"
     check(reduction in ("mean", "sum"), "reduction to be 'mean' or 'sum'", repr(reduction), way_out)
     autocast = torch.is_autocast_enabled(hidden.device.type)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and not (
-            tensor.is_floating_point() and (autocast or tensor.dtype == hidden.dtype)
-        ):
+    head = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    for name, tensor in head.items():
+        if not (tensor.is_floating_point() and (autocast or tensor.dtype == hidden.dtype)):
             got = f"{tensor.dtype} for {hidden.dtype}"
             raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
     fits = hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
     fits = fits and (bias is None or bias.shape == weight.shape[:1])
-    got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, weight, bias) if tensor is not None)
+    got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, *head.values()))
     requirement = "hidden and weight to be (N, H), (V, H) and, of a bias, (V,)"
     check(fits, requirement, got, "pass the head's own weight")
     fits = labels.shape == hidden.shape[:-1] and not labels.is_floating_point()
     requirement = f"labels to be integers of shape {tuple(hidden.shape[:-1])}"
     check(fits, requirement, f"{tuple(labels.shape)} {labels.dtype}", "one for each hidden state")
     check_labels(labels.flatten(), len(weight))
+
+
+class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
+    """A calibration loss for `sentence_transformers`' CrossEncoderTrainer, in the place of its own losses.
+
+    `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`. With one logit the loss is that
+    of a sigmoid, and labels are 0 and 1; with several that of a softmax, and labels are class indices.
+
+    Args:
+        model: the `CrossEncoder` that is trained.
+        loss: from `hf_calib.losses`.
+    """
+
+    def __init__(self, model: Any, loss: Any) -> None:
+        super().__init__()
+        check_loss(loss)
+        if not (hasattr(model, "preprocess") and hasattr(model, "num_labels")):
+            way_out = "pass the sentence_transformers.CrossEncoder; other logits go to the loss itself"
+            raise InputTypeError(expected("model", "be a CrossEncoder", type(model).__name__, way_out))
+        self.has_sigmoid = model.num_labels == 1
+        if self.has_sigmoid:
+            loss.check_multi_label()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any) -> Tensor:
+        """Compute the mean loss, in nats, of columns of texts; the options, prompt and task, are the model's."""
+        features = self.model.preprocess(list(zip(*inputs, strict=True)), **options)
+        on_device = {k: f.to(self.model.device) if isinstance(f, Tensor) else f for k, f in features.items()}
+        scores = self.model(on_device)["scores"]
+        rows = labels.view(-1)
+        return self.loss(scores, rows.to(scores.dtype)[:, None] if self.has_sigmoid else rows.long())
