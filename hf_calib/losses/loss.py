@@ -366,9 +366,8 @@ class CalibrationLoss(nn.Module):
         flat = labels.flatten()
         dtype = numbers[CROSS_ENTROPY].dtype
         penalty = None
-        weights = self._row_weights(labels).flatten()
         if self.couples_batch:
-            own = weights.to(dtype)
+            own = self._row_weights(labels).flatten().to(dtype)
             batch = None
             rows = own.sum()
             if self.gather is not None:
@@ -384,21 +383,17 @@ class CalibrationLoss(nn.Module):
             values = self._formula(Rows(numbers, flat, self))
         if shares is not None:
             values = (values * shares).view(2, -1).sum(0)
+        is_mean = reduction == "mean" and items is None
+        # Few labels Python looks through in less time than the operations take that this saves.
+        few = 0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
+        plain = is_mean and penalty is None and self.class_weights is None
+        if plain and few and IGNORE_INDEX not in flat.tolist():
+            return values.mean()
+        weights = self._row_weights(labels).flatten()
         if self.class_weights is not None:
             values = values * weights
         if reduction == "none":
             return values.view(labels.shape)
-        is_mean = reduction == "mean" and items is None
-        # Few labels Python looks through in less time than the operations take that this saves.
-        few = 0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
-        if (
-            is_mean
-            and self.class_weights is None
-            and penalty is None
-            and few
-            and IGNORE_INDEX not in flat.tolist()
-        ):
-            return values.mean()
         total = values.sum() if penalty is None else values.sum() + penalty
         if not is_mean:
             return total if items is None else total / items
