@@ -136,7 +136,7 @@ def check_rows(
     check(fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out)
     if len(probs):
         _check_distributions("probs", probs)
-    _check_labels(labels, *probs.shape)
+    check_labels(labels, *probs.shape)
     if weights is not None:
         _check_weights("weights", weights, len(probs))
 
@@ -159,7 +159,7 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
 def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return probs (N, C) in their own float dtype and labels (N,) as int64."""
     checked = check_probs(probs)
-    return checked, _check_labels(as_array("labels", labels), *checked.shape)
+    return checked, check_labels(as_array("labels", labels), *checked.shape)
 
 
 def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -217,14 +217,17 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
     return rows
 
 
-def _check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
+def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
+    """Return labels (N,) as int64; raise unless each is the number of a class."""
     way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
     fits = labels.shape == (n_examples,)
     check(fits, f"labels to have shape ({n_examples},)", f"shape {labels.shape}", way_out)
-    way_out = "pass class indices, labels.astype(int)"
+    names = labels.dtype.kind in "USO"
+    way_out = "number them by the columns: [names.index(label) for label in labels]"
+    way_out = way_out if names else "pass class indices, labels.astype(int)"
     check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
     outside = (labels < 0) | (labels >= n_classes)
-    way_out = "number the columns of probs; drop ignored rows first: keep = labels != -100"
+    way_out = "number the columns; drop ignored rows first: keep = labels != -100"
     _refuse(outside, "labels", f"lie in 0..{n_classes - 1}", labels, way_out)
     return labels.astype(np.int64, copy=False)
 

@@ -15,7 +15,14 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import ROW_SUM_TOLERANCE, FloatArray, as_array, check_type, row_chunks
+from hf_calib.metrics.checks import (
+    ROW_SUM_TOLERANCE,
+    FloatArray,
+    as_array,
+    check_labels,
+    check_type,
+    row_chunks,
+)
 from hf_calib.scaling.methods import is_multi_label
 
 if TYPE_CHECKING:
@@ -179,17 +186,9 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     n, c = logits.shape
     way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
     check(labels.shape == (n,), f"labels to have shape ({n},)", f"shape {labels.shape}", way_out)
-    numbered = "number them by the columns of logits: [names.index(label) for label in labels]"
-    way_out = numbered if labels.dtype.kind in "USO" else "convert them with labels.astype(int)"
-    check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
-    n_ignored = np.count_nonzero(labels == -100)
-    way_out = "drop ignored positions first: keep = labels != -100; logits[keep], labels[keep]"
-    check(not n_ignored, f"labels to lie in 0..{c - 1}", f"{n_ignored} labels of -100", way_out)
-    low, high = labels.min(), labels.max()
-    way_out = "number the classes by the columns of logits"
-    check(low >= 0 and high < c, f"labels to lie in 0..{c - 1}", f"labels from {low} to {high}", way_out)
-    _refuse_masked(logits[np.arange(n), labels])
-    return labels.astype(np.int64, copy=False)
+    numbers = check_labels(labels, n, c)
+    _refuse_masked(logits[np.arange(n), numbers])
+    return numbers
 
 
 def as_binary_labels(

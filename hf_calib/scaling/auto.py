@@ -25,8 +25,8 @@ _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
 ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
 # A dozen candidates make the best one look better than it is, and with few rows the freer ones look best where they
-# fail. By benchmarks/choice_rules.py no setting then ends more than .002 nats above the temperature, but where the
-# logits may stay as they are with fewer rows: standard errors miss the rare row that is wrong with high confidence.
+# fail. By benchmarks/choice_rules.py no setting then ends more than .002 nats above the temperature; some do if the
+# logits may stay with fewer rows: standard errors miss the rare row that is wrong with high confidence.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
 _MANY = 1000  # rows, from which on freer maps need no more than the others
 _ENOUGH = 300  # rows, from which on the logits may stay
@@ -103,9 +103,6 @@ class AutoScaling(AffineScaling):
     >>> scaler.choice_, scaler.bias_.round(1)
     ('structured_vector(penalty=1)', array([-0.7, -0.5,  1.3]))
     """
-
-    choice_: str
-    results_: list[dict[str, Any]]
 
     def __init__(self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0) -> None:
         self.n_folds = n_folds

@@ -30,8 +30,6 @@ _SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digit
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
-_MANY_CLASSES = 100  # from which on exponentials are most of the time of a grid
-_MOST_OCTAVES = 8  # of a grid whose exponentials follow from others to 1e-9
 
 
 class TemperatureScaling(AffineScaling):
@@ -114,11 +112,8 @@ class TemperatureScaling(AffineScaling):
         if self.criterion == "nll":
             return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
-        if (
-            loss.rows.logits.shape[1] >= _MANY_CLASSES
-            and 4 * octaves < len(grid)
-            and octaves <= _MOST_OCTAVES
-        ):
+        many = loss.rows.logits.shape[1] >= 100  # else exponentials are not most of the time
+        if many and octaves <= min(8, len(grid) / 5):
             scores = np.array([error(masses) for masses in loss.near_masses(1 / grid, octaves)])
             # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
             grid = grid[scores <= scores.min() + 1e-6 + 8 / len(loss.correct)]

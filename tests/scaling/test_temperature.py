@@ -250,9 +250,9 @@ LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
         (LOGITS, [0], ValueError, r"labels to have shape \(2,\), got shape \(1,\)"),
         (LOGITS, np.eye(3)[[0, 1]], ValueError, "multi_label=True takes 0/1 labels"),
         (LOGITS, [0.0, 1.0], TypeError, "be integers, got dtype float64"),
-        (LOGITS, [0, -100], ValueError, "1 labels of -100; drop ignored positions"),
-        (LOGITS, [0, 3], ValueError, r"lie in 0..2, got labels from 0 to 3"),
-        (LOGITS, [-1, 1], ValueError, "labels from -1 to 1"),
+        (LOGITS, [0, -100], ValueError, r"got -100 in row 1; .* drop ignored rows first"),
+        (LOGITS, [0, 3], ValueError, r"lie in 0..2, got 3 in row 1"),
+        (LOGITS, [-1, 1], ValueError, "got -1 in row 0"),
     ],
 )
 def test_refused_data(logits: np.ndarray, labels: list[int], error: type[Exception], message: str) -> None:
