@@ -24,9 +24,7 @@ DROPPED = -1  # the bin index of a value that lies in no bin
 
 Adder = Callable[[NDArray[Any]], FloatArray]  # of weights (N,): the sums
 
-_NEAR_AN_EDGE = (
-    4e-7  # farther from every edge, relatively, float32 rounding of edge and product cannot matter
-)
+_NEAR_AN_EDGE = 4e-7  # farther from every edge, relatively, rounding of float32 cannot matter
 _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
 SAME = 1e-12  # values this near to each other differ by rounding only
 _FEW_CLASSES = 32  # up to here a comparison class by class is three times as fast as argmax
