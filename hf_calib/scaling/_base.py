@@ -229,4 +229,4 @@ def refuse_masks(logits: NDArray[Any]) -> None:
 def n_masked(logits: NDArray[Any]) -> int:
     """How many logits are -inf, or so large that they stand for it, such as the lowest number of a dtype."""
     rows = logits.reshape(-1, logits.shape[-1])
-    return sum(np.count_nonzero(np.abs(block) > _LARGEST_MIXED) for _, block in blocks(rows))
+    return sum(int(np.count_nonzero(np.abs(block) > _LARGEST_MIXED)) for _, block in blocks(rows))

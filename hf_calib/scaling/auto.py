@@ -56,7 +56,7 @@ class _Candidate:
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """Its entry in `results_`."""
-        numbers = [None] * 4
+        numbers: list[float | None] = [None] * 4
         if self.losses is not None:
             numbers = [*mean_and_error(self.losses), *mean_and_error(self.losses - of_temperature)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
