@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         CalibrationTrainer,
         CalibrationTrainingArguments,
         TemperatureScalingCallback,
-        cross_calibrate,
     )
 
 __version__ = "0.2.0"
@@ -32,7 +31,6 @@ __all__ = [
     "InputError",
     "TemperatureScalingCallback",
     "compare",
-    "cross_calibrate",
     "fold",
     "fold_temperature",
     "pipeline",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from papers.dynamics import TrainingTrace
 from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
 from papers.networks import IMAGE_NETWORKS, network_config
+from torch.optim.lr_scheduler import MultiStepLR
 from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
@@ -96,6 +97,13 @@ class ModelArguments:
             "help": "OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others."
         },
     )
+    lr_milestones: list[float] = field(
+        default_factory=list,
+        metadata={
+            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250."
+        },
+    )
+    lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones."})
     training_trace: bool = field(
         default=False,
         metadata={"help": "Record at each evaluation what the papers' figures need, in training_trace.json."},
@@ -167,6 +175,14 @@ class Trainer(CalibrationTrainer):
         if model_args.decay_all:
             return [name for name, _ in model.named_parameters()]
         return super().get_decay_parameter_names(model)
+
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        if model_args.lr_milestones:
+            per_epoch = num_training_steps / self.args.num_train_epochs
+            steps = [round(epoch * per_epoch) for epoch in model_args.lr_milestones]
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = MultiStepLR(optimizer, steps, model_args.lr_decay)
+        return super().create_scheduler(num_training_steps, optimizer)
 
 
 trainer = Trainer(

@@ -84,7 +84,6 @@ def test_the_public_names() -> None:
         "InputError",
         "TemperatureScalingCallback",
         "compare",
-        "cross_calibrate",
         "fold",
         "fold_temperature",
         "pipeline",

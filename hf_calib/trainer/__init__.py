@@ -9,8 +9,6 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | `get_batch_samples` | the normalizer of the global batch; rows that accelerate repeats | test_loss_scaling.py |
     | `training_step` | what compute_loss says of its scaling holds for one step | test_loss_scaling.py |
     | `loss_is_scaled_for_ga` | tells the Trainer not to divide by the accumulation steps again | test_loss_scaling.py |
-    | `create_scheduler` | milestones in epochs | test_image_papers.py |
-    | `_created_lr_scheduler` | the Trainer makes the next training's schedule anew | test_image_papers.py |
     | `train` | data and checkpoint are checked first; arguments that have changed | test_training_again.py |
     | `evaluate` | a fit before it, nested evaluations, which dataset it was | test_evaluation.py |
     | `evaluation_loop` | the calibration sums of the pass, on the device | test_evaluation.py |
@@ -35,7 +33,6 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
 from hf_calib.trainer.config import CalibrationConfig
-from hf_calib.trainer.cross_calibration import CrossCalibration, cross_calibrate
 from hf_calib.trainer.mixin import CalibrationMixin
 from hf_calib.trainer.trainer import CalibrationTrainer
 
@@ -46,7 +43,5 @@ __all__ = [
     "CalibrationMixin",
     "CalibrationTrainer",
     "CalibrationTrainingArguments",
-    "CrossCalibration",
     "TemperatureScalingCallback",
-    "cross_calibrate",
 ]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import SchedulerType, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.trainer.config import BALANCED, CalibrationConfig, check_whole_numbers, read_mapping
 
-if TYPE_CHECKING:
-    Epochs = Sequence[float] | None
-else:  # HfArgumentParser takes one type per field
-    Epochs = list[str] | None
-
-_WITH_MILESTONES = ("linear", "constant", "constant_with_warmup")  # the default, or none
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
 _SEEDS = {"seed": (0, 2**32 - 1), "data_seed": (0, 2**63 - 1)}  # NumPy takes no larger seed
 
@@ -66,13 +60,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         {'gamma': 2.0}
     """
 
-    lr_milestones: Epochs = field(
-        default=None,
-        metadata={
-            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250 or 150,250."
-        },
-    )
-    lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones: the factor, in (0, 1)."})
     answer_options: list[str] | None = field(
         default=None,
         metadata={
@@ -102,9 +89,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             raise InputValueError(
                 expected("class_weights", "be numbers with answer_options", "'balanced'", way_out)
             )
-        if self.lr_milestones is not None:
-            self.lr_milestones = _epochs(self.lr_milestones)
-            self._check_milestones(self.lr_milestones)
         metric = self.metric_for_best_model or ""
         has_map = self.make_scaler() is not None
         if metric.endswith("_calibrated") and not (has_map and self.calibration_strategy == "evaluate"):
@@ -117,37 +101,5 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {self.label_smoothing_factor}}} alone"
             raise InputValueError(expected("label smoothing", "go with cross entropy", got, way_out))
 
-    def _check_milestones(self, milestones: Sequence[float]) -> None:
-        numbers = all(isinstance(epoch, (int, float)) and epoch > 0 for epoch in milestones)
-        if not (numbers and milestones and list(milestones) == sorted(set(milestones))):
-            requirement, way_out = "be epochs that rise, from above 0", "write for example 150 250"
-            raise InputValueError(expected("lr_milestones", requirement, repr(milestones), way_out))
-        if not 0 < self.lr_decay < 1:
-            raise InputValueError(
-                expected("lr_decay", "be in (0, 1)", repr(self.lr_decay), "the papers' is 0.1")
-            )
-        if self.lr_scheduler_type not in _WITH_MILESTONES:
-            got, way_out = (
-                f"lr_scheduler_type={SchedulerType(self.lr_scheduler_type).value!r}",
-                "leave one of them out",
-            )
-            raise InputValueError(expected("lr_milestones", "be the only schedule", got, way_out))
-        if self.max_steps > 0:
-            got, way_out = f"max_steps={self.max_steps}", "set num_train_epochs instead"
-            raise InputValueError(expected("lr_milestones", "go with a number of epochs", got, way_out))
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})
-
-
-def _epochs(milestones: Any) -> Any:
-    """Milestones as numbers, from words of the command line with spaces or commas; others for the check to refuse."""
-    if isinstance(milestones, str):
-        milestones = [milestones]
-    if not isinstance(milestones, Sequence):
-        return [milestones]
-    words = [part for item in milestones for part in (item.split(",") if isinstance(item, str) else [item])]
-    try:
-        return [float(word) if isinstance(word, str) else word for word in words]
-    except ValueError:
-        return words

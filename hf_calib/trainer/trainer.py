@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from transformers import Trainer
 
 from hf_calib.trainer.arguments import CalibrationTrainingArguments
-from hf_calib.trainer.milestones import milestone_schedule
 from hf_calib.trainer.mixin import CalibrationMixin
 
 
@@ -88,25 +86,3 @@ class CalibrationTrainer(CalibrationMixin, Trainer):
     ) -> None:
         args = CalibrationTrainingArguments(output_dir="tmp_trainer") if args is None else args
         super().__init__(model, args, *positional, calibration_dataset=calibration_dataset, **kwargs)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """That of the arguments; `lr_milestones` are epochs of this training."""
-        args = self.args
-        milestones = getattr(args, "lr_milestones", None)  # other arguments have none
-        if self.lr_scheduler is None and milestones is not None:
-            late = [epoch for epoch in milestones if epoch >= args.num_train_epochs]
-            if late:
-                warnings.warn(
-                    f"The milestones {late} lie at or after the end of {args.num_train_epochs:g} epochs. The learning "
-                    "rate never falls there. Scale lr_milestones with the epochs.",
-                    stacklevel=3,
-                )
-            self.lr_scheduler = milestone_schedule(
-                self.optimizer if optimizer is None else optimizer,  # type: ignore[arg-type]  # there is one
-                milestones,
-                decay=args.lr_decay,
-                steps_per_epoch=num_training_steps / args.num_train_epochs,
-                n_warmup_steps=args.get_warmup_steps(num_training_steps),
-            )
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)

@@ -270,6 +270,7 @@ QUICK = {
 # Words of a page's Python that are replaced.
 FEWER = {
     "guides/search.md": {"n_trials=20": "n_trials=3"},
+    "guides/no_rows_to_spare.md": {"max_steps=200": "max_steps=2"},
     "start/first_model.md": {
         "max_per_class=300": "max_per_class=60",
         "num_train_epochs=3": "num_train_epochs=1",

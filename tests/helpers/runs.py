@@ -10,7 +10,7 @@ import optuna
 import pytest
 import torch
 
-from hf_calib import CalibrationTrainer, cross_calibrate
+from hf_calib import CalibrationTrainer
 from tests.helpers.tiny import N_LABELS, arguments, differences, logged, sequences, tagged, tiny_bert, weights
 
 GLOBAL_BATCH = 8
@@ -106,18 +106,6 @@ def resume(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer.train(resume_from_checkpoint=resumed)
         ends.append({**weights(trainer.model), **dict(trainer.calibration_loss.named_buffers())})
     return ends[0], ends[1]
-
-
-def cross_calibrated(folder: Path, micro: int) -> dict[str, float]:
-    """Out-of-fold metrics and the temperature; folds of 13 rows leave some over."""
-
-    def trainer(train_dataset: Any, output_dir: str) -> CalibrationTrainer:
-        sizes = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 4}
-        args = arguments(output_dir, calibration_method="temperature", **sizes)
-        return CalibrationTrainer(tiny_bert(), args, train_dataset=train_dataset)
-
-    found = cross_calibrate(trainer, sequences(tiny_bert(), 26), 2, output_dir=folder)
-    return {**found.metrics, "temperature": float(found.scaler.temperature_)}
 
 
 def searched(folder: Path, micro: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
     RAGGED_ROWS,
-    cross_calibrated,
     evaluate,
     resume,
     run,
@@ -101,10 +100,9 @@ def report(rank: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(written))
 
 
-def cross_calibrate_and_search(rank: int, folder: Path) -> None:
-    """The features that start trainings of their own, and a training with the recipes' trace of it."""
-    found: dict[str, Any] = {"cross-calibrated": [cross_calibrated(folder / "cross", 4) for _ in range(2)]}
-    found["searched"] = searched(folder / "searched", 4)
+def search(rank: int, folder: Path) -> None:
+    """A search, which starts trainings of its own, and a training with the recipes' trace of it."""
+    found = {"searched": searched(folder / "searched", 4)}
     train_with_trace(folder / "gammas")
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

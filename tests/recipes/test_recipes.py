@@ -292,6 +292,7 @@ def test_networks_of_the_papers_from_scratch(
     trainer = run("image_classification.py", *settings, "--output_dir", str(tmp_path))["trainer"]
     config = json.loads((tmp_path / "calibrated" / "config.json").read_text())
     assert config["calibration"]["folded"] is True
+    assert trainer.lr_scheduler.get_last_lr()[0] == pytest.approx(trainer.args.learning_rate / 10)
     if task.endswith("_papers"):  # the authors' SGD decays biases and norms too
         decayed, spared = trainer.optimizer.param_groups
         assert len(decayed["params"]) == len(list(trainer.model.parameters()))

@@ -21,7 +21,6 @@ from tests.helpers.runs import (
     GLOBAL_BATCH,
     RAGGED_ROWS,
     assert_equal_runs,
-    cross_calibrated,
     evaluate,
     run,
     searched,
@@ -29,8 +28,8 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import N_LABELS, assert_same, sequences, tiny_bert, tiny_trainer
 from tests.helpers.two_processes import (
     EVALUATIONS,
-    cross_calibrate_and_search,
     report,
+    search,
     train_and_evaluate,
     train_with_trace,
 )
@@ -167,17 +166,11 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
 
 
 @pytest.mark.deep
-def test_two_processes_cross_calibrate_and_search_as_one(tmp_path: Path) -> None:
+def test_two_processes_search_as_one(tmp_path: Path) -> None:
     both, alone = tmp_path / "both", tmp_path / "alone"
     both.mkdir()
-    run_on_two(cross_calibrate_and_search, both)
+    run_on_two(search, both)
     first, second = (json.loads((both / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first["cross-calibrated"] == second["cross-calibrated"]
-    once, again = first["cross-calibrated"]
-    assert once == again  # the second call has trained the last model only
-    assert once == pytest.approx(cross_calibrated(alone / "cross", GLOBAL_BATCH), rel=1e-3)
-    assert len(list((alone / "cross").glob("fold_*/*"))) == 2
-
     assert (
         second["searched"].pop("objective") is None
     )  # the Trainer gives the best run to the first process alone
