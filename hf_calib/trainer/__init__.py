@@ -19,7 +19,7 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | `_load_from_checkpoint` | every weight arrives or the checkpoint is refused | test_checkpoint_weights.py |
     | `_load_best_model` | the same, and the gammas of that checkpoint | test_training_again.py |
     | `_hp_search_setup` | a trial's loss is made when its model is there | test_hyperparameter_search.py |
-    | `hyperparameter_search` | on the calibration split, by a named metric | test_hyperparameter_search.py |
+    | `hyperparameter_search` | by a metric's name, the NLL by default | test_hyperparameter_search.py |
     | `save_model` | the gammas and the map beside the model | test_calibration_map.py |
     | `_push_from_checkpoint` | no token in what is uploaded | test_training_args.py |
     | `push_to_hub` | the calibrated model in one commit | ../export/test_hub.py |

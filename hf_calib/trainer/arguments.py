@@ -44,10 +44,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     otherwise. Those of the calibration map (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`.
     With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
 
-    The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, as a
-    trial of `Trainer.hyperparameter_search` does, before or after `loss` itself; a training refuses those that
-    its loss does not have.
-
     Raises:
         ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
             range; the message names what is allowed.

@@ -221,7 +221,7 @@ class CalibrationMapCallback(CalibrationCallback):
 
     def before_train_end(self, state: Any) -> None:
         trainer = self._attached()
-        if trainer.calibration_split is None or trainer.is_searching:
+        if trainer.calibration_split is None:
             return
         self._last_step = state.global_step
         self._fit()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.losses import LOSSES, make_loss
+from hf_calib.losses import make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
@@ -38,9 +38,6 @@ class CalibrationConfig:
 
     `CalibrationTrainingArguments` has these fields beside those of the Trainer. Where a trainer's arguments are of
     another class, the config is passed beside them. Everything is checked here, before any data is touched.
-
-    The loss's hyperparameters can be read and set by the names `loss_gamma`, `loss_n_bins` and so on, before or after
-    `loss` itself; a training refuses those that its loss does not have.
 
     Raises:
         ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
@@ -133,6 +130,11 @@ class CalibrationConfig:
             TypeError, ValueError: naming what is allowed.
         """
         self.loss_kwargs = read_mapping(self.loss_kwargs)
+        schedule = self.gamma_update_schedule
+        schedule = _from_json(schedule) if isinstance(schedule, str) else schedule
+        if schedule is not None:
+            schedule = read_schedule(schedule, "gamma_update_schedule")
+        self.gamma_update_schedule = schedule
         for name, options in (("calibration_strategy", STRATEGIES), ("loss_reduction", LOSS_REDUCTIONS)):
             value = getattr(self, name)
             if value not in options:
@@ -152,33 +154,6 @@ class CalibrationConfig:
         self.make_scaler()
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
-
-    if not TYPE_CHECKING:  # which would take every attribute for one of these
-
-        def __getattr__(self, name):
-            key = name.removeprefix("loss_")
-            if key != name and key in (hyperparameters := self.make_loss().hyperparameters):
-                return hyperparameters[key]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "gamma_update_schedule":
-            value = _from_json(value) if isinstance(value, str) else value
-            value = None if value is None else read_schedule(value, name)
-        if name == "loss_kwargs" and isinstance(value, dict):
-            value = {key: _plain(item) for key, item in value.items()}
-        key = name.removeprefix("loss_")
-        if key == name or name in type(self).__dataclass_fields__:
-            super().__setattr__(name, value)
-            return
-        # Of any loss: `loss` may be set next, and make_loss holds the two together.
-        if not any(key in entry.hyperparameters for entry in LOSSES.values()):
-            known = self.make_loss().hyperparameters
-            requirement = f"name a hyperparameter of loss {self.loss!r}"
-            raise InputValueError(
-                expected("an argument loss_*", requirement, repr(name), did_you_mean(key, known))
-            )
-        self.loss_kwargs = {**(self.loss_kwargs or {}), key: value}  # type: ignore[dict-item]
 
     def make_loss(
         self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
@@ -282,4 +257,4 @@ def read_mapping(value: Any) -> dict[str, Any] | None:
             raise InputValueError(expected("loss_kwargs", requirement, got, way_out)) from error
     if value is not None and not isinstance(value, dict):
         raise InputValueError(expected("loss_kwargs", requirement, repr(value), way_out))
-    return value
+    return None if value is None else {key: _plain(item) for key, item in value.items()}

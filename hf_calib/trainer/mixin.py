@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from transformers import PreTrainedConfig, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_calib._compat import declare_loss_scaled
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
 from hf_calib.trainer import preflight
@@ -60,11 +62,10 @@ from hf_calib.trainer.labels import (
 )
 from hf_calib.trainer.publishing import PublishingMixin
 from hf_calib.trainer.report import about_data
-from hf_calib.trainer.search import SearchMixin, out_of_fold_metrics
 from hf_calib.trainer.tables import log_table
 
 
-class CalibrationMixin(PublishingMixin, SearchMixin):
+class CalibrationMixin(PublishingMixin):
     """The calibration of a `Trainer`: put it before any subclass, `class Mine(CalibrationMixin, TheirTrainer)`.
 
     `CalibrationTrainer` is this with the stock `Trainer`, and its docstring says what it adds. Another trainer keeps
@@ -349,11 +350,6 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
-        if self.is_searching:
-            # The Trainer sets a trial's values when its model is there, which then has the seed of the trial before.
-            self.restore_arguments()
-            with self.values_of_a_trial():
-                super()._hp_search_setup(trial)
         try:
             return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
@@ -361,8 +357,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Called in each training, once the new model is there."""
-        if not self.is_searching:
-            super()._hp_search_setup(trial)
+        super()._hp_search_setup(trial)
         if self.model_init is not None:
             self._set_up_training()
 
@@ -508,6 +503,52 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             return self.answers.classes(labels)
         return aligned_labels(labels, next_token=self._next_token)
 
+    def hyperparameter_search(
+        self,
+        hp_space: Any = None,
+        compute_objective: Callable[[dict[str, float]], float] | str | None = None,
+        n_trials: int = 20,
+        direction: Any = "minimize",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as `Trainer.hyperparameter_search` does; by default for the smallest NLL of the evaluation set.
+
+        Args:
+            hp_space: as for `Trainer`, and the others too. A trial sets a loss with its hyperparameters,
+                ``{"loss": "focal", "loss_kwargs": {"gamma": trial.suggest_float("gamma", 1, 5)}}``.
+            compute_objective: a function of an evaluation's metrics, or the name of one, such as "eval_brier" or
+                "eval_nll_calibrated". None is "eval_nll": `eval_loss` does not compare losses with each other, and
+                the sum of all metrics, which is the Trainer's default, means nothing.
+            n_trials: how many.
+            direction: "minimize" or "maximize".
+        """
+        if compute_objective is None or isinstance(compute_objective, str):
+            compute_objective = self._objective(compute_objective or "eval_nll", direction)
+        return super().hyperparameter_search(
+            hp_space, compute_objective, n_trials, direction, *args, **kwargs
+        )
+
+    def _objective(self, name: str, direction: Any) -> Callable[[dict[str, float]], float]:
+        """The function of an evaluation's metrics that takes the one of this name."""
+        known = [f"eval_{key}{suffix}" for suffix in ("", "_calibrated") for key in LOGGED_METRICS]
+        requirement = "compute_objective to be a function of an evaluation's metrics, or the name of one"
+        is_known = name in (*known, "eval_loss") or self.compute_metrics is not None
+        check(is_known, requirement, repr(name), did_you_mean(name, known))
+        metric = LOGGED_METRICS.get(name.removeprefix("eval_").removesuffix("_calibrated"))
+        right = "maximize" if metric is not None and metric.higher_is_better else "minimize"
+        fits = direction == right or (metric is None and name != "eval_loss")
+        way_out = "pass a function of the metrics as compute_objective for another aim"
+        check(fits, f"direction to be {right!r} for {name}", repr(direction), way_out)
+        if name.endswith("_calibrated") and metric is not None:
+            callback = own_callback(self, CalibrationMapCallback)
+            way_out = f"set calibration_method, or search for {name.removesuffix('_calibrated')!r}"
+            check(callback is not None, f"a calibration map to be asked for with {name!r}", "none", way_out)
+            at_each = self.args.eval_strategy == "no" or getattr(callback, "strategy", "") == "evaluate"
+            requirement = f"calibration_strategy to be 'evaluate' for {name!r} during a training"
+            check(at_each, requirement, "'end'", "set it, or eval_strategy='no'")
+        return itemgetter(name)
+
     # ---- Evaluation ----
 
     def evaluate(
@@ -529,8 +570,7 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
                 (50,000 rows, 20 million values), for the intervals of the model card.
         """
         callback = own_callback(self, CalibrationMapCallback)
-        fits = self.is_in_train and self.calibration_split is not None and not self.is_searching
-        if callback is not None and fits:
+        if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         known = self.eval_dataset
         if eval_dataset is None:
@@ -579,17 +619,13 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
     ) -> EvalLoopOutput:
         # During the training nobody asks for them, and each evaluation would gather them.
         for_card = self.calibration_map is not None and (not self.is_in_train or self._is_last_evaluation)
-        callback = own_callback(self, CalibrationMapCallback)
-        searched = (
-            self.scaler_to_search_by(callback, self.unwrapped_model) if description == "Evaluation" else None
-        )
         current = EvaluationPass(
             self.accelerator,
             metric_key_prefix,
             n_bins=self.calibration_config.n_bins,
             calibration_map=self.calibration_map,
-            keep_logits=self._keep_logits or for_card or searched is not None,
-            keep_at_most=None if self._keep_logits or searched is not None else EvaluationPass.FEW_VALUES,
+            keep_logits=self._keep_logits or for_card,
+            keep_at_most=None if self._keep_logits else EvaluationPass.FEW_VALUES,
         )
         with self.recording(current):
             output = super().evaluation_loop(
@@ -600,18 +636,8 @@ class CalibrationMixin(PublishingMixin, SearchMixin):
             self.last_evaluation = current
             if self._under_way:
                 self._under_way[-1].done = current
-        metrics = current.metrics()
-        if searched is not None and metrics:
-            rows = current.logits_and_labels()
-            metrics |= out_of_fold_metrics(
-                self.accelerator,
-                searched,
-                *rows,
-                prefix=metric_key_prefix,
-                n_bins=self.calibration_config.n_bins,
-            )
         # A metric of that name from the user's compute_metrics takes precedence.
-        return output._replace(metrics=metrics | (output.metrics or {}))
+        return output._replace(metrics=current.metrics() | (output.metrics or {}))
 
     @contextmanager
     def recording(self, current: EvaluationPass) -> Iterator[None]:

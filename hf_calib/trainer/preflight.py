@@ -50,9 +50,7 @@ def check_data(trainer: Any) -> None:
         trainer.check_goes_with(fitting.scaler)
     if not trainer.is_world_process_zero():
         return
-    if trainer.is_searching:  # which has said what it evaluates on
-        warn_of_double_roles(trainer.train_dataset, split, None, "The search")
-    elif split is None and fitting is not None:
+    if split is None and fitting is not None:
         warn_of_no_map(fitting.title, trainer.eval_dataset)
     elif adafocal is not None or fitting is not None:
         names = [] if adafocal is None else ["the loss's gammas"]

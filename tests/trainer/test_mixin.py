@@ -69,9 +69,6 @@ def test_a_subclass_with_stock_arguments_trains_as_ours_does(tmp_path: Path) -> 
 def test_arguments_without_a_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"got TrainingArguments; .* or pass calibration=CalibrationConfig"):
         Mixed(tiny_bert(), stock_arguments(tmp_path))
-    searching = Mixed(tiny_bert(), stock_arguments(tmp_path), calibration=CalibrationConfig())
-    with pytest.raises(TypeError, match="expected args to be CalibrationTrainingArguments, to be searched"):
-        searching.hyperparameter_search(lambda trial: {})
 
 
 class Pairs(CalibrationMixin, Trainer):
