@@ -5,54 +5,53 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, Trainer
+    from transformers import Trainer
 
 
-class ConvertedWeights(NamedTuple):
-    """A saved state dict under the model's own names, and the saved names that the model does not have."""
+def load_saved_names(model: Any) -> None:
+    """Let the Trainer load a model's checkpoints that have other names of parameters than the model in memory.
 
-    weights: dict[str, Tensor]
-    unknown: list[str]
-    misshapen: list[str]
-
-
-def with_names_in_memory(model: PreTrainedModel, saved: Mapping[str, Tensor]) -> ConvertedWeights:
-    """Rename and convert a saved state dict as `from_pretrained` does.
-
-    Since transformers 5, `save_pretrained` writes some architectures (ViT, DeiT, BEiT, Swin; DINOv2 from 5.23)
-    with other parameter names than they have in memory. The Trainer loads checkpoints without converting the
-    names back, so those parameters are left as they are. Still so in 5.23; ends with the first version that
-    has transformers pull request 48822 (issue 48805).
+    Since transformers 5, `save_pretrained` writes some architectures (ViT, DeiT, BEiT, Swin; DINOv2 from 5.23) so, and
+    the Trainer's `load_state_dict` passes over those parameters. Still so in 5.23; ends with the first version that has
+    transformers pull request 48822 (issue 48805).
     """
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    plain = isinstance(model, PreTrainedModel) and type(model).load_state_dict is nn.Module.load_state_dict
+    if plain and get_model_conversion_mapping(model):
+        model.load_state_dict = MethodType(load_state_dict, model)
+
+
+def load_state_dict(model: nn.Module, saved: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    """`nn.Module.load_state_dict` of names as `save_pretrained` writes them, or as the model has them."""
+    if not saved.keys() <= model.state_dict().keys():
+        saved = _with_names_in_memory(model, saved)
+    return nn.Module.load_state_dict(model, saved, *args, **kwargs)
+
+
+def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename and convert a saved state dict as `from_pretrained` does."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
-    from transformers.utils import logging
 
     # The conversion replaces parameters, which an optimizer may hold: it gets a copy of the model without data.
     empty: dict[int, Any] = {id(b): torch.empty_like(b, device="meta") for b in model.buffers()}
     for parameter in model.parameters():
         empty[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     skeleton = copy.deepcopy(model, empty)
-    mapping: Any = get_model_conversion_mapping(skeleton)
-    config = LoadStateDictConfig(weight_mapping=mapping)
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        info, _ = convert_and_load_state_dict_in_model(skeleton, dict(saved), config)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    weights = {name: value for name, value in skeleton.state_dict().items() if not value.is_meta}
-    unknown = {*info.unexpected_keys, *info.conversion_errors}
-    misshapen = {name for name, *_ in info.mismatched_keys}
-    return ConvertedWeights(weights, sorted(unknown), sorted(misshapen))
+    config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(skeleton))
+    convert_and_load_state_dict_in_model(skeleton, dict(saved), config)
+    found = nn.Module.state_dict(skeleton)
+    return {name: value for name, value in found.items() if not value.is_meta}
 
 
 def declare_loss_scaled(trainer: Trainer) -> None:

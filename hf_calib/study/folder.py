@@ -209,12 +209,9 @@ def newest_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint, or None. Only looks: another process may be writing one just now."""
     if not any(folder.glob("checkpoint-*")):
         return None
-    from hf_calib.trainer.checkpoint import last_complete_checkpoint
+    from hf_calib.trainer.checkpoint import newest_checkpoint
 
-    try:
-        return last_complete_checkpoint(folder, processes=1)
-    except InputValueError:
-        return None
+    return newest_checkpoint(folder)
 
 
 def remove_cut_short(folder: Path) -> None:

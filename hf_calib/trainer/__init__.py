@@ -16,8 +16,7 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | `_get_eval_sampler` | rows stay in order with group_by_length | test_evaluation.py |
     | `add_callback` | one callback of a kind, in the order in which they need each other | test_callbacks.py |
     | `_load_callback_state` | callbacks that the Trainer makes anew know their trainer | test_resume.py |
-    | `_load_from_checkpoint` | every weight arrives or the checkpoint is refused | test_checkpoint_weights.py |
-    | `_load_best_model` | the same, and the gammas of that checkpoint | test_training_again.py |
+    | `_load_best_model` | the gammas of that checkpoint | test_training_again.py |
     | `_hp_search_setup` | a trial's loss is made when its model is there | test_hyperparameter_search.py |
     | `hyperparameter_search` | by a metric's name, the NLL by default | test_hyperparameter_search.py |
     | `save_model` | the gammas and the map beside the model | test_calibration_map.py |

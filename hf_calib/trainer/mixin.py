@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from hf_calib._compat import declare_loss_scaled
+from hf_calib._compat import declare_loss_scaled, load_saved_names
 from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import loaded_from
@@ -42,13 +42,7 @@ from hf_calib.trainer.callbacks import (
     calibrate_before_the_end,
     own_callback,
 )
-from hf_calib.trainer.checkpoint import (
-    check_complete,
-    last_complete_checkpoint,
-    load_adapter,
-    load_loss_state,
-    load_weights,
-)
+from hf_calib.trainer.checkpoint import load_loss_state, newest_checkpoint
 from hf_calib.trainer.config import BALANCED, CalibrationConfig
 from hf_calib.trainer.evaluation_pass import Evaluation, EvaluationPass
 from hf_calib.trainer.held_out import HeldOutPasses
@@ -344,9 +338,10 @@ class CalibrationMixin(PublishingMixin):
                 of another model or of another loss.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete_checkpoint(self._output_dir, self.args.world_size)
-        elif resume_from_checkpoint:
-            check_complete(resume_from_checkpoint)
+            resume_from_checkpoint = newest_checkpoint(self._output_dir)
+            way_out = "pass resume_from_checkpoint=FOLDER, or train without it"
+            found = resume_from_checkpoint is not None
+            check(found, "output_dir to hold a complete checkpoint", f"{self._output_dir} with none", way_out)
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
@@ -362,6 +357,7 @@ class CalibrationMixin(PublishingMixin):
             self._set_up_training()
 
     def _set_up_training(self) -> None:
+        load_saved_names(self.model)
         # A new model starts with a new table.
         if self.model_init is not None or self._made_from != self._calibration_arguments():
             present = self.callback_handler.callbacks
@@ -384,28 +380,10 @@ class CalibrationMixin(PublishingMixin):
         self.last_evaluation = None
         self.summary_was_at = None
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self._load_whole(self.model if model is None else model, resume_from_checkpoint, True):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
     def _load_best_model(self) -> None:
-        best = str(self.state.best_model_checkpoint)
-        if not self._load_whole(self.model, best, False):
-            super()._load_best_model()
+        super()._load_best_model()
         if isinstance(self.calibration_loss, AdaptiveLoss):
-            load_loss_state(self.calibration_loss, best)
-
-    def _load_whole(self, model: Any, checkpoint: str, is_trainable: bool) -> bool:
-        """Load a checkpoint of a model that lies whole on each device; the Trainer loads what is sharded."""
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            return False
-        if (
-            hasattr(model, "peft_config")
-            and hasattr(model, "load_adapter")
-            and hasattr(model, "active_adapters")
-        ):
-            return load_adapter(model, checkpoint, is_trainable=is_trainable)
-        return load_weights(model, checkpoint)
+            load_loss_state(self.calibration_loss, str(self.state.best_model_checkpoint))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any

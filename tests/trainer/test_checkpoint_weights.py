@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
-from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import Trainer, TrainerCallback
-from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_calib import CalibrationTrainer
-from hf_calib.trainer.checkpoint import load_weights
-from tests.helpers.architectures import ARCHITECTURES, IMAGE, T5, build, some_inputs
+from tests.helpers.architectures import ARCHITECTURES, IMAGE, build, some_inputs
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, weights
 
 STEPS = 3
@@ -103,114 +98,19 @@ def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path
     assert_same(weights(resumed.model), weights(whole.model))
 
 
-def as_saved(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-
-
-def named_as_in_memory(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder, save_original_format=False)
-
-
-def in_shards(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder, max_shard_size="4KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-
-
-def by_torch_save(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def by_torch_save_in_shards(model: Any, folder: Path) -> None:
-    in_shards(model, folder)
-    index = folder / "model.safetensors.index.json"
-    text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
-    (folder / "pytorch_model.bin.index.json").write_text(text)
-    index.unlink()
-    for shard in folder.glob("*.safetensors"):
-        torch.save(load_file(shard), folder / f"pytorch_{shard.stem}.bin")
-        shard.unlink()
-
-
-@pytest.mark.parametrize(
-    "save", [as_saved, named_as_in_memory, in_shards, by_torch_save, by_torch_save_in_shards]
-)
-@pytest.mark.deep
-def test_every_format_is_read(save: Any, tmp_path: Path) -> None:
-    for name in sorted(OF_EACH_KIND):
-        model = build(name, CONFIGS[name])
-        save(model, tmp_path / name)
-        loaded = zeroed(build(name, CONFIGS[name]))
-        parameters = list(loaded.parameters())
-        assert load_weights(loaded, tmp_path / name)
-        assert_same(weights(loaded), weights(model))
-        assert all(a is b for a, b in zip(loaded.parameters(), parameters, strict=True)), name  # in place
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("name", RENAMED)
-def test_models_that_were_loaded_from_files_are_read(name: str, tmp_path: Path) -> None:
-    model = build(name, CONFIGS[name])
-    for folder, save in ((tmp_path / "hub", as_saved), (tmp_path / "memory", named_as_in_memory)):
-        save(model, folder)
-        loaded = type(model).from_pretrained(folder)  # remembers which names it converted
-        loaded.save_pretrained(tmp_path / "again")
-        assert load_weights(zeroed(loaded), tmp_path / "again")
-        assert_same(weights(loaded), weights(model))
-
-
-@pytest.mark.deep
-def test_several_names_of_one_weight_count_as_one(tmp_path: Path) -> None:
-    model = build("T5", T5)
-    model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert len(saved) < len(model.state_dict())
-    del saved["transformer.shared.weight"]
-    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"3 missing: transformer\.shared\.weight"):
-        load_weights(build("T5", T5), tmp_path)
-
-
-def drop(saved: dict[str, Any]) -> str:
-    del saved["vit.encoder.layer.1.attention.attention.key.weight"]
-    return r"1 missing: vit.layers.1.attention.k_proj.weight; resume with the architecture"
-
-
-def add(saved: dict[str, Any]) -> str:
-    saved["vit.encoder.layer.2.attention.attention.key.weight"] = torch.zeros(16, 16)
-    return "1 unknown: vit.layers.2.attention.k_proj.weight;"
-
-
-def rename(saved: dict[str, Any]) -> str:
-    saved["head.bias"] = saved.pop("classifier.bias")
-    return "1 missing: classifier.bias; 1 unknown: head.bias;"
-
-
-def reshape(saved: dict[str, Any]) -> str:
-    saved["classifier.bias"] = torch.zeros(7)
-    return "got 1 of another shape: classifier.bias;"
-
-
-@pytest.mark.parametrize(
-    "change", [drop, *(pytest.param(change, marks=pytest.mark.deep) for change in (add, rename, reshape))]
-)
-def test_a_checkpoint_whose_weights_do_not_all_arrive_is_refused(change: Any, tmp_path: Path) -> None:
-    trainer, _ = make_trainer(build("ViT", IMAGE), tmp_path)
-    trainer.train()
-    path = tmp_path / f"checkpoint-{STEPS}" / "model.safetensors"
-    saved = load_file(path)
-    message = change(saved)
-    save_file(saved, path, metadata={"format": "pt"})
-    model = build("ViT", IMAGE)
-    before = weights(model)
-    trainer, _ = make_trainer(model, tmp_path)
-    with pytest.raises(ValueError, match=f"hold every weight of the ViTForImageClassification.*{message}"):
-        trainer.train(resume_from_checkpoint=True)
-    assert_same(weights(model), before)
-    trainer.state.best_model_checkpoint = str(path.parent)
-    with pytest.raises(ValueError, match=message):
-        trainer._load_best_model()
+def test_shards_are_read(name: str, tmp_path: Path) -> None:
+    whole, kept = make_trainer(build(name, CONFIGS[name]), tmp_path)
+    whole.train()
+    checkpoint = tmp_path / f"checkpoint-{STEPS - 1}"
+    saved = type(whole.model).from_pretrained(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    saved.save_pretrained(checkpoint, max_shard_size="4KB")
+    assert len(list(checkpoint.glob("*.safetensors"))) > 1
+    resumed, again = make_trainer(zeroed(build(name, CONFIGS[name])), tmp_path)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_same(again.weights, kept.weights)
 
 
 @pytest.mark.deep
@@ -225,59 +125,6 @@ def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) ->
     ours.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS - 1}"))
     largest = max(float((again.weights[k] - v).abs().max()) for k, v in kept.weights.items())
     assert largest < 1e-6  # the loss of a batch is summed in another order
-
-
-class Network(nn.Module):
-    """No `PreTrainedModel`: saved under the names that it has."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.body = nn.Embedding(64, width)
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, input_ids: torch.Tensor) -> SequenceClassifierOutput:
-        return SequenceClassifierOutput(logits=self.head(self.body(input_ids).mean(1)))
-
-
-@pytest.mark.deep
-def test_networks_of_other_kinds_are_read(tmp_path: Path) -> None:
-    data = sequences(tiny_bert(), 12)
-
-    def trainer(model: nn.Module) -> CalibrationTrainer:
-        settings = {"save_strategy": "steps", "save_steps": 1, "temperature_criterion": "none"}
-        return CalibrationTrainer(model, arguments(tmp_path, **settings), train_dataset=data)
-
-    whole = trainer(Network())
-    whole.train()
-    resumed = trainer(Network())
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert_same(weights(resumed.model), weights(whole.model))
-    with pytest.raises(
-        ValueError, match=r"of the Network .* got 2 of another shape: body.weight, head.weight"
-    ):
-        trainer(Network(width=6)).train(resume_from_checkpoint=True)
-
-
-class Growing(Network):
-    """Its buffer grows with what is loaded, as it says itself."""
-
-    def __init__(self, size: int = 1) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(size))
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        self.seen = torch.zeros_like(state_dict["seen"])
-        return super().load_state_dict(state_dict, strict, assign)
-
-
-@pytest.mark.deep
-def test_a_model_that_loads_in_its_own_way_does(tmp_path: Path) -> None:
-    saved = Growing(size=3)
-    saved.seen += 1
-    torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
-    model = Growing()
-    assert load_weights(model, tmp_path)
-    assert_same(model.state_dict(), saved.state_dict())
 
 
 def with_adapters() -> Any:
@@ -297,9 +144,9 @@ def adapter_trainer(folder: Path) -> tuple[Any, Kept]:
 
 
 @pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:The data do not determine the temperature")
 @pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
-def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
-    """peft calls what it has loaded of them unknown."""
+def test_prompts_keep_their_map_beside_them(kind: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {"task_type": "SEQ_CLS", "num_virtual_tokens": 3}
     config = {
         "prompt": lambda: PromptTuningConfig(**common),
@@ -314,7 +161,6 @@ def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
             eval_strategy="epoch",
             save_strategy="epoch",
             num_train_epochs=2,
-            load_best_model_at_end=True,
             label_names=["labels"],
         ),
         train_dataset=sequences(tiny_bert(), 16),
@@ -322,7 +168,6 @@ def test_prompts_are_loaded_again(kind: str, tmp_path: Path) -> None:
         calibration_dataset=sequences(tiny_bert(), 24, seed=3),
     )
     trainer.train()
-    assert trainer.state.best_model_checkpoint is not None
     assert trainer.calibration_map is not None
     trainer.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter/calibration.json").is_file()
@@ -343,27 +188,3 @@ def test_adapters_resume_and_the_best_ones_are_loaded(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS - 1}"))
     assert_same(again.weights, kept.weights)
     assert_same(weights(resumed.model), weights(whole.model))
-
-    path = tmp_path / f"checkpoint-{STEPS}" / "adapter_model.safetensors"
-    saved = load_file(path)
-    older = {name.replace("vit.layers", "vit.encoder.layer"): value for name, value in saved.items()}
-    headless = {name: value for name, value in saved.items() if "classifier" not in name}
-    for changed, message in ((older, "8 missing: .*; 8 unknown: "), (headless, "1 missing: .*classifier")):
-        save_file(changed, path, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=f"hold every weight of the adapter and no other, got {message}"):
-            adapter_trainer(tmp_path)[0].train(resume_from_checkpoint=True)
-
-
-@pytest.mark.deep
-def test_shards_that_are_missing_make_a_checkpoint_incomplete(tmp_path: Path) -> None:
-    trainer, _ = make_trainer(build("ViT", IMAGE), tmp_path)
-    trainer.train()
-    newest = tmp_path / f"checkpoint-{STEPS}"
-    (newest / "model.safetensors").unlink()
-    in_shards(build("ViT", IMAGE), newest)
-    shard = json.loads((newest / "model.safetensors.index.json").read_text())["weight_map"]["classifier.bias"]
-    (newest / shard).unlink()
-    with pytest.raises(
-        ValueError, match=rf"{shard} missing\); resume from .*checkpoint-{STEPS - 1}, the comp"
-    ):
-        make_trainer(build("ViT", IMAGE), tmp_path)[0].train(resume_from_checkpoint=str(newest))
