@@ -24,7 +24,6 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.logged import LOGGED_METRICS
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
-from hf_calib.trainer import preflight
 from hf_calib.trainer.answers import AnswerOptions
 from hf_calib.trainer.calibration_map import (
     FittedMap,
@@ -43,17 +42,19 @@ from hf_calib.trainer.callbacks import (
     own_callback,
 )
 from hf_calib.trainer.checkpoint import load_loss_state, newest_checkpoint
-from hf_calib.trainer.config import BALANCED, CalibrationConfig
-from hf_calib.trainer.evaluation_pass import Evaluation, EvaluationPass
-from hf_calib.trainer.held_out import HeldOutPasses
-from hf_calib.trainer.labels import (
+from hf_calib.trainer.checks import (
     aligned_labels,
     balanced_class_weights,
+    check_data,
     check_decisions,
+    check_model,
     collated_labels,
     number_of_classes,
     predicts_next_token,
 )
+from hf_calib.trainer.config import BALANCED, CalibrationConfig
+from hf_calib.trainer.evaluation_pass import Evaluation, EvaluationPass
+from hf_calib.trainer.held_out import HeldOutPasses
 from hf_calib.trainer.publishing import PublishingMixin
 from hf_calib.trainer.report import about_data
 from hf_calib.trainer.tables import log_table
@@ -167,13 +168,7 @@ class CalibrationMixin(PublishingMixin):
         self._made_from = self._calibration_arguments()
         balanced = None
         if self.calibration_config.class_weights == BALANCED:
-            balanced = balanced_class_weights(
-                self.train_dataset,
-                self.label_key,
-                n_classes=self.n_classes,
-                multi_label=bool(self.has_label_per_class(self.train_dataset, "training")),
-                collated=lambda row: self.collated(self.train_dataset, "training", row),
-            )
+            balanced = balanced_class_weights(self)
         loss = self.calibration_config.make_loss(self.problem_type, balanced_weights=balanced)
         self.calibration_loss = loss.to(self.args.device)
         if self.calibration_config.gather_batch and self.args.world_size > 1:
@@ -296,7 +291,7 @@ class CalibrationMixin(PublishingMixin):
     def _check_model(self) -> None:
         loss = self.calibration_loss
         if self._reads_labels:
-            preflight.check_model(self.unwrapped_model, self.n_classes, loss, self.label_names)
+            check_model(self)
         self._next_token = self.answers is None and predicts_next_token(self.unwrapped_model)
         if own_callback(self, AdaFocalCallback) is not None and not isinstance(loss, AdaptiveLoss):
             way_out = "use loss='adafocal', or leave the callback out"
@@ -304,15 +299,9 @@ class CalibrationMixin(PublishingMixin):
                 expected("AdaFocalCallback", "go with a loss that adapts", repr(loss.name), way_out)
             )
 
-    def collated(self, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
-        """The labels of a row of a dataset, or the first ones, as a batch will have them."""
-        collator = self._get_collator_with_removed_columns(self.data_collator, role)
-        batch_size = self.args.train_batch_size if role == "training" else self.args.eval_batch_size
-        return collated_labels(dataset, role, collator, self.label_key, batch_size=batch_size, row=row)
-
     def has_label_per_class(self, dataset: Any, role: str) -> bool | None:
         """Whether the labels of a dataset are one float per class; None where this cannot be told."""
-        labels = self.collated(dataset, role)
+        labels = collated_labels(self, dataset, role)
         if labels is None or (labels.is_floating_point() and labels.dim() != 2):
             return None
         return labels.is_floating_point()
@@ -367,7 +356,7 @@ class CalibrationMixin(PublishingMixin):
             self._make_loss()
             self._add_calibration_callbacks()
             self._check_model()
-        preflight.check_data(self)
+        check_data(self)
         if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, self._resume_from)
         # Further training undoes an earlier calibration.

@@ -14,8 +14,7 @@ from datasets import Dataset, IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
-from hf_calib.trainer.labels import read_labels
-from hf_calib.trainer.preflight import check_data, check_label_values
+from hf_calib.trainer.checks import check_data
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -222,25 +221,6 @@ def test_a_module_of_ones_own_with_a_config_is_trained(tmp_path: Path) -> None:
     )
     trainer.train()
     assert trainer.calibration_map is not None
-
-
-def check(labels: Any, *, key: str = "labels", **facts: Any) -> None:
-    facts = {"multi_label": False, "n_classes": N_LABELS, "collated": lambda role, row: None, **facts}
-    check_label_values({"training": read_labels(labels, key)}, **facts)
-
-
-@pytest.mark.parametrize("labels", [["a", "b"], [0.5, 1.0], [-100, 3], [[1, -100], [2, 3]], [[0.0], [2.0]]])
-def test_labels_that_may_fit_are_left_to_the_collator(labels: list[Any]) -> None:
-    check(Dataset.from_dict({"label": labels}))
-    check([{"label": label} for label in labels])
-    check(None)
-
-
-def test_the_datasets_own_label_column_is_the_one_checked() -> None:
-    columns = Dataset.from_dict({"label": [99], "labels": [1], "target": [7]})
-    check(columns)
-    with pytest.raises(ValueError, match="got 7 in row 0"):
-        check(columns, key="target")
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):

@@ -1,0 +1,410 @@
+"""Checks before a training: what would fail late is refused, what would mislead is warned of; labels are read here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import IterableDataset
+
+from hf_calib._errors import InputTypeError, InputValueError, check, expected, few
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, own_callback
+from hf_calib.trainer.random_state import random_state_left_as_found
+
+Array = NDArray[Any]
+
+
+# ---- Labels ----
+
+
+class Labels(NamedTuple):
+    """The labels of a split, flattened."""
+
+    values: Array
+    rows: NDArray[np.int64]  # the row of each value
+    missing: NDArray[np.int64]  # rows where a label is None
+
+
+def read_labels(dataset: Any, label_key: str) -> Labels | None:
+    """The labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    if isinstance(dataset, datasets.Dataset):
+        column = _label_name(dataset.column_names, label_key)
+        return None if column is None else _labels_of_column(dataset, column)
+    if isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
+        name = _label_name(dataset[0], label_key)
+        return None if name is None else _labels_of_rows([row.get(name) for row in dataset])
+    return None
+
+
+def has_rows(dataset: Any) -> bool:
+    """Whether rows can be read by their index. A stream may have a length, and inherits `__getitem__`."""
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return indexed and not isinstance(dataset, IterableDataset)
+
+
+def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
+    """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
+
+    Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
+    At batch size 1 one row is collated, since rows need not fit together then.
+    """
+    if not (has_rows(dataset) and len(dataset)):
+        return None
+    collator = trainer._get_collator_with_removed_columns(trainer.data_collator, role)
+    args = trainer.args
+    batch_size = args.train_batch_size if role == "training" else args.eval_batch_size
+    rows = range(min(2, batch_size, len(dataset))) if row is None else [row]
+    with random_state_left_as_found():  # reading a row may augment it
+        try:
+            batch = collator([dataset[index] for index in rows])
+        except Exception as error:
+            what = f"{'the first rows' if row is None else f'row {row}'} of the {role} split"
+            got, way_out = f"{type(error).__name__}: {error}", "check its rows and the data collator"
+            raise InputValueError(expected(what, "be made a batch", got, way_out)) from error
+    labels = batch.get(trainer.label_key)
+    return labels if isinstance(labels, Tensor) else None
+
+
+def balanced_class_weights(trainer: Any) -> list[float]:
+    """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+    dataset, n_classes = trainer.train_dataset, trainer.n_classes
+    found = read_labels(dataset, trainer.label_key)
+    way_out = "give one number per class"
+    several = trainer.has_label_per_class(dataset, "training")
+    readable = not several and found is not None and found.values.dtype.kind in "iu"
+    requirement = (
+        "class_weights to be given as numbers where the training split has no column of class indices"
+    )
+    check(readable, requirement, "'balanced'", way_out)
+    assert found is not None
+    counted = found.values[found.values >= 0]
+    for row in sorted({int(found.rows[i]) for i in np.unique(found.values, return_index=True)[1]}):
+        arriving = collated_labels(trainer, dataset, "training", row)
+        start, end = np.searchsorted(found.rows, (row, row + 1))  # the values come row by row
+        arrives = [] if arriving is None else arriving.flatten().tolist()
+        unchanged = arriving is None or {*arrives, IGNORE_INDEX} == {*found.values[start:end], IGNORE_INDEX}
+        requirement = "class_weights to be given as numbers where a transform or collator changes the labels"
+        check(unchanged, requirement, f"'balanced', and a row {row} that arrives as {arrives}", way_out)
+    counts = np.bincount(counted, minlength=n_classes or 0)
+    fits = n_classes is None or len(counts) <= n_classes
+    requirement = f"class_weights to be 'balanced' over labels in [0, {n_classes})"
+    got = f"label {len(counts) - 1} in the training split"
+    check(fits, requirement, got, "relabel, or set num_labels")
+    absent = np.flatnonzero(counts == 0)
+    got = f"no examples of class {few(absent.tolist())}" if len(absent) else "no labels"
+    requirement = "class_weights to be 'balanced' over classes that the training split has"
+    check(not len(absent) and len(counts) > 0, requirement, got, way_out)
+    return (len(counted) / (len(counts) * counts)).tolist()
+
+
+def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
+    """The labels (N,), (N, 1), (N, L) or float (N, C), each at the position of the logits that it belongs to.
+
+    For `next_token` they are shifted, as transformers does for causal language models; the last position is ignored.
+
+    >>> import torch
+    >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
+    tensor([[   6,    7, -100]])
+    >>> aligned_labels(torch.tensor([[5], [6]]), next_token=False)
+    tensor([5, 6])
+    """
+    if next_token and labels.dim() > 1:
+        return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    return labels.squeeze(1) if one_column else labels
+
+
+def _label_name(names: Iterable[str], label_key: str) -> str | None:
+    """The name that the collator would take, as `default_data_collator` renames `label` and `label_ids`."""
+    return next((name for name in (label_key, "label", "label_ids") if name in names), None)
+
+
+def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
+    """Of a column of numbers, or of lists of them (one per token or class)."""
+    values = dataset.with_format("arrow")[column][:].combine_chunks()
+    rows = np.arange(len(values))
+    missing = []
+    while True:
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        missing.append(rows[absent])
+        if not hasattr(values, "value_parent_indices"):
+            break
+        rows = rows[values.value_parent_indices().to_numpy()]
+        values = values.flatten()
+    flat = values.drop_null().to_numpy(zero_copy_only=False)
+    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
+
+
+def _labels_of_rows(labels: list[Any]) -> Labels:
+    arrays = [np.asarray([] if label is None else label) for label in labels]
+    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
+    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
+    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
+    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
+
+
+# ---- Models ----
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model is a decoder-only language model: its logits at position t are for token t + 1."""
+    return _generates(model) and not _is_encoder_decoder(model)
+
+
+def number_of_classes(model: Any) -> int | None:
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say.
+
+    A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
+    """
+    model = _without_adapters(model)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return None
+    if _generates(model) or type(model).__name__.endswith("ForMaskedLM"):
+        return getattr(model.config.get_text_config(), "vocab_size", None)
+    return getattr(getattr(model, "config", None), "num_labels", None)
+
+
+def check_model(trainer: Any) -> None:
+    """Refuse a model that is not a classifier, and a loss that does not fit it."""
+    model, n_classes, loss = trainer.unwrapped_model, trainer.n_classes, trainer.calibration_loss
+    names = list(trainer.label_names)
+    way_out = "set label_names=['labels'], or the one column that has the classes"
+    check(len(names) <= 1, "label_names to name one column", names, way_out)
+    got = f"{type(model).__name__}, an encoder-decoder that generates"
+    way_out = "use its ...ForSequenceClassification, or transformers.Trainer"
+    classifies = not (_generates(model) and _is_encoder_decoder(model))
+    check(classifies, "the model to be a classifier or a causal language model", got, way_out)
+    way_out = "load it with num_labels=2, or with problem_type='multi_label_classification' for one sigmoid"
+    several = n_classes != 1 or loss.multi_label
+    check(several, "the model to be a classifier with at least 2 labels", n_classes, way_out)
+    n_weights = n_classes if loss.class_weights is None else len(loss.class_weights)
+    requirement = f"class_weights to have {n_classes} entries"
+    check(n_classes in (None, n_weights), requirement, n_weights, "give one weight per label of the model")
+
+
+def _without_adapters(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _generates(model: Any) -> bool:
+    model = _without_adapters(model)
+    return hasattr(model, "can_generate") and bool(model.can_generate())
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(_without_adapters(model).config, "is_encoder_decoder", False))
+
+
+# ---- Data ----
+
+
+def check_data(trainer: Any) -> None:
+    """Refuse data that a training would fail on or be misled by, and warn of what its numbers will not say."""
+    adafocal, fitting = (own_callback(trainer, kind) for kind in (AdaFocalCallback, CalibrationMapCallback))
+    split, evaluation, args = trainer.calibration_split, trainer.eval_dataset, trainer.args
+    got = "several evaluation sets" if isinstance(evaluation, dict) else "none"
+    loss = trainer.calibration_config.loss
+    requirement = (
+        f"calibration_dataset to be given for loss {loss!r}, whose gammas follow held-out predictions"
+    )
+    check(adafocal is None or split is not None, requirement, got, "pass calibration_dataset")
+    if split is not None and (adafocal is not None or fitting is not None):
+        if adafocal is not None and adafocal.n_samples is not None and not has_rows(split):
+            got, way_out = type(split).__name__, "leave gamma_update_samples out"
+            raise InputTypeError(expected("calibration_dataset", "have a length and rows", got, way_out))
+        way_out = "hold some examples out, or leave calibration_dataset out"
+        holds = not hasattr(split, "__len__") or len(split) > 0
+        check(holds, "the calibration split to have examples", "none", way_out)
+    if args.load_best_model_at_end and isinstance(evaluation, dict) and evaluation:
+        _check_best_metric(str(args.metric_for_best_model), list(evaluation))
+    _check_labels(trainer)
+    if fitting is not None:
+        trainer.check_goes_with(fitting.scaler)
+    if trainer.is_world_process_zero():
+        _warn_of_roles(trainer, adafocal, fitting)
+        _warn_of_split_batches(trainer)
+
+
+def _check_best_metric(metric: str, sets: list[str]) -> None:
+    """Of several evaluation sets, each one's metrics are logged under its name."""
+    name = metric.removeprefix("eval_")
+    requirement = f"metric_for_best_model to begin with the name of an evaluation set ({few(sets)})"
+    way_out = f"set it to 'eval_{sets[0]}_{name}', for example"
+    check(any(name.startswith(f"{key}_") for key in sets), requirement, repr(metric), way_out)
+
+
+def _check_labels(trainer: Any) -> None:
+    """Decide the problem type, by the training split where the model does not say, and hold all splits to it."""
+    evaluation = trainer.eval_dataset
+    sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
+    splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
+    splits |= {f"evaluation {role!r}" if role in splits else role: each for role, each in sets.items()}
+    trainer._set_signature_columns_if_needed()
+    inputs: set[str] = set(trainer._signature_columns or ()) - {trainer.label_key, "label", "label_ids"}
+    labels = {role: read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
+    for role, dataset in splits.items():
+        _check_rows(role, dataset, labels[role], inputs)
+    kinds = {role: trainer.has_label_per_class(dataset, role) for role, dataset in splits.items()}
+    _check_calibration_labels(trainer, labels["calibration"])
+    if trainer.problem_type is None:
+        decided = next((kind for kind in kinds.values() if kind is not None), None)
+        if decided is not None:
+            trainer.decide_problem_type(decided)
+    multi_label = trainer.calibration_loss.multi_label
+    for role, kind in kinds.items():
+        what = f"labels of the {role} split to be"
+        way_out = "convert them, or set the model's problem_type to '{}_label_classification'"
+        wanted = f"{what} class indices, for a single-label model"
+        fits = multi_label is not False or not kind
+        check(fits, wanted, "one float per class", way_out.format("multi"))
+        wanted = f"{what} one float per class, for a multi-label model"
+        check(not multi_label or kind is not False, wanted, "integers", way_out.format("single"))
+    for role, found in labels.items():
+        if trainer.answers is not None:
+            trainer.answers.check(found, role)
+        elif found is not None:
+            _check_values(trainer, splits[role], role, found)
+
+
+def _check_rows(role: str, dataset: Any, found: Labels | None, inputs: set[str]) -> None:
+    """Refuse rows without labels or inputs, and class names, where this can be told without a pass."""
+    what = f"labels of the {role} split to be"
+    if found is not None:
+        got = f"None in row {found.missing[0]} ({len(found.missing)} such rows)" if len(found.missing) else ""
+        way_out = "label these rows, drop them, or give -100 to ignore them"
+        check(not got, f"{what} given in every row", got, way_out)
+        # A collator would say something about padding; a transform may number them.
+        is_transformed = isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
+        if len(found.values) and isinstance(found.values[0], str) and not is_transformed:
+            way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
+            check(False, f"{what} class indices", f"{found.values[0]!r} in row {found.rows[0]}", way_out)
+    columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else []
+    for name in sorted(inputs & set(columns)):
+        if dataset.data.column(name).null_count:
+            absent = dataset.with_format("arrow")[name][:].is_null().to_numpy()
+            requirement = f"the {role} split to have a value for {name!r} in every row"
+            got = f"None in row {np.argmax(absent)}"
+            check(absent.all() or not absent.any(), requirement, got, "drop these rows, or fill them in")
+
+
+def _check_calibration_labels(trainer: Any, found: Labels | None) -> None:
+    """Refuse rows without a label to fit gammas and a map on, of which a training would say so at its end."""
+    fits = any(own_callback(trainer, kind) for kind in (AdaFocalCallback, CalibrationMapCallback))
+    split = trainer.calibration_dataset
+    if not (fits and trainer._reads_labels and has_rows(split) and len(split)):
+        return
+    way_out = "check its label column, or set calibration_method='none'"
+    given = found is None or not (found.values == IGNORE_INDEX).all()
+    check(given, "labels of the calibration split to be given", "-100 in every row", way_out)
+    if found is None and collated_labels(trainer, split, "calibration") is None:
+        columns = getattr(split, "column_names", None)
+        got = "none" if columns is None else f"none among {', '.join(columns)}"
+        check(False, "the calibration split to have labels", got, way_out)
+
+
+def _check_values(trainer: Any, dataset: Any, role: str, found: Labels) -> None:
+    """Refuse labels out of range, where this can be told without a pass."""
+    multi_label, n_classes, values = trainer.calibration_loss.multi_label, trainer.n_classes, found.values
+    if values.dtype.kind not in "iuf" or (
+        not multi_label and (values.dtype.kind == "f" or n_classes is None)
+    ):
+        return
+    # Training and evaluation take soft targets; a map and gammas are fitted to hard ones.
+    hard = role == "calibration"
+
+    def fits(array: Array) -> Array:
+        if not multi_label:
+            return (array >= 0) & (array < n_classes)
+        return np.isin(array, (0, 1)) if hard else (array >= 0) & (array <= 1)
+
+    wrong = ~(fits(values) | (values == IGNORE_INDEX))
+    if not wrong.any():
+        return
+    rows = found.rows[wrong]
+    arriving = collated_labels(trainer, dataset, role, int(rows[0]))
+    if arriving is not None and (fits(arriving.numpy()) | (arriving.numpy() == IGNORE_INDEX)).all():
+        return  # changed on the way to the model
+    requirement = ("0 or 1" if hard else "in [0, 1]") if multi_label else f"in [0, {n_classes})"
+    way_out = "set num_labels when the model is loaded, or relabel"
+    if multi_label:
+        way_out = "give 0 or 1 per class, or -100 to ignore a decision"
+    got = f"{values[wrong][0]} in row {rows[0]} ({len(np.unique(rows))} such rows)"
+    check(False, f"labels of the {role} split to be {requirement}", got, way_out)
+
+
+def check_decisions(labels: Tensor) -> None:
+    """Refuse multi-label targets outside [0, 1] in a batch."""
+    right = ((labels >= 0) & (labels <= 1)) | (labels == IGNORE_INDEX)  # NaN is neither
+    requirement, way_out = (
+        "multi-label labels to be in [0, 1]",
+        "give 0 or 1 per class, or -100 to ignore a decision",
+    )
+    if not labels.is_cpu:  # without waiting for the device
+        torch._assert_async(right.all(), f"expected {requirement}; {way_out}")
+    elif not right.all():
+        check(False, requirement, labels[~right][0].item(), way_out)
+
+
+# ---- Warnings ----
+
+
+def _warn_of_roles(trainer: Any, adafocal: Any, fitting: Any) -> None:
+    """Warn if a split plays two roles, or if nothing tells which split to fit the map on."""
+    train, calibration, evaluation = trainer.train_dataset, trainer.calibration_split, trainer.eval_dataset
+    reported = list(evaluation.values()) if isinstance(evaluation, dict) else [evaluation]
+    message = None
+    if adafocal is None and fitting is None:
+        return
+    fitted = ["the loss's gammas"] * (adafocal is not None) + ([] if fitting is None else [fitting.title])
+    what = " and ".join(fitted)
+    what = what[0].upper() + what[1:]
+    if calibration is None:
+        found = "several evaluation sets" if isinstance(evaluation, dict) else "no evaluation set either"
+        message = (
+            f"There is no calibration_dataset, and {found}. {what} will not be fitted, so the "
+            "probabilities stay as trained. Pass calibration_dataset, or set calibration_method='none'."
+        )
+    elif calibration is train:
+        message = (
+            f"The training split is also the calibration split. {what} will follow a model that has seen these "
+            "examples, and come out over-confident. Hold some examples out as calibration_dataset."
+        )
+    elif any(calibration is split for split in reported):
+        message = (
+            f"The evaluation split is also the calibration split. {what} will follow the examples that are "
+            "reported, so the reported calibration is optimistic. Pass a separate calibration_dataset."
+        )
+    elif train is not None and any(train is split for split in reported):
+        message = (
+            "The training split is also the evaluation split. What is reported is for examples that the model "
+            "has seen, and is optimistic. Hold some examples out as eval_dataset."
+        )
+    if message is not None:
+        warnings.warn(message, stacklevel=5)
+
+
+def _warn_of_split_batches(trainer: Any) -> None:
+    """Warn of a penalty over the batch that will see only a part of it: a mean does not care how a batch is cut."""
+    args, loss = trainer.args, trainer.calibration_loss
+    gather, processes = trainer.calibration_config.gather_batch, args.world_size
+    rows = args.train_batch_size * (processes if gather else 1)
+    whole = args.train_batch_size * processes * args.gradient_accumulation_steps
+    if loss.couples_batch and rows < whole:
+        way_out = "Use larger micro-batches."
+        if processes > 1 and not gather:
+            way_out = (
+                "Set gather_batch=True to take those of all processes together, or use larger micro-batches."
+            )
+        warnings.warn(
+            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {rows} "
+            f"of the {whole} examples of an optimizer step. Results depend on how the batch is cut. {way_out}",
+            stacklevel=5,
+        )
