@@ -121,7 +121,7 @@ def _calibration_rows(trainer: CalibrationTrainer) -> Predictions | None:
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
-    if last is not None and last.rows and trainer.evaluated_dataset is trainer.calibration_split:
+    if last is not None and last.rows and last.dataset is trainer.calibration_split:
         return last.predictions(_class_names(trainer))
     return trainer.held_out_pass(keep_logits=True).predictions(_class_names(trainer))
 

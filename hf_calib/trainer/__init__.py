@@ -11,8 +11,7 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | `loss_is_scaled_for_ga` | tells the Trainer not to divide by the accumulation steps again | test_loss_scaling.py |
     | `train` | data and checkpoint are checked first; arguments that have changed | test_training_again.py |
     | `evaluate` | a fit before it, nested evaluations, which dataset it was | test_evaluation.py |
-    | `evaluation_loop` | the calibration sums of the pass, on the device | test_evaluation.py |
-    | `prediction_step` | batches of a compute_loss that is not ours; an example for the fold | test_evaluation.py |
+    | `evaluation_loop` | the calibration sums of the pass, by `preprocess_logits_for_metrics` | test_evaluation.py |
     | `_get_eval_sampler` | rows stay in order with group_by_length | test_evaluation.py |
     | `add_callback` | one callback of a kind, in the order in which they need each other | test_callbacks.py |
     | `_load_callback_state` | callbacks that the Trainer makes anew know their trainer | test_resume.py |

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib.language_models.label_tokens import label_token_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.trainer.checks import Labels, predicts_next_token
+
+PLACES = "answer_places"  # in a batch: (N,) the position whose logits are for the answer
 
 
 class AnswerOptions:
@@ -45,38 +47,30 @@ class AnswerOptions:
         plain = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._keeps_positions = "logits_to_keep" in inspect.signature(plain.forward).parameters
 
-    def classes(self, labels: Tensor) -> Tensor:
-        """(N,) the option of each row, from labels (N, L) of tokens; -100 where the row has none.
-
-        Raises:
-            ValueError: if a row has several labels, or one that is no option.
-        """
+    def batch(self, collator: Callable[[Any], Any], rows: Any) -> dict[str, Any]:
+        """A collated batch whose labels (N, L) of tokens have become the option of each row (N,), and its place."""
+        batch = collator(rows)
+        labels = batch["labels"]
         counted = labels != IGNORE_INDEX
         answered = counted.any(dim=1)
-        at_answer = labels.gather(1, self._places(labels)[:, None])
-        is_option = at_answer == torch.tensor(self.tokens, device=labels.device)
-        if bool((counted.sum(dim=1) > 1).any() | (answered & ~is_option.any(dim=1)).any()):
-            raise InputValueError(self._not_one(labels[counted.sum(dim=1) > 0].tolist(), "a batch"))
-        return torch.where(answered, is_option.long().argmax(dim=1), IGNORE_INDEX)
+        places = counted.long().argmax(dim=1)  # the first position with a label, 0 where there is none
+        is_option = labels.gather(1, places[:, None]) == torch.tensor(self.tokens)
+        if (counted.sum(dim=1) > 1).any() or (answered & ~is_option.any(dim=1)).any():
+            raise InputValueError(self._not_one(labels[answered].tolist(), "a batch"))
+        follow = not (answered & (places == 0)).any()
+        check(follow, "the answer to follow a prompt", "one that is a row's first token", "add prompts")
+        batch["labels"] = torch.where(answered, is_option.long().argmax(dim=1), IGNORE_INDEX)
+        batch[PLACES] = (places - 1).clamp_min(0)
+        return batch
 
-    def logits(self, model: Any, inputs: dict[str, Any], labels: Tensor) -> Tensor:
-        """(N, K) the options' logits before the answer of each row; the model makes no others where it can.
-
-        Raises:
-            ValueError: if an answer is the first token of its row.
-        """
-        places = self._places(labels) - 1
-        if bool(((places < 0) & (labels != IGNORE_INDEX).any(dim=1)).any()):
-            raise InputValueError(
-                expected("the answer", "follow a prompt", "one that is a row's first token", "add prompts")
-            )
-        places = places.clamp_min(0)
+    def logits(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """(N, K) the options' logits before the answer of each row; the model makes no others where it can."""
+        inputs = dict(inputs)
+        places = inputs.pop(PLACES)
         if self._keeps_positions:
-            kept, places = places.unique(return_inverse=True)
-            inputs = {**inputs, "logits_to_keep": kept}
-        outputs = model(**inputs)
-        rows = torch.arange(len(labels), device=places.device)
-        return outputs.logits[rows, places][:, self.tokens]
+            inputs["logits_to_keep"], places = places.unique(return_inverse=True)
+        rows = torch.arange(len(places), device=places.device)
+        return model(**inputs).logits[rows, places][:, self.tokens]
 
     def check(self, labels: Labels | None, role: str) -> None:
         """Refuse a split that has not one option's token as the label of each row, before any training.
@@ -103,8 +97,3 @@ class AnswerOptions:
         way_out = "set the labels of all other tokens to -100"
         got = f"{str(found[:2])[:200]} in {where}"
         return expected("labels", f"have one token a row, of {options}", got, way_out)
-
-    @staticmethod
-    def _places(labels: Tensor) -> Tensor:
-        """(N,) the first position with a label, 0 where there is none."""
-        return (labels != IGNORE_INDEX).long().argmax(dim=1)

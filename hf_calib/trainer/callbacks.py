@@ -166,12 +166,10 @@ class AdaFocalCallback(CalibrationCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Several evaluation sets make one evaluation; evaluations after the training change nothing.
         trainer = self._attached()
-        present = trainer.present_evaluation
-        due = self._updating and self._interval(state) is None and state.global_step != self._last_step
-        if due and present is not None:
+        if self._updating and self._interval(state) is None and state.global_step != self._last_step:
             self._last_step = state.global_step
-            at_hand = present.dataset is trainer.calibration_split
-            trainer.update_adaptive_loss(present.done if at_hand else None)
+            done = trainer.last_evaluation
+            trainer.update_adaptive_loss(done if done.dataset is trainer.calibration_split else None)
 
     def before_train_end(self, state: Any) -> None:
         self._updating = False

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from hf_calib._errors import InputTypeError, InputValueError, check, expected, few
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, own_callback
-from hf_calib.trainer.random_state import random_state_left_as_found
+from hf_calib.trainer.evaluation import random_state_left_as_found
 
 Array = NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -21,10 +21,10 @@ from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.logged import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
-from hf_calib.trainer.answers import AnswerOptions
+from hf_calib.trainer.answers import PLACES, AnswerOptions
 from hf_calib.trainer.calibration_map import (
     FittedMap,
     check_fitted,
@@ -53,8 +53,7 @@ from hf_calib.trainer.checks import (
     predicts_next_token,
 )
 from hf_calib.trainer.config import BALANCED, CalibrationConfig
-from hf_calib.trainer.evaluation_pass import Evaluation, EvaluationPass
-from hf_calib.trainer.held_out import HeldOutPasses
+from hf_calib.trainer.evaluation import Evaluation, held_out_loader, undisturbed
 from hf_calib.trainer.publishing import PublishingMixin
 from hf_calib.trainer.report import about_data
 from hf_calib.trainer.tables import log_table
@@ -108,14 +107,15 @@ class CalibrationMixin(PublishingMixin):
         self.calibration_dataset = calibration_dataset
         self.calibration_loss: CalibrationLoss
         self.fitted_map: FittedMap | None = None
-        self.held_out = HeldOutPasses(self)
-        self.last_evaluation: EvaluationPass | None = None
-        self.evaluated_dataset: Any = None
-        self._under_way: list[Evaluation] = []  # an evaluation, and those that callbacks begin within it
-        self._pass: EvaluationPass | None = None
-        self._observed = False
+        self.last_evaluation: Evaluation | None = None
+        self._under_way: list[Evaluation] = []  # a pass, and those that callbacks begin within it
+        self._seen: tuple[Tensor, Tensor] | None = (
+            None  # what compute_loss saw of the present evaluation batch
+        )
+        self._evaluating: list[tuple[Any, Evaluation | None]] = []  # calls of evaluate: dataset, its pass
         self._keep_logits = False
         self._is_last_evaluation = False
+        self._loaders: dict[int | None, tuple[Any, Any]] = {}  # of the calibration split
         self._decided_problem_type: str | None = None
         self._next_token = False
         self.answers: AnswerOptions | None = None
@@ -138,6 +138,8 @@ class CalibrationMixin(PublishingMixin):
         options = getattr(self.args, "answer_options", None)
         if options is not None:
             self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
+            self.data_collator = partial(self.answers.batch, self.data_collator)
+            self.not_for_the_model = (PLACES,)
         self._make_loss()
         self._add_calibration_callbacks()
         calibrate_before_the_end(self)
@@ -352,7 +354,7 @@ class CalibrationMixin(PublishingMixin):
             present = self.callback_handler.callbacks
             self._removed |= {type(c) for c in self._own_callbacks if c not in present}
             self.callback_handler.callbacks = [c for c in present if c not in self._own_callbacks]
-            self.held_out.loaders.clear()
+            self._loaders.clear()
             self._make_loss()
             self._add_calibration_callbacks()
             self._check_model()
@@ -438,7 +440,11 @@ class CalibrationMixin(PublishingMixin):
                 self.model_config.problem_type = "multi_label_classification"
         if not model.training:
             num_items_in_batch = None  # the loss of an evaluation batch is its own mean
-            self._observe(logits_of(logits), labels)
+            self._seen = (logits_of(logits), labels)
+            if self._example_batch is None and self._under_way and self._under_way[-1].keep_logits:
+                others = {self.label_key, *self.not_for_the_model}
+                rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
+                self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
         loss = self.calibration_loss(logits_of(logits), labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
@@ -460,14 +466,12 @@ class CalibrationMixin(PublishingMixin):
             raise InputValueError(expected("the batch", f"have {key!r}", f"only {sorted(inputs)}", way_out))
         labels, others = inputs[key], {name: value for name, value in inputs.items() if name != key}
         if self.answers is not None:
-            logits = self.answers.logits(model, others, labels)
-            return {"logits": logits}, logits, self._aligned(labels)
+            logits = self.answers.logits(model, others)
+            return {"logits": logits}, logits, labels
         outputs = model(**others)
         return outputs, outputs, self._aligned(labels)
 
     def _aligned(self, labels: Tensor) -> Tensor:
-        if self.answers is not None:
-            return self.answers.classes(labels)
         return aligned_labels(labels, next_token=self._next_token)
 
     def hyperparameter_search(
@@ -540,27 +544,18 @@ class CalibrationMixin(PublishingMixin):
         if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         known = self.eval_dataset
-        if eval_dataset is None:
-            self.evaluated_dataset = known
-        else:  # by its name, where there are several
-            named = isinstance(known, dict) and isinstance(eval_dataset, str)
-            self.evaluated_dataset = known[eval_dataset] if named else eval_dataset
-        self._keep_logits, outer = keep_logits or self._keep_logits, self._keep_logits
-        present = Evaluation(self.evaluated_dataset)
-        self._under_way.append(present)
+        named = isinstance(known, dict) and isinstance(eval_dataset, str)
+        dataset = known if eval_dataset is None else known[eval_dataset] if named else eval_dataset
+        self._evaluating.append((dataset, None))
+        outer = self._keep_logits
+        self._keep_logits = keep_logits or outer
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
-            self._under_way.pop()
-            if present.done is not None:  # what a callback has evaluated meanwhile is not the last
-                self.evaluated_dataset, self.last_evaluation = present.dataset, present.done
             self._keep_logits = outer
-
-    @property
-    def present_evaluation(self) -> Evaluation | None:
-        """In an `on_evaluate`, what it is about; None if a callback began it within another evaluation."""
-        nested = any(outer.done is not None for outer in self._under_way[:-1])
-        return self._under_way[-1] if self._under_way and not nested else None
+            _, done = self._evaluating.pop()
+            # What a callback has evaluated meanwhile is not the last; several sets are evaluations of their own.
+            self.last_evaluation = done or self.last_evaluation
 
     def evaluate_at_end(self) -> None:
         """The evaluation with the map, at the end of a training: the one that the model card shows."""
@@ -584,67 +579,58 @@ class CalibrationMixin(PublishingMixin):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        # During the training nobody asks for them, and each evaluation would gather them.
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        # During the training nobody asks for the logits, and each evaluation would gather them.
         for_card = self.calibration_map is not None and (not self.is_in_train or self._is_last_evaluation)
-        current = EvaluationPass(
+        current = Evaluation(
             self.accelerator,
             metric_key_prefix,
             n_bins=self.calibration_config.n_bins,
             calibration_map=self.calibration_map,
             keep_logits=self._keep_logits or for_card,
-            keep_at_most=None if self._keep_logits else EvaluationPass.FEW_VALUES,
+            keep_at_most=None if self._keep_logits else Evaluation.FEW_VALUES,
         )
-        with self.recording(current):
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
-        current.finish()
+        output = self._over(current, dataloader, description, ignore_keys, loss_only=loss_only)
         if description == "Evaluation":
             self.last_evaluation = current
-            if self._under_way:
-                self._under_way[-1].done = current
+            if self._evaluating:
+                current.dataset = self._evaluating[-1][0]
+                self._evaluating[-1] = (current.dataset, current)
         # A metric of that name from the user's compute_metrics takes precedence.
         return output._replace(metrics=current.metrics() | (output.metrics or {}))
 
-    @contextmanager
-    def recording(self, current: EvaluationPass) -> Iterator[None]:
-        """Within it, the batches of evaluations go into a pass."""
-        self._pass, outer = current, self._pass
+    def _over(
+        self, current: Evaluation, loader: Any, description: str, ignore_keys: Any = None, *, loss_only: bool
+    ) -> EvalLoopOutput:
+        """A pass of the Trainer's; the hook for its logits is where each batch is taken."""
+        hooks = self.preprocess_logits_for_metrics, self.compute_metrics
+
+        def take(logits: Any, labels: Any) -> Any:
+            seen, self._seen = self._seen, None
+            if seen is None and isinstance(labels, Tensor):  # another compute_loss than ours
+                seen = logits_of(logits), self._aligned(labels)
+            if seen is not None:
+                current.add(*seen)
+            if loss_only:
+                return torch.zeros(1, device=self.accelerator.device)
+            return logits if hooks[0] is None else hooks[0](logits, labels)
+
+        self.preprocess_logits_for_metrics = take
+        self.compute_metrics = None if loss_only else self.compute_metrics
+        self._under_way.append(current)
         try:
-            yield
+            output = super().evaluation_loop(loader, description, False, ignore_keys, current.prefix)
         finally:
-            self._pass = outer
-
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[Any, Any, Any]:
-        self._observed = False
-        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
-        if not self._observed and logits is not None and isinstance(labels, Tensor):
-            self._observe(logits_of(logits), self._aligned(labels))
-        if self._pass is not None and self._pass.keep_logits and self._example_batch is None:
-            others = {self.label_key, *self.not_for_the_model}
-            rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
-            self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
-        if self.answers is not None and labels is not None:
-            labels = self.answers.classes(labels)
-        return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
-
-    def _observe(self, logits: Tensor, labels: Tensor) -> None:
-        """Take a batch of the evaluation that is under way; once, by compute_loss or else by prediction_step."""
-        self._observed = True
-        if self._pass is not None:
-            self._pass.add(logits, labels)
+            self._under_way.pop()
+            self.preprocess_logits_for_metrics, self.compute_metrics = hooks
+        current.finish()
+        return output._replace(predictions=None, label_ids=None) if loss_only else output
 
     # ---- Calibration ----
 
     def held_out_pass(
         self, *, n_samples: int | None = None, keep_logits: bool = False, sample_tokens: bool = False
-    ) -> EvaluationPass:
+    ) -> Evaluation:
         """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
 
         Args:
@@ -652,12 +638,19 @@ class CalibrationMixin(PublishingMixin):
             keep_logits: keep logits and labels, for a fit that needs them.
             sample_tokens: keep those of a random sample of the tokens, at most 20,000 and half a GiB.
         """
-        return self.held_out.over_split(
-            n_samples=n_samples, keep_logits=keep_logits, sample_tokens=sample_tokens
-        )
+        split = self.calibration_split
+        made_for, loader = self._loaders.get(n_samples, (None, None))
+        if made_for is not split:  # made once: accelerate remembers every loader that it prepares
+            loader = held_out_loader(self, split, n_samples)
+            self._loaders[n_samples] = (split, loader)
+        keep = {"keep_logits": keep_logits, "sample_tokens": sample_tokens}
+        current = Evaluation(self.accelerator, "", n_bins=self.calibration_config.n_bins, **keep)
+        with undisturbed(self):
+            self._over(current, loader, "Calibration", loss_only=True)
+        return current
 
     def update_adaptive_loss(
-        self, held_out: EvaluationPass | None = None, *, n_samples: int | None = None
+        self, held_out: Evaluation | None = None, *, n_samples: int | None = None
     ) -> None:
         """Update the table of an adaptive loss from the calibration split, and log it.
 

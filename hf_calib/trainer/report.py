@@ -27,7 +27,7 @@ from hf_calib.scaling.saved_map import MAP_NAME
 from hf_calib.trainer.calibration_map import FittedMap
 
 if TYPE_CHECKING:
-    from hf_calib.trainer.evaluation_pass import EvaluationPass
+    from hf_calib.trainer.evaluation import Evaluation
 
 REPORT = f"{REPORT_FOLDER}/report.json"
 
@@ -78,7 +78,7 @@ def _dataset_name(dataset: Any) -> str | None:
     return name if is_dataset_name(name) else None
 
 
-def with_map(trainer: Any) -> EvaluationPass | None:
+def with_map(trainer: Any) -> Evaluation | None:
     """The last evaluation, if it measured the map that the trainer has now."""
     evaluation = trainer.last_evaluation
     if trainer.calibration_map is None or evaluation is None:
@@ -210,9 +210,9 @@ def write_results(
     return report
 
 
-def _rows(trainer: Any, evaluation: EvaluationPass) -> dict[str, Any]:
+def _rows(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
     """Which rows an evaluation was on, and how many of them the map was fitted on."""
-    dataset = trainer.evaluated_dataset
+    dataset = evaluation.dataset
     split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
     if dataset is not None and dataset is trainer.train_dataset:
         split = "train"

@@ -12,7 +12,7 @@ from trl import RewardConfig, RewardTrainer
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.trainer.config import CalibrationConfig
-from hf_calib.trainer.evaluation_pass import EvaluationPass
+from hf_calib.trainer.evaluation import Evaluation
 from hf_calib.trainer.mixin import CalibrationMixin
 
 _METHODS = (None, "temperature", "none")
@@ -123,7 +123,7 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
             loss = loss + (self._stock_loss - of_pairs)  # what TRL adds
         return (loss, outputs) if return_outputs else loss
 
-    def held_out_pass(self, **settings: Any) -> EvaluationPass:
+    def held_out_pass(self, **settings: Any) -> Evaluation:
         """As `CalibrationMixin.held_out_pass`, and without a trace in TRL's own metrics."""
         logged = self._metrics
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}

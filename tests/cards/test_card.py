@@ -28,7 +28,7 @@ from hf_calib.losses import LOSSES
 from hf_calib.scaling import SplineScaling
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME
-from hf_calib.trainer.evaluation_pass import EvaluationPass
+from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.commands import call, called_for_json
 from tests.helpers.hub_server import Hub
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
@@ -703,21 +703,21 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = []
-    whole = EvaluationPass.finish
+    whole = Evaluation.finish
 
-    def finish(self: EvaluationPass) -> None:
+    def finish(self: Evaluation) -> None:
         whole(self)
         if self.prefix:  # the calibration split has none
             kept.append(sum(len(labels) for _, labels in self.rows))
 
-    monkeypatch.setattr(EvaluationPass, "finish", finish)
+    monkeypatch.setattr(Evaluation, "finish", finish)
     settings = {"eval_strategy": "steps", "eval_steps": 2, "calibration_strategy": "evaluate"}
     trainer = tiny_trainer(tmp_path, **settings)
     trainer.train()
     assert kept == [0, 0, 24]
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     assert kept[-1] == 16
-    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 16 * EvaluationPass.VALUES_OF_A_ROW - 1)
+    monkeypatch.setattr(Evaluation, "FEW_VALUES", 16 * Evaluation.VALUES_OF_A_ROW - 1)
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     assert kept[-1] == 0
     assert trainer.last_evaluation.keep_logits is False

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hf_calib.experiments import train_and_report
 from hf_calib.report import calibration_report, of_predictions
 from hf_calib.scaling import MatrixScaling, VectorScaling
-from hf_calib.trainer.evaluation_pass import EvaluationPass
+from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.places import ROOT
 from tests.helpers.runs import (
     BATCH_CASES,
@@ -83,8 +83,8 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             found["not pushed"] += f"{type(error).__name__}: {error}\n"
     found["kept"] = []
     # 6 rows on each: one process sees 8, the other 5.
-    for few in (EvaluationPass.FEW_VALUES, 2 * 6 * EvaluationPass.VALUES_OF_A_ROW):
-        EvaluationPass.FEW_VALUES = few
+    for few in (Evaluation.FEW_VALUES, 2 * 6 * Evaluation.VALUES_OF_A_ROW):
+        Evaluation.FEW_VALUES = few
         trainer.evaluate()
         assert trainer.last_evaluation is not None
         found["kept"].append([labels.tolist() for _, labels in trainer.last_evaluation.rows])

@@ -28,7 +28,7 @@ from hf_calib.scaling import (
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, is_multi_label
 from hf_calib.scaling.saved_map import MAP_NAME, config_record
 from hf_calib.trainer.config import CALIBRATION_METHODS
-from hf_calib.trainer.evaluation_pass import EvaluationPass, mapped
+from hf_calib.trainer.evaluation import Evaluation, mapped
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -461,7 +461,7 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
 def test_the_card_and_the_warning_name_the_map(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EvaluationPass, "FEW_VALUES", 0)  # no report, which takes seconds
+    monkeypatch.setattr(Evaluation, "FEW_VALUES", 0)  # no report, which takes seconds
     trainer = tiny_trainer(tmp_path, calibration_method="matrix")
     trainer.train()
     trainer.save_calibrated_model(tmp_path)

@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 from hf_calib import CalibrationTrainer
 from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.trainer.evaluation_pass import EvaluationPass
+from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
 from tests.helpers.tiny import (
     N_LABELS,
@@ -94,7 +94,7 @@ def test_an_evaluation_runs_the_model_once_and_keeps_no_logits(tmp_path: Path) -
 
 def test_a_batch_costs_the_same_however_many_came_before() -> None:
     """Counted in calls of functions, for a pass that keeps few logits."""
-    current = EvaluationPass(Accelerator(cpu=True), "eval", n_bins=15, keep_logits=True, keep_at_most=10**9)
+    current = Evaluation(Accelerator(cpu=True), "eval", n_bins=15, keep_logits=True, keep_at_most=10**9)
     logits, labels = torch.randn(2, 4), torch.tensor([0, 1])
     counts = []
     for _ in range(60):

@@ -1,0 +1,273 @@
+"""One pass of a trainer's model over a dataset: its calibration sums, and its logits only where they are asked for."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import DefaultFlowCallback
+from transformers.trainer_callback import CallbackHandler
+
+from hf_calib._compat import full_float32
+from hf_calib._errors import check
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.saved_map import temperature_of, title_of
+from hf_calib.trainer.token_sample import TokenSample
+
+_MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
+
+
+class Evaluation:
+    """Takes the batches of a pass on this process; ends with the same numbers on every process.
+
+    Args:
+        accelerator: the trainer's.
+        prefix: of the log keys, such as "eval".
+        n_bins: bins of the calibration errors.
+        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
+        keep_logits: keep logits and labels, for a fit or a report that needs them.
+        keep_at_most: drop them once there are more values than this, or where labels are several per row.
+        sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
+    """
+
+    # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
+    # classes are few: each row counts as this many values at least, so there are 50,000 at most.
+    FEW_VALUES = 20_000_000
+    VALUES_OF_A_ROW = 400
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        prefix: str,
+        *,
+        n_bins: int,
+        calibration_map: Any = None,
+        keep_logits: bool = False,
+        keep_at_most: int | None = None,
+        sample_tokens: bool = False,
+    ) -> None:
+        self.accelerator, self.prefix, self.n_bins = accelerator, prefix, n_bins
+        self.calibration_map = calibration_map
+        self.keep_logits, self.keep_at_most = keep_logits, keep_at_most
+        self.sample = TokenSample(accelerator) if sample_tokens and keep_logits else None
+        self.dataset: Any = None
+        # Made with the first batch, which tells the problem type and the device.
+        self.raw: StreamingCalibration | None = None
+        self.calibrated: StreamingCalibration | None = None
+        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.n_values = 0  # in `rows`
+        self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
+        logits, multi_label = logits.detach(), labels.is_floating_point()
+        if self.raw is None:
+            self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+            if self.calibration_map is not None:
+                self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+                self._mapping = on_device(self.calibration_map.affine_map(), logits)
+        own = self._n_not_repeated(len(labels))
+        self.raw.update(logits[:own], labels[:own])
+        if self.calibrated is not None:
+            n_classes = logits.shape[-1]
+            rows = logits[:own].reshape(-1, n_classes)
+            targets = labels[:own].reshape(rows.shape) if multi_label else labels[:own].reshape(-1)
+            step = max(1, _MAPPED_AT_ONCE // n_classes)
+            for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
+                self.calibrated.update(mapped(chunk, self._mapping), chunk_labels)
+        if self.sample is not None:
+            self.sample.add(logits[:own], labels[:own])
+        elif self.keep_logits:
+            self._keep(logits.float(), labels)
+
+    def _keep(self, logits: Tensor, labels: Tensor) -> None:
+        """Gather a batch in the order of the dataset, without the rows that fill it up."""
+        accelerator = self.accelerator
+        if accelerator.num_processes > 1 and logits.dim() == 3:
+            padded = (
+                accelerator.pad_across_processes(part, dim=1, pad_index=IGNORE_INDEX)
+                for part in (logits, labels)
+            )
+            logits, labels = padded if logits.dim() == 3 else (logits, labels)
+        logits, labels = accelerator.gather_for_metrics((logits.contiguous(), labels.contiguous()))
+        multi_label = labels.is_floating_point()
+        if labels.dim() == 2 and not multi_label:
+            self.lengths.append((labels != IGNORE_INDEX).sum(dim=1).cpu())
+        logits = logits.reshape(-1, logits.shape[-1])
+        labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
+        known = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
+        self.rows.append((logits[known].cpu(), labels[known].cpu()))
+        self.n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
+        if self.keep_at_most is not None and (multi_label or self.n_values > self.keep_at_most):
+            self.keep_logits, self.rows, self.lengths = False, [], []
+
+    def finish(self) -> None:
+        """Merge the processes; called by all of them, once, after the last batch."""
+        for state in self._states():
+            state.all_reduce()
+        if self.sample is not None:
+            self.rows = self.sample.finish()
+        if self.rows:
+            logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
+            self.rows = [(logits, labels)]
+
+    def metrics(self) -> dict[str, float]:
+        """The calibration metrics of the pass, by log key; none where no batch had labels."""
+        if self.raw is None:
+            return {}
+        metrics = {f"{self.prefix}_{name}": value for name, value in _compute(self.raw).items()}
+        if self.calibrated is not None:
+            after = _compute(self.calibrated)
+            metrics |= {f"{self.prefix}_{name}_calibrated": value for name, value in after.items()}
+            temperature = temperature_of(self.calibration_map)
+            metrics |= {} if temperature is None else {"temperature": temperature}
+        return metrics
+
+    def panels(self) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """(confidences, correct) before and, if there is a map, after it: for a reliability diagram."""
+        names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
+        return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
+
+    def labelled(self) -> StreamingCalibration:
+        """The sums of the pass, which is to have had labels."""
+        _check_labelled(self.raw is not None)
+        assert self.raw is not None
+        return self.raw
+
+    def logits_and_labels(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
+
+        Multi-label rows count if one of their decisions does; the others are -100.
+        """
+        _check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
+        logits, labels = self.rows[0]
+        return logits.numpy(), labels.numpy()
+
+    def predictions(self, names: Mapping[int, str]) -> Predictions:
+        """`logits_and_labels` with the names of the classes by their numbers; logits may be NaN."""
+        logits, labels = self.logits_and_labels()
+        class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
+        about: dict[str, Any] = {"class_names": class_names, "sentences": self.sentences()}
+        return Predictions(labels, logits=logits, **about, validate=False)
+
+    def sentences(self) -> np.ndarray[Any, Any] | None:
+        """(N,) the number of its sentence for each row of `logits_and_labels`; None where labels are not of tokens."""
+        if not self.rows or not self.lengths:
+            return None
+        lengths = torch.cat(self.lengths).numpy()
+        return np.repeat(np.arange(len(lengths)), lengths)
+
+    def _states(self) -> list[StreamingCalibration]:
+        return [state for state in (self.raw, self.calibrated) if state is not None]
+
+    def _n_not_repeated(self, size: int) -> int:
+        """Rows of this batch that are not repeats: the last batch is filled up to be even over processes."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return size
+        return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
+
+
+def on_device(mapping: AffineMap, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a map for logits like these: in float32, or in float64 if they are."""
+    kind = {
+        "dtype": torch.float64 if logits.dtype == torch.float64 else torch.float32,
+        "device": logits.device,
+    }
+    weight, bias = (
+        None if part is None else torch.as_tensor(part).to(kind["dtype"]).to(**kind) for part in mapping
+    )
+    assert weight is not None
+    return weight, bias
+
+
+@torch.no_grad()
+def mapped(logits: Tensor, mapping: tuple[Tensor, Tensor | None]) -> Tensor:
+    """The map of `on_device` of logits (N, C); -inf stays -inf.
+
+    >>> rotated = AffineMap(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.0, 0.5]))
+    >>> logits = torch.tensor([[1.0, 0.0]])
+    >>> mapped(logits, on_device(rotated, logits))
+    tensor([[0.0000, 1.5000]])
+    """
+    weight, bias = mapping
+    wide = logits.to(weight.dtype)
+    if weight.ndim == 2:
+        with full_float32():
+            result = wide @ weight.T
+    else:
+        masked = wide.isneginf()
+        result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
+    return result if bias is None else result + bias
+
+
+def _compute(state: StreamingCalibration) -> dict[str, float]:
+    try:
+        return state.compute()
+    except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
+        warnings.warn(
+            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check the model's logits "
+            "and the labels.",
+            stacklevel=2,
+        )
+        return dict.fromkeys(LOGGED_METRICS, math.nan)
+
+
+def _check_labelled(found: bool) -> None:
+    check(found, "the calibration split to have labelled examples", "none", "check its label column")
+
+
+# ---- Passes over held-out rows in the middle of a training ----
+
+
+@contextmanager
+def undisturbed(trainer: Any) -> Iterator[None]:
+    """Within it a pass leaves mode, random streams, log and progress bars of the training as they were."""
+    model: Any = trainer.model
+    visible, modes = trainer.callback_handler, [(module, module.training) for module in model.modules()]
+    trainer.callback_handler = CallbackHandler(
+        [DefaultFlowCallback()], model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+    )
+    try:
+        with random_state_left_as_found():
+            yield
+    finally:
+        trainer.callback_handler = visible
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def random_state_left_as_found() -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's random states (CPU, and the current CUDA device) on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def held_out_loader(trainer: Any, split: Any, n_samples: int | None) -> Any:
+    """A loader of a split, or of a fixed random subset of it."""
+    if n_samples is not None and n_samples < len(split):  # the same random examples each time
+        generator = torch.Generator().manual_seed(trainer.args.seed)
+        rows = torch.randperm(len(split), generator=generator)[:n_samples].tolist()
+        split = split.select(rows) if hasattr(split, "select") else Subset(split, rows)
+    # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+    return trainer.get_test_dataloader(split)
