@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.language_models.label_tokens import label_token_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.trainer.checks import Labels, predicts_next_token
+from hf_calib.trainer.labels import Labels, predicts_next_token
 
 PLACES = "answer_places"  # in a batch: (N,) the position whose logits are for the answer
 

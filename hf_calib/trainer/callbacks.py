@@ -1,7 +1,12 @@
-"""Callbacks of `CalibrationTrainer`: gammas that follow the calibration split, and the calibration map.
+"""Callbacks: gammas that follow held-out predictions, and the calibration map.
 
-`CalibrationTrainer` adds these callbacks by itself, as its arguments say. Pass one of them to it only to
-choose its settings in Python.
+`CalibrationTrainer` adds them by itself, as its arguments say; pass one to it only to choose its settings in Python.
+They also work beside the stock `Trainer`, given the trainer and the rows:
+
+    loss = adafocal()
+    trainer = Trainer(model, args, compute_loss_func=loss, train_dataset=..., eval_dataset=...)
+    trainer.add_callback(AdaFocalCallback(trainer=trainer, calibration_dataset=rows))
+    trainer.add_callback(TemperatureScalingCallback(trainer=trainer, calibration_dataset=rows))
 """
 
 from __future__ import annotations
@@ -9,39 +14,60 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from sklearn.base import clone
-from transformers import TrainerCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected
+from hf_calib._errors import InputTypeError, check, did_you_mean, expected
+from hf_calib.losses import AdaptiveLoss
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
-from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.tables import show
+from hf_calib.trainer.calibration_map import fit_once, in_words
+from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
+from hf_calib.trainer.evaluation import Evaluation, held_out
 
 STRATEGIES = ("end", "evaluate")
 Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
 class CalibrationCallback(TrainerCallback):
-    """A callback that works on the trainer; the trainer introduces itself when the callback is added."""
+    """A callback of a `CalibrationTrainer`, which introduces itself; or of a stock trainer, which is given."""
 
-    trainer: Any = None  # the CalibrationTrainer, which imports this module
+    def __init__(self, trainer: Any, calibration_dataset: Any) -> None:
+        given = trainer is not None
+        way_out = "leave both out for a CalibrationTrainer, which has its own rows"
+        requirement = "trainer and calibration_dataset to be given together"
+        check(given == (calibration_dataset is not None), requirement, "one of them", way_out)
+        self.trainer = trainer
+        self.calibration_dataset = calibration_dataset
+
+    @property
+    def is_of_a_stock_trainer(self) -> bool:
+        """Whether this callback does what a `CalibrationTrainer` does."""
+        return self.calibration_dataset is not None
 
     def before_train_end(self, state: Any) -> None:
         """Called at the end of the training, before any callback's `on_train_end`."""
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A `CalibrationTrainer` has called `before_train_end` already."""
+        if self.is_of_a_stock_trainer:
+            self.before_train_end(state)
+
     def _attached(self) -> Any:
         if self.trainer is None:
+            way_out = "pass trainer=trainer and calibration_dataset=rows"
             name = type(self).__name__
-            raise RuntimeError(
-                expected(name, "be used by a CalibrationTrainer", "another trainer", "switch to it")
-            )
+            raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
         return self.trainer
+
+    def _held_out(self, **settings: Any) -> Evaluation:
+        return held_out(self.trainer, self.calibration_dataset, **settings)
 
 
 def calibrate_before_the_end(trainer: Any) -> None:
@@ -57,7 +83,7 @@ def calibrate_before_the_end(trainer: Any) -> None:
         history = state.log_history
         summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
         for callback in list(handler.callbacks):
-            if isinstance(callback, CalibrationCallback):
+            if isinstance(callback, CalibrationCallback) and not callback.is_of_a_stock_trainer:
                 callback.before_train_end(state)
         if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
             history.append(history.pop(summary))
@@ -76,12 +102,9 @@ class AdaFocalCallback(CalibrationCallback):
     epochs on. The model's mode, the random streams and the progress bars are left as found, and the
     values are the same on every process.
 
-    Each update is logged, whatever `logging_steps` says: for each bin its gamma, calibration gap, edges and number
-    of held-out examples (`gamma_00`, `calibration_gap_00`, `edge_00`, `count_00`, ...), which
-    `hf_calib.plots.gamma_dynamics` draws. `trainer.state.log_history` and trackers get all of them, the console
-    their ranges. With 15 bins an update takes 2 kB in the checkpoints' `trainer_state.json`.
-
-    A trainer has one: the last that it is given.
+    Each update's table is in `trainer.state.log_history`: for each bin its gamma, calibration gap, edges and number of
+    held-out examples (`gamma_00`, `calibration_gap_00`, ...), which `hf_calib.plots.gamma_dynamics` draws. Trackers and
+    the console get `gamma_mean`, `gamma_min` and `gamma_max`. The table is in every checkpoint.
 
     Args:
         every_n_steps: None, or at least 1.
@@ -89,19 +112,15 @@ class AdaFocalCallback(CalibrationCallback):
         schedule: {epoch: steps}, epochs rising, from 0: from which epoch on to update every how many optimizer
             steps. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100 steps in the next
             15, and then at every step. Not with `every_n_steps`.
-
-    Raises:
-        TypeError: if `every_n_steps` or `n_samples` is not an integer.
-        ValueError: if a number is out of range, a schedule is no such mapping or comes with `every_n_steps`, or
-            `n_samples` is given alone.
+        trainer: a stock Trainer whose `compute_loss_func` is the loss.
+        calibration_dataset: with it, the held-out rows.
 
     References:
         Ghosh et al. 2022, Algorithm 1; the schedule: Fig. 53.
 
-    Example:
-        >>> callback = AdaFocalCallback(every_n_steps=50, n_samples=2000)
-        >>> callback.every_n_steps
-        50
+    >>> callback = AdaFocalCallback(every_n_steps=50, n_samples=2000)
+    >>> callback.every_n_steps
+    50
     """
 
     def __init__(
@@ -110,20 +129,20 @@ class AdaFocalCallback(CalibrationCallback):
         every_n_steps: int | None = None,
         n_samples: int | None = None,
         schedule: Mapping[int, int] | None = None,
+        trainer: Any = None,
+        calibration_dataset: Any = None,
     ) -> None:
+        super().__init__(trainer, calibration_dataset)
+        way_out = "leave it out for the default"
         for name, value in (("every_n_steps", every_n_steps), ("n_samples", n_samples)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise InputTypeError(
-                    expected(name, "be an integer", repr(value), "leave it out for the default")
-                )
-            if value is not None and value < 1:
-                raise InputValueError(expected(name, "be at least 1", value, "leave it out for the default"))
-        if schedule is not None and every_n_steps is not None:
-            got, way_out = f"every_n_steps={every_n_steps}", "leave one of them out"
-            raise InputValueError(expected("schedule", "go without every_n_steps", got, way_out))
-        if n_samples is not None and every_n_steps is None and schedule is None:
-            requirement, way_out = "go with every_n_steps or schedule", "set one of them"
-            raise InputValueError(expected("n_samples", requirement, "neither", way_out))
+                raise InputTypeError(expected(name, "be an integer", repr(value), way_out))
+            check(value is None or value >= 1, f"{name} to be at least 1", value, way_out)
+        alone = schedule is None or every_n_steps is None
+        got = f"every_n_steps={every_n_steps}"
+        check(alone, "schedule to go without every_n_steps", got, "leave one of them out")
+        by_steps = n_samples is None or every_n_steps is not None or schedule is not None
+        check(by_steps, "n_samples to go with every_n_steps or schedule", "neither", "set one of them")
         self.every_n_steps = every_n_steps
         self.n_samples = n_samples
         self.schedule = {} if schedule is None else read_schedule(schedule, "schedule")
@@ -131,11 +150,26 @@ class AdaFocalCallback(CalibrationCallback):
         self._last_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, resumed = self._attached(), state.global_step > 0
+        self._attached()
+        resumed = state.global_step > 0
+        if self.is_of_a_stock_trainer:
+            loss = self.trainer.compute_loss_func
+            way_out = "pass compute_loss_func=adafocal() to the Trainer"
+            check(isinstance(loss, AdaptiveLoss), "compute_loss_func to be a loss that adapts", loss, way_out)
+            loss.to(args.device)
+            if resumed:
+                folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+                load_loss_state(loss, folder)
         # An evaluation before the first step of a resumed training was followed by an update before it stopped.
         self._updating, self._last_step = True, state.global_step if resumed else -1
         if resumed and self._missed_at_epoch_end(args, state):
-            trainer.update_adaptive_loss()
+            self._update_table()
+
+    def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
+        if self.is_of_a_stock_trainer:
+            update_table(self.trainer, self.trainer.compute_loss_func, self._held_out(n_samples=n_samples))
+        else:
+            self._attached().update_adaptive_loss(done, n_samples=n_samples)
 
     def _missed_at_epoch_end(self, args: Any, state: Any) -> bool:
         """Whether the checkpoint was saved at the last step of an epoch, but before the epoch's update."""
@@ -157,19 +191,25 @@ class AdaFocalCallback(CalibrationCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         interval = self._interval(state)
         if interval is not None and state.global_step % interval == 0:
-            self._attached().update_adaptive_loss(n_samples=self.n_samples)
+            self._update_table(n_samples=self.n_samples)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._interval(state) is None and args.eval_strategy == IntervalStrategy.NO:
-            self._attached().update_adaptive_loss()
+            self._update_table()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Several evaluation sets make one evaluation; evaluations after the training change nothing.
-        trainer = self._attached()
         if self._updating and self._interval(state) is None and state.global_step != self._last_step:
             self._last_step = state.global_step
-            done = trainer.last_evaluation
-            trainer.update_adaptive_loss(done if done.dataset is trainer.calibration_split else None)
+            done = getattr(self.trainer, "last_evaluation", None)
+            at_hand = done is not None and done.dataset is self.trainer.calibration_split
+            self._update_table(done if at_hand else None)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A `CalibrationTrainer` saves the table with the model."""
+        if self.is_of_a_stock_trainer and args.should_save:
+            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            save_loss_state(self.trainer.compute_loss_func, folder)
 
     def before_train_end(self, state: Any) -> None:
         self._updating = False
@@ -182,29 +222,29 @@ class CalibrationMapCallback(CalibrationCallback):
     (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
     `eval_ece_calibrated`, ...), and the map is named on the console. With `strategy="evaluate"` each evaluation during
     the training is preceded by a fit too. A fit or a final evaluation that fails is warned of; the trained model is
-    kept.
-
-    A trainer has one: the last that it is given.
+    kept. Beside a stock Trainer the map is fitted at the end, and is `fitted` of this callback: fold it with
+    `hf_calib.fold`.
 
     Args:
         scaler: not fitted, with settings of its own; each fit is of a copy.
         strategy: "end" or "evaluate".
+        trainer: a stock Trainer.
+        calibration_dataset: with it, the rows to fit on.
 
-    Raises:
-        TypeError: if the scaler cannot be folded into a model's head.
-        ValueError: for another strategy.
-
-    Example:
-        >>> from hf_calib.scaling import MatrixScaling
-        >>> CalibrationMapCallback(MatrixScaling(off_diagonal_penalty=1.0)).scaler
-        MatrixScaling(off_diagonal_penalty=1.0)
+    >>> from hf_calib.scaling import MatrixScaling
+    >>> CalibrationMapCallback(MatrixScaling(off_diagonal_penalty=1.0)).scaler
+    MatrixScaling(off_diagonal_penalty=1.0)
     """
 
-    def __init__(self, scaler: Any, *, strategy: str = "end") -> None:
+    def __init__(
+        self, scaler: Any, *, strategy: str = "end", trainer: Any = None, calibration_dataset: Any = None
+    ) -> None:
+        super().__init__(trainer, calibration_dataset)
         self.title = map_title(foldable_method(scaler))
         _check_option("strategy", strategy, STRATEGIES)
         self.scaler = scaler
         self.strategy = strategy
+        self.fitted: Any = None
         self._last_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -219,13 +259,15 @@ class CalibrationMapCallback(CalibrationCallback):
 
     def before_train_end(self, state: Any) -> None:
         trainer = self._attached()
-        if trainer.calibration_split is None:
+        if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
             return
         self._last_step = state.global_step
         self._fit()
-        if trainer.calibration_map is not None:
-            show(trainer, {"calibration_map": in_words(trainer.calibration_map)})
-        if trainer.eval_dataset is not None:
+        for callback in trainer.callback_handler.callbacks if self.fitted is not None else ():
+            if isinstance(callback, PrinterCallback | ProgressCallback):  # trackers take numbers only
+                logs = {"calibration_map": in_words(self.fitted)}
+                callback.on_log(trainer.args, state, trainer.control, logs=logs)
+        if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             try:
                 trainer.evaluate_at_end()
             except Exception as error:  # whatever it is, the training is done and must not be lost
@@ -237,9 +279,14 @@ class CalibrationMapCallback(CalibrationCallback):
 
     def _fit(self) -> None:
         """Fit; but no failure (a model whose logits are NaN, a broken row) is a reason to lose a training."""
-        trainer = self._attached()
+        trainer, scaler = self._attached(), clone(self.scaler)
+        self.fitted = None
         try:
-            trainer.fit_calibration_map(clone(self.scaler))
+            if self.is_of_a_stock_trainer:
+                fit_once(trainer.accelerator, scaler, *self._held_out(keep_logits=True).logits_and_labels())
+                self.fitted = scaler
+            else:
+                self.fitted = trainer.fit_calibration_map(scaler)
         except Exception as error:
             warnings.warn(
                 f"{self.title.capitalize()} was not fitted: {_in_short(error)}. The trained model is kept, and its "
@@ -253,23 +300,36 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 
     Args:
         criterion: "nll" (exact), "ece" or "adaptive_ece" (the papers' grid).
-        strategy: "end" or "evaluate".
-
-    Raises:
-        ValueError: for another criterion or strategy.
+        **settings: of `CalibrationMapCallback`.
 
     References:
         Guo et al. 2017; the papers' grid: Mukhoti et al. 2020.
 
-    Example:
-        >>> TemperatureScalingCallback(criterion="ece").scaling
-        TemperatureScaling(criterion='ece')
+    >>> TemperatureScalingCallback(criterion="ece").scaling
+    TemperatureScaling(criterion='ece')
     """
 
-    def __init__(self, *, criterion: Any = "nll", strategy: str = "end") -> None:
+    def __init__(self, *, criterion: Any = "nll", **settings: Any) -> None:
         _check_option("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
-        super().__init__(self.scaling, strategy=strategy)
+        super().__init__(self.scaling, **settings)
+
+
+def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
+    """Update the table of an adaptive loss from held-out predictions, and log it."""
+    found, state = evaluation.labelled(), trainer.state
+    gaps = found.class_gaps if loss.reads_labels else None
+    progress = state.global_step / max(state.max_steps, 1)
+    loss.update(found.confidences, found.correct, class_gaps=gaps, progress=progress)
+    # The numbers of all bins are for figures, which read them here; nobody reads sixty numbers in a line.
+    table = loss.log_values()
+    state.log_history.append({**table, "epoch": state.epoch, "step": state.global_step})
+    gammas = [value for name, value in table.items() if name.startswith("gamma_")]
+    if gammas:
+        due = trainer.control.should_log
+        mean = sum(gammas) / len(gammas)
+        trainer.log({"gamma_mean": mean, "gamma_min": min(gammas), "gamma_max": max(gammas)})
+        trainer.control.should_log = due  # the training loss may still have to be logged
 
 
 def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
@@ -286,18 +346,16 @@ def read_schedule(schedule: Any, name: str) -> dict[int, int]:
     given = schedule if isinstance(schedule, Mapping) else {}
     epochs = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in given]
     steps = list(given.values())
-    whole = all(type(number) is int for number in [*epochs, *steps])
-    if not given or not whole or epochs != sorted(set(epochs)) or epochs[0] < 0 or min(steps) < 1:
-        requirement = "map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
-        way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
-        raise InputValueError(expected(name, requirement, repr(schedule), way_out))
+    whole = bool(given) and all(type(number) is int for number in [*epochs, *steps])
+    holds = whole and epochs == sorted(set(epochs)) and epochs[0] >= 0 and min(steps) >= 1
+    requirement = f"{name} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
+    way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
+    check(holds, requirement, repr(schedule), way_out)
     return dict(zip(epochs, steps, strict=True))
 
 
 def _check_option(name: str, value: object, options: tuple[str, ...]) -> None:
-    if value not in options:
-        way_out = did_you_mean(value, options)
-        raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
+    check(value in options, f"{name} to be one of {options}", repr(value), did_you_mean(value, options))
 
 
 def _in_short(error: Exception) -> str:

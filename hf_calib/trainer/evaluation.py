@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import Subset
-from transformers import DefaultFlowCallback
+from transformers import DefaultFlowCallback, Trainer
 from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
+from hf_calib.losses import logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
+from hf_calib.trainer.labels import aligned_labels, predicts_next_token, random_state_left_as_found
 from hf_calib.trainer.token_sample import TokenSample
 
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
@@ -230,12 +232,54 @@ def _check_labelled(found: bool) -> None:
     check(found, "the calibration split to have labelled examples", "none", "check its label column")
 
 
-# ---- Passes over held-out rows in the middle of a training ----
+# ---- Passes of a trainer's model ----
 
 
-@contextmanager
-def undisturbed(trainer: Any) -> Iterator[None]:
-    """Within it a pass leaves mode, random streams, log and progress bars of the training as they were."""
+def run(
+    trainer: Any, current: Evaluation, loop: Callable[[], EvalLoopOutput], *, loss_only: bool
+) -> EvalLoopOutput:
+    """A pass by the trainer's `evaluation_loop`, whose hook for the logits is where each batch is taken."""
+    hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
+    next_token = predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
+
+    def take(logits: Any, labels: Any) -> Any:
+        seen = vars(trainer).pop("seen", None)  # what a compute_loss of ours read of this batch
+        if seen is None and isinstance(labels, Tensor):
+            seen = logits_of(logits), aligned_labels(labels, next_token=next_token)
+        if seen is not None:
+            current.add(*seen)
+        if loss_only:
+            return torch.zeros(1, device=trainer.accelerator.device)
+        return logits if hooks[0] is None else hooks[0](logits, labels)
+
+    trainer.preprocess_logits_for_metrics = take
+    trainer.compute_metrics = None if loss_only else hooks[1]
+    try:
+        output = loop()
+    finally:
+        trainer.preprocess_logits_for_metrics, trainer.compute_metrics = hooks
+    current.finish()
+    return output._replace(predictions=None, label_ids=None) if loss_only else output
+
+
+def held_out(trainer: Any, split: Any, *, n_samples: int | None = None, **settings: Any) -> Evaluation:
+    """A pass over a split in the middle of a training, or over a fixed random subset of it.
+
+    Mode, random streams, log and progress bars of the training are left as found. The loader is made once: accelerate
+    remembers every one that it prepares.
+    """
+    loaders = vars(trainer).setdefault("held_out_loaders", {})
+    made_for, loader = loaders.get(n_samples, (None, None))
+    if made_for is not split:
+        rows = split
+        if n_samples is not None and n_samples < len(split):  # the same random examples each time
+            generator = torch.Generator().manual_seed(trainer.args.seed)
+            chosen = torch.randperm(len(split), generator=generator)[:n_samples].tolist()
+            rows = split.select(chosen) if hasattr(split, "select") else Subset(split, chosen)
+        # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+        loader = trainer.get_test_dataloader(rows)
+        loaders[n_samples] = (split, loader)
+    current = Evaluation(trainer.accelerator, "", **{"n_bins": 15, **settings})
     model: Any = trainer.model
     visible, modes = trainer.callback_handler, [(module, module.training) for module in model.modules()]
     trainer.callback_handler = CallbackHandler(
@@ -243,31 +287,10 @@ def undisturbed(trainer: Any) -> Iterator[None]:
     )
     try:
         with random_state_left_as_found():
-            yield
+            loop = partial(Trainer.evaluation_loop, trainer, loader, "Calibration", False)
+            run(trainer, current, loop, loss_only=True)
     finally:
         trainer.callback_handler = visible
         for module, mode in modes:
             module.training = mode
-
-
-@contextmanager
-def random_state_left_as_found() -> Iterator[None]:
-    """Restore Python's, NumPy's and PyTorch's random states (CPU, and the current CUDA device) on exit."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def held_out_loader(trainer: Any, split: Any, n_samples: int | None) -> Any:
-    """A loader of a split, or of a fixed random subset of it."""
-    if n_samples is not None and n_samples < len(split):  # the same random examples each time
-        generator = torch.Generator().manual_seed(trainer.args.seed)
-        rows = torch.randperm(len(split), generator=generator)[:n_samples].tolist()
-        split = split.select(rows) if hasattr(split, "select") else Subset(split, rows)
-    # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
-    return trainer.get_test_dataloader(split)
+    return current

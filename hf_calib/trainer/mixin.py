@@ -40,23 +40,21 @@ from hf_calib.trainer.callbacks import (
     TemperatureScalingCallback,
     calibrate_before_the_end,
     own_callback,
+    update_table,
 )
 from hf_calib.trainer.checkpoint import load_loss_state, newest_checkpoint
-from hf_calib.trainer.checks import (
+from hf_calib.trainer.checks import check_data, check_decisions, check_model
+from hf_calib.trainer.config import BALANCED, CalibrationConfig
+from hf_calib.trainer.evaluation import Evaluation, held_out, run
+from hf_calib.trainer.labels import (
     aligned_labels,
     balanced_class_weights,
-    check_data,
-    check_decisions,
-    check_model,
     collated_labels,
     number_of_classes,
     predicts_next_token,
 )
-from hf_calib.trainer.config import BALANCED, CalibrationConfig
-from hf_calib.trainer.evaluation import Evaluation, held_out_loader, undisturbed
 from hf_calib.trainer.publishing import PublishingMixin
 from hf_calib.trainer.report import about_data
-from hf_calib.trainer.tables import log_table
 
 
 class CalibrationMixin(PublishingMixin):
@@ -108,14 +106,9 @@ class CalibrationMixin(PublishingMixin):
         self.calibration_loss: CalibrationLoss
         self.fitted_map: FittedMap | None = None
         self.last_evaluation: Evaluation | None = None
-        self._under_way: list[Evaluation] = []  # a pass, and those that callbacks begin within it
-        self._seen: tuple[Tensor, Tensor] | None = (
-            None  # what compute_loss saw of the present evaluation batch
-        )
         self._evaluating: list[tuple[Any, Evaluation | None]] = []  # calls of evaluate: dataset, its pass
         self._keep_logits = False
         self._is_last_evaluation = False
-        self._loaders: dict[int | None, tuple[Any, Any]] = {}  # of the calibration split
         self._decided_problem_type: str | None = None
         self._next_token = False
         self.answers: AnswerOptions | None = None
@@ -354,7 +347,7 @@ class CalibrationMixin(PublishingMixin):
             present = self.callback_handler.callbacks
             self._removed |= {type(c) for c in self._own_callbacks if c not in present}
             self.callback_handler.callbacks = [c for c in present if c not in self._own_callbacks]
-            self._loaders.clear()
+            vars(self).pop("held_out_loaders", None)
             self._make_loss()
             self._add_calibration_callbacks()
             self._check_model()
@@ -440,8 +433,8 @@ class CalibrationMixin(PublishingMixin):
                 self.model_config.problem_type = "multi_label_classification"
         if not model.training:
             num_items_in_batch = None  # the loss of an evaluation batch is its own mean
-            self._seen = (logits_of(logits), labels)
-            if self._example_batch is None and self._under_way and self._under_way[-1].keep_logits:
+            self.seen = (logits_of(logits), labels)  # for the pass that is under way
+            if self._example_batch is None:
                 others = {self.label_key, *self.not_for_the_model}
                 rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
                 self._example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
@@ -590,7 +583,10 @@ class CalibrationMixin(PublishingMixin):
             keep_logits=self._keep_logits or for_card,
             keep_at_most=None if self._keep_logits else Evaluation.FEW_VALUES,
         )
-        output = self._over(current, dataloader, description, ignore_keys, loss_only=loss_only)
+        loop = partial(
+            super().evaluation_loop, dataloader, description, False, ignore_keys, metric_key_prefix
+        )
+        output = run(self, current, loop, loss_only=loss_only)
         if description == "Evaluation":
             self.last_evaluation = current
             if self._evaluating:
@@ -598,33 +594,6 @@ class CalibrationMixin(PublishingMixin):
                 self._evaluating[-1] = (current.dataset, current)
         # A metric of that name from the user's compute_metrics takes precedence.
         return output._replace(metrics=current.metrics() | (output.metrics or {}))
-
-    def _over(
-        self, current: Evaluation, loader: Any, description: str, ignore_keys: Any = None, *, loss_only: bool
-    ) -> EvalLoopOutput:
-        """A pass of the Trainer's; the hook for its logits is where each batch is taken."""
-        hooks = self.preprocess_logits_for_metrics, self.compute_metrics
-
-        def take(logits: Any, labels: Any) -> Any:
-            seen, self._seen = self._seen, None
-            if seen is None and isinstance(labels, Tensor):  # another compute_loss than ours
-                seen = logits_of(logits), self._aligned(labels)
-            if seen is not None:
-                current.add(*seen)
-            if loss_only:
-                return torch.zeros(1, device=self.accelerator.device)
-            return logits if hooks[0] is None else hooks[0](logits, labels)
-
-        self.preprocess_logits_for_metrics = take
-        self.compute_metrics = None if loss_only else self.compute_metrics
-        self._under_way.append(current)
-        try:
-            output = super().evaluation_loop(loader, description, False, ignore_keys, current.prefix)
-        finally:
-            self._under_way.pop()
-            self.preprocess_logits_for_metrics, self.compute_metrics = hooks
-        current.finish()
-        return output._replace(predictions=None, label_ids=None) if loss_only else output
 
     # ---- Calibration ----
 
@@ -638,24 +607,15 @@ class CalibrationMixin(PublishingMixin):
             keep_logits: keep logits and labels, for a fit that needs them.
             sample_tokens: keep those of a random sample of the tokens, at most 20,000 and half a GiB.
         """
-        split = self.calibration_split
-        made_for, loader = self._loaders.get(n_samples, (None, None))
-        if made_for is not split:  # made once: accelerate remembers every loader that it prepares
-            loader = held_out_loader(self, split, n_samples)
-            self._loaders[n_samples] = (split, loader)
-        keep = {"keep_logits": keep_logits, "sample_tokens": sample_tokens}
-        current = Evaluation(self.accelerator, "", n_bins=self.calibration_config.n_bins, **keep)
-        with undisturbed(self):
-            self._over(current, loader, "Calibration", loss_only=True)
-        return current
+        keep: dict[str, Any] = {"keep_logits": keep_logits, "sample_tokens": sample_tokens}
+        keep["n_bins"] = self.calibration_config.n_bins
+        return held_out(self, self.calibration_split, n_samples=n_samples, **keep)
 
-    def update_adaptive_loss(
-        self, held_out: Evaluation | None = None, *, n_samples: int | None = None
-    ) -> None:
+    def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         """Update the table of an adaptive loss from the calibration split, and log it.
 
         Args:
-            held_out: a pass over it that is at hand; None makes one.
+            done: a pass over it that is at hand; None makes one.
             n_samples: of which subset size to make one; None for the whole split.
 
         Raises:
@@ -663,11 +623,7 @@ class CalibrationMixin(PublishingMixin):
         """
         loss = self.calibration_loss
         assert isinstance(loss, AdaptiveLoss)
-        state = (held_out or self.held_out_pass(n_samples=n_samples)).labelled()
-        progress = self.state.global_step / max(self.state.max_steps, 1)
-        gaps = state.class_gaps if loss.reads_labels else None
-        loss.update(state.confidences, state.correct, class_gaps=gaps, progress=progress)
-        log_table(self, loss.log_values())
+        update_table(self, loss, done or self.held_out_pass(n_samples=n_samples))
 
     @property
     def temperature(self) -> float | None:

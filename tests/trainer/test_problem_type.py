@@ -14,7 +14,7 @@ from transformers import pipeline
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.trainer.checks import aligned_labels
+from hf_calib.trainer.labels import aligned_labels
 from tests.helpers.tiny import (
     N_LABELS,
     TRUE_TEMPERATURE,

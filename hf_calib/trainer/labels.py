@@ -1,0 +1,194 @@
+"""Labels as the loss and the metrics read them, and what a model says of its classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import IterableDataset
+
+from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+
+class Labels(NamedTuple):
+    """The labels of a split, flattened."""
+
+    values: NDArray[Any]
+    rows: NDArray[np.int64]  # the row of each value
+    missing: NDArray[np.int64]  # rows where a label is None
+
+
+def read_labels(dataset: Any, label_key: str) -> Labels | None:
+    """The labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    if isinstance(dataset, datasets.Dataset):
+        column = _label_name(dataset.column_names, label_key)
+        return None if column is None else _labels_of_column(dataset, column)
+    if isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
+        name = _label_name(dataset[0], label_key)
+        return None if name is None else _labels_of_rows([row.get(name) for row in dataset])
+    return None
+
+
+def has_rows(dataset: Any) -> bool:
+    """Whether rows can be read by their index. A stream may have a length, and inherits `__getitem__`."""
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return indexed and not isinstance(dataset, IterableDataset)
+
+
+def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
+    """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
+
+    Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
+    At batch size 1 one row is collated, since rows need not fit together then.
+    """
+    if not (has_rows(dataset) and len(dataset)):
+        return None
+    collator = trainer._get_collator_with_removed_columns(trainer.data_collator, role)
+    args = trainer.args
+    batch_size = args.train_batch_size if role == "training" else args.eval_batch_size
+    rows = range(min(2, batch_size, len(dataset))) if row is None else [row]
+    with random_state_left_as_found():  # reading a row may augment it
+        try:
+            batch = collator([dataset[index] for index in rows])
+        except Exception as error:
+            what = f"{'the first rows' if row is None else f'row {row}'} of the {role} split"
+            got, way_out = f"{type(error).__name__}: {error}", "check its rows and the data collator"
+            raise InputValueError(expected(what, "be made a batch", got, way_out)) from error
+    labels = batch.get(trainer.label_key)
+    return labels if isinstance(labels, Tensor) else None
+
+
+def balanced_class_weights(trainer: Any) -> list[float]:
+    """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+    dataset, n_classes = trainer.train_dataset, trainer.n_classes
+    found = read_labels(dataset, trainer.label_key)
+    way_out = "give one number per class"
+    several = trainer.has_label_per_class(dataset, "training")
+    readable = not several and found is not None and found.values.dtype.kind in "iu"
+    requirement = (
+        "class_weights to be given as numbers where the training split has no column of class indices"
+    )
+    check(readable, requirement, "'balanced'", way_out)
+    assert found is not None
+    counted = found.values[found.values >= 0]
+    for row in sorted({int(found.rows[i]) for i in np.unique(found.values, return_index=True)[1]}):
+        arriving = collated_labels(trainer, dataset, "training", row)
+        start, end = np.searchsorted(found.rows, (row, row + 1))  # the values come row by row
+        arrives = [] if arriving is None else arriving.flatten().tolist()
+        unchanged = arriving is None or {*arrives, IGNORE_INDEX} == {*found.values[start:end], IGNORE_INDEX}
+        requirement = "class_weights to be given as numbers where a transform or collator changes the labels"
+        check(unchanged, requirement, f"'balanced', and a row {row} that arrives as {arrives}", way_out)
+    counts = np.bincount(counted, minlength=n_classes or 0)
+    fits = n_classes is None or len(counts) <= n_classes
+    requirement = f"class_weights to be 'balanced' over labels in [0, {n_classes})"
+    got = f"label {len(counts) - 1} in the training split"
+    check(fits, requirement, got, "relabel, or set num_labels")
+    absent = np.flatnonzero(counts == 0)
+    got = f"no examples of class {few(absent.tolist())}" if len(absent) else "no labels"
+    requirement = "class_weights to be 'balanced' over classes that the training split has"
+    check(not len(absent) and len(counts) > 0, requirement, got, way_out)
+    return (len(counted) / (len(counts) * counts)).tolist()
+
+
+def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
+    """The labels (N,), (N, 1), (N, L) or float (N, C), each at the position of the logits that it belongs to.
+
+    For `next_token` they are shifted, as transformers does for causal language models; the last position is ignored.
+
+    >>> import torch
+    >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
+    tensor([[   6,    7, -100]])
+    >>> aligned_labels(torch.tensor([[5], [6]]), next_token=False)
+    tensor([5, 6])
+    """
+    if next_token and labels.dim() > 1:
+        return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    return labels.squeeze(1) if one_column else labels
+
+
+def _label_name(names: Iterable[str], label_key: str) -> str | None:
+    """The name that the collator would take, as `default_data_collator` renames `label` and `label_ids`."""
+    return next((name for name in (label_key, "label", "label_ids") if name in names), None)
+
+
+def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
+    """Of a column of numbers, or of lists of them (one per token or class)."""
+    values = dataset.with_format("arrow")[column][:].combine_chunks()
+    rows = np.arange(len(values))
+    missing = []
+    while True:
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        missing.append(rows[absent])
+        if not hasattr(values, "value_parent_indices"):
+            break
+        rows = rows[values.value_parent_indices().to_numpy()]
+        values = values.flatten()
+    flat = values.drop_null().to_numpy(zero_copy_only=False)
+    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
+
+
+def _labels_of_rows(labels: list[Any]) -> Labels:
+    arrays = [np.asarray([] if label is None else label) for label in labels]
+    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
+    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
+    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
+    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
+
+
+@contextmanager
+def random_state_left_as_found() -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's random states (CPU, and the current CUDA device) on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+# ---- Models ----
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model is a decoder-only language model: its logits at position t are for token t + 1."""
+    return generates(model) and not is_encoder_decoder(model)
+
+
+def number_of_classes(model: Any) -> int | None:
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say.
+
+    A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
+    """
+    model = _without_adapters(model)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return None
+    if generates(model) or type(model).__name__.endswith("ForMaskedLM"):
+        return getattr(model.config.get_text_config(), "vocab_size", None)
+    return getattr(getattr(model, "config", None), "num_labels", None)
+
+
+def _without_adapters(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def generates(model: Any) -> bool:
+    """Whether the model generates text."""
+    model = _without_adapters(model)
+    return hasattr(model, "can_generate") and bool(model.can_generate())
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether it reads by an encoder, and writes by a decoder."""
+    return bool(getattr(_without_adapters(model).config, "is_encoder_decoder", False))
