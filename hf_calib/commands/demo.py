@@ -48,7 +48,7 @@ from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
 from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
-from hf_calib.trainer.arguments import CalibrationTrainingArguments
+from hf_calib.trainer.config import CalibrationTrainingArguments
 from hf_calib.trainer.trainer import CalibrationTrainer
 
 LOSSES: dict[str, dict[str, Any]] = {

@@ -28,9 +28,8 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | `_set_signature_columns_if_needed` | the same | test_roles.py |
 """
 
-from hf_calib.trainer.arguments import CalibrationTrainingArguments
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
-from hf_calib.trainer.config import CalibrationConfig
+from hf_calib.trainer.config import CalibrationConfig, CalibrationTrainingArguments
 from hf_calib.trainer.mixin import CalibrationMixin
 from hf_calib.trainer.trainer import CalibrationTrainer
 

@@ -1,16 +1,21 @@
-"""`CalibrationConfig`: the loss and the calibration map of a training, as fields that any arguments can have."""
+"""The loss and the calibration map of a training as fields: of the Trainer's arguments, or of a config beside them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib.losses import make_loss
+from transformers import TrainingArguments
+
+from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
+from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
@@ -30,6 +35,11 @@ _WHOLE_NUMBERS = {
     "gamma_update_steps": (1, 10**9),
     "gamma_update_samples": (1, 10**12),
 }
+
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
+_SEEDS = {"seed": (0, 2**32 - 1), "data_seed": (0, 2**63 - 1)}  # NumPy takes no larger seed
+
+_saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
 
 @dataclass(repr=False)
@@ -124,33 +134,23 @@ class CalibrationConfig:
         self.check_calibration()
 
     def check_calibration(self) -> None:
-        """Refuse what is out of range, or does not go together.
-
-        Raises:
-            TypeError, ValueError: naming what is allowed.
-        """
+        """Refuse what is out of range, or does not go together."""
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         schedule = self.gamma_update_schedule
         schedule = _from_json(schedule) if isinstance(schedule, str) else schedule
         if schedule is not None:
             schedule = read_schedule(schedule, "gamma_update_schedule")
         self.gamma_update_schedule = schedule
-        for name, options in (("calibration_strategy", STRATEGIES), ("loss_reduction", LOSS_REDUCTIONS)):
-            value = getattr(self, name)
-            if value not in options:
-                way_out = did_you_mean(value, options)
-                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
-        check_whole_numbers(self, _WHOLE_NUMBERS)
+        _check_choice("calibration_strategy", self.calibration_strategy, STRATEGIES)
+        _check_choice("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
+        _check_whole_numbers(self, _WHOLE_NUMBERS)
         check_flag("gather_batch", self.gather_batch)
-        if self.gamma_update_schedule is not None and self.gamma_update_steps is not None:
-            got, way_out = f"gamma_update_steps={self.gamma_update_steps}", "leave one of them out"
-            raise InputValueError(
-                expected("gamma_update_schedule", "go without gamma_update_steps", got, way_out)
-            )
-        by_steps = self.gamma_update_steps or self.gamma_update_schedule
-        if self.gamma_update_samples is not None and not by_steps:
-            requirement, way_out = "go with gamma_update_steps or gamma_update_schedule", "set one of them"
-            raise InputValueError(expected("gamma_update_samples", requirement, "neither", way_out))
+        steps = self.gamma_update_steps
+        requirement = "gamma_update_schedule to go without gamma_update_steps"
+        check(None in (schedule, steps), requirement, f"gamma_update_steps={steps}", "leave one of them out")
+        requirement = "gamma_update_samples to go with gamma_update_steps or gamma_update_schedule"
+        by_steps = self.gamma_update_samples is None or steps or schedule
+        check(bool(by_steps), requirement, "neither", "set one of them")
         self.make_scaler()
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
@@ -173,26 +173,16 @@ class CalibrationConfig:
         return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
 
     def make_scaler(self) -> Any:
-        """The scaler, not fitted, that this describes; None for no calibration map.
-
-        Raises:
-            ValueError: for an unknown method or criterion, or a criterion that does not go with the method.
-        """
+        """The scaler, not fitted, that this describes; None for no calibration map."""
         method, criterion = self.calibration_method, self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
-        for name, value, options in (
-            ("calibration_method", method, CALIBRATION_METHODS),
-            ("temperature_criterion", criterion, TEMPERATURE_CRITERIA),
-        ):
-            if value not in options:
-                way_out = did_you_mean(value, options)
-                raise InputValueError(expected(name, f"be one of {options}", repr(value), way_out))
-        if method not in ("temperature", "none") and criterion != "nll":
-            requirement = "be given with calibration_method='temperature' only"
-            got = f"{criterion!r} with calibration_method={method!r}"
-            way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
-            raise InputValueError(expected("temperature_criterion", requirement, got, way_out))
+        _check_choice("calibration_method", method, CALIBRATION_METHODS)
+        _check_choice("temperature_criterion", criterion, TEMPERATURE_CRITERIA)
+        goes_together = method in ("temperature", "none") or criterion == "nll"
+        requirement = "temperature_criterion to be given with calibration_method='temperature' only"
+        way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
+        check(goes_together, requirement, f"{criterion!r} with calibration_method={method!r}", way_out)
         if "none" in (method, criterion):
             return None
         if method == "temperature":
@@ -200,15 +190,88 @@ class CalibrationConfig:
         return FOLDABLE_SCALERS[method].load()()
 
 
-def check_whole_numbers(given: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
+# repr=False: a repr of the dataclass would replace the one that masks the token.
+@dataclass(repr=False)
+class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
+    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the calibration map.
+
+    Everything is checked here, before any data is touched. From Python, from the command line (through
+    `transformers.HfArgumentParser`), or from a YAML file with command-line overrides (`parse_arguments`).
+
+    With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
+    (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
+    otherwise. Those of the calibration map (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`.
+    With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
+
+    >>> args = CalibrationTrainingArguments("out", loss="focal", loss_kwargs={"gamma": 2.0}, report_to="none")
+    >>> args.make_loss().hyperparameters
+    {'gamma': 2.0}
+    """
+
+    answer_options: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D': "
+            "loss, metrics and temperature are over these. Each row has one of them as its only label."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self.loss_kwargs = read_mapping(self.loss_kwargs)
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _BY_METRIC
+        if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
+            self.metric_for_best_model = "nll"
+        if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
+            self.greater_is_better = False  # the base class takes all but losses for scores
+        TrainingArguments.__post_init__(self)
+        self.check_calibration()
+        _check_whole_numbers(self, _SEEDS)
+        if self.answer_options is not None:
+            requirement = "calibration_method to be 'temperature' or 'none' with answer_options"
+            way_out = "make a classifier with hf_calib.language_models.label_token_classifier for other maps"
+            fits = self.calibration_method in (None, "temperature", "none")
+            check(fits, requirement, repr(self.calibration_method), way_out)
+            requirement = "class_weights to be numbers with answer_options"
+            check(self.class_weights != BALANCED, requirement, "'balanced'", "give one number per option")
+        metric = self.metric_for_best_model or ""
+        if metric.endswith("_calibrated"):
+            has_map = self.make_scaler() is not None
+            purpose = f"for metric_for_best_model={metric!r}, with a map to fit"
+            requirement = f"calibration_strategy to be 'evaluate' {purpose}"
+            got = f"{self.calibration_strategy!r}" + ("" if has_map else " and no map")
+            way_out = f"set both, or use metric_for_best_model={metric.removesuffix('_calibrated')!r}"
+            check(has_map and self.calibration_strategy == "evaluate", requirement, got, way_out)
+        smoothing = self.label_smoothing_factor
+        got = f"label_smoothing_factor={smoothing} with loss={self.loss!r}"
+        way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone"
+        alone = smoothing == 0 or self.loss == "cross_entropy"
+        check(alone, "label smoothing to go with cross entropy", got, way_out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})
+
+
+@contextmanager
+def hub_token_left_out() -> Iterator[None]:
+    """Within it, pickled arguments have no `hub_token`: `training_args.bin` is uploaded beside the model."""
+    outer = _saved_with_a_model.set(True)
+    try:
+        yield
+    finally:
+        _saved_with_a_model.reset(outer)
+
+
+def _check_choice(name: str, value: Any, options: tuple[str, ...]) -> None:
+    check(value in options, f"{name} to be one of {options}", repr(value), did_you_mean(value, options))
+
+
+def _check_whole_numbers(given: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise unless attributes are None or integers in their ranges."""
     for name, (low, high) in ranges.items():
         value = getattr(given, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and low <= value <= high):
-            way_out = "leave it out for the default"
-            requirement = f"be a whole number, at least {low}, at most {high}"
-            raise InputValueError(expected(name, requirement, repr(value), way_out))
+        whole = value is None or (type(value) is int and low <= value <= high)
+        requirement = f"{name} to be a whole number, at least {low}, at most {high}"
+        check(whole, requirement, repr(value), "leave it out for the default")
 
 
 def _plain(value: Any) -> Any:

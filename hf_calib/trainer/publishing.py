@@ -19,9 +19,9 @@ from hf_calib.export.saving import check_overwrites_no_original, loaded_from, sa
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.predictions.labels import are_unnamed
 from hf_calib.scaling.saved_map import MAP_NAME, title_of
-from hf_calib.trainer.arguments import hub_token_left_out
 from hf_calib.trainer.calibration_map import FittedMap
 from hf_calib.trainer.checkpoint import save_loss_state
+from hf_calib.trainer.config import hub_token_left_out
 from hf_calib.trainer.report import REPORT, measured, write_results
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import Trainer
 
-from hf_calib.trainer.arguments import CalibrationTrainingArguments
+from hf_calib.trainer.config import CalibrationTrainingArguments
 from hf_calib.trainer.mixin import CalibrationMixin
 
 
