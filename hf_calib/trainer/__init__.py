@@ -7,16 +7,12 @@ it (tests/trainer; `test_overrides.py` compares the table with the code, on the 
     | --- | --- | --- |
     | `compute_loss` | the calibration loss, without the model computing its own | test_loss_scaling.py |
     | `get_batch_samples` | the normalizer of the global batch; rows that accelerate repeats | test_loss_scaling.py |
-    | `training_step` | what compute_loss says of its scaling holds for one step | test_loss_scaling.py |
     | `loss_is_scaled_for_ga` | tells the Trainer not to divide by the accumulation steps again | test_loss_scaling.py |
     | `train` | data and checkpoint are checked first; arguments that have changed | test_training_again.py |
     | `evaluate` | a fit before it, nested evaluations, which dataset it was | test_evaluation.py |
     | `evaluation_loop` | the calibration sums of the pass, by `preprocess_logits_for_metrics` | test_evaluation.py |
     | `_get_eval_sampler` | rows stay in order with group_by_length | test_evaluation.py |
     | `add_callback` | one callback of a kind, in the order in which they need each other | test_callbacks.py |
-    | `_load_callback_state` | callbacks that the Trainer makes anew know their trainer | test_resume.py |
-    | `_load_best_model` | the gammas of that checkpoint | test_training_again.py |
-    | `_hp_search_setup` | a trial's loss is made when its model is there | test_hyperparameter_search.py |
     | `hyperparameter_search` | by a metric's name, the NLL by default | test_hyperparameter_search.py |
     | `save_model` | the gammas and the map beside the model | test_calibration_map.py |
     | `_push_from_checkpoint` | no token in what is uploaded | test_training_args.py |

@@ -70,16 +70,23 @@ class CalibrationCallback(TrainerCallback):
         return held_out(self.trainer, self.calibration_dataset, **settings)
 
 
-def calibrate_before_the_end(trainer: Any) -> None:
-    """Let the calibration at the end of a training come before all `on_train_end`, whatever the order of callbacks.
+def hold_the_ends(trainer: Any) -> None:
+    """Let what is ours at the ends of a training come before all callbacks, whatever their order.
 
-    MLflow, TensorBoard, Trackio and others close in theirs, and what calibration logs is to reach them. No callback of
-    ours stands in front of the users' for that: the handler itself begins with it.
+    MLflow, TensorBoard, Trackio and others close in their `on_train_end`, and what calibration logs is to reach them.
+    No callback of ours stands in front of the users' for that: the handler itself begins with it.
     """
     handler = trainer.callback_handler
-    end = handler.on_train_end
+    begin, end = handler.on_train_begin, handler.on_train_end
+
+    def on_train_begin(args: Any, state: Any, control: Any) -> Any:
+        trainer.begin_training()
+        return begin(args, state, control)
 
     def on_train_end(args: Any, state: Any, control: Any) -> Any:
+        loss, best = trainer.calibration_loss, state.best_model_checkpoint
+        if args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
+            load_loss_state(loss, best)
         history = state.log_history
         summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
         for callback in list(handler.callbacks):
@@ -90,7 +97,7 @@ def calibrate_before_the_end(trainer: Any) -> None:
             trainer.summary_was_at = summary
         return end(args, state, control)
 
-    handler.on_train_end = on_train_end
+    handler.on_train_begin, handler.on_train_end = on_train_begin, on_train_end
 
 
 class AdaFocalCallback(CalibrationCallback):

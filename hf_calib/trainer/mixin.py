@@ -38,7 +38,7 @@ from hf_calib.trainer.callbacks import (
     CalibrationCallback,
     CalibrationMapCallback,
     TemperatureScalingCallback,
-    calibrate_before_the_end,
+    hold_the_ends,
     own_callback,
     update_table,
 )
@@ -135,7 +135,7 @@ class CalibrationMixin(PublishingMixin):
             self.not_for_the_model = (PLACES,)
         self._make_loss()
         self._add_calibration_callbacks()
-        calibrate_before_the_end(self)
+        hold_the_ends(self)
         self._check_model()
 
     # ---- Set-up ----
@@ -276,11 +276,6 @@ class CalibrationMixin(PublishingMixin):
                 callback.trainer = self
         callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
 
-    def _load_callback_state(self) -> None:
-        """With `restore_callback_states_from_checkpoint` the Trainer has made callbacks anew, which know no trainer."""
-        super()._load_callback_state()
-        self._arrange_callbacks()
-
     # ---- Checks before a training ----
 
     def _check_model(self) -> None:
@@ -334,11 +329,11 @@ class CalibrationMixin(PublishingMixin):
         finally:
             self.is_in_train = False  # also after an error
 
-    def _hp_search_setup(self, trial: Any) -> None:
-        """Called in each training, once the new model is there."""
-        super()._hp_search_setup(trial)
+    def begin_training(self) -> None:
+        """Called before all `on_train_begin`, when the model is there and a trial of a search has set its arguments."""
         if self.model_init is not None:
             self._set_up_training()
+        self._arrange_callbacks()  # the Trainer may have made them anew from a checkpoint's state
 
     def _set_up_training(self) -> None:
         load_saved_names(self.model)
@@ -364,15 +359,12 @@ class CalibrationMixin(PublishingMixin):
         self.last_evaluation = None
         self.summary_was_at = None
 
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        if isinstance(self.calibration_loss, AdaptiveLoss):
-            load_loss_state(self.calibration_loss, str(self.state.best_model_checkpoint))
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[Any, Any]:
         """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        # Whether a loss is scaled for accumulation, our compute_loss says anew in each step.
+        self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = type(self).loss_is_scaled_for_ga, False
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
@@ -400,14 +392,6 @@ class CalibrationMixin(PublishingMixin):
             labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
             labels[own:] = IGNORE_INDEX
             batch[self.label_key] = labels
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One micro-batch. Whether its loss is scaled for accumulation, compute_loss says anew each time."""
-        stated = (self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs)
-        try:
-            return super().training_step(*args, **kwargs)
-        finally:
-            self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = stated
 
     def compute_loss(
         self,

@@ -64,7 +64,7 @@ def test_trackers_receive_the_final_metrics_before_they_close(added: str, tmp_pa
     assert [entry["temperature"] for entry in tracker.received if "eval_ece_calibrated" in entry] == [
         trainer.temperature
     ]
-    assert any("gamma_00" in entry for entry in tracker.received)
+    assert any("gamma_max" in entry for entry in tracker.received)
 
 
 def test_no_callback_of_ours_stands_among_the_users_where_nothing_is_calibrated(tmp_path: Path) -> None:
