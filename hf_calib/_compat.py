@@ -48,7 +48,8 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
     for parameter in model.parameters():
         empty[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     skeleton = copy.deepcopy(model, empty)
-    config = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(skeleton))
+    mapping: Any = get_model_conversion_mapping(skeleton)
+    config = LoadStateDictConfig(weight_mapping=mapping)
     convert_and_load_state_dict_in_model(skeleton, dict(saved), config)
     found = nn.Module.state_dict(skeleton)
     return {name: value for name, value in found.items() if not value.is_meta}

@@ -353,7 +353,7 @@ def mbls(
     return r.ce + margin_weight * excess.sum(1) / (~masked).sum(1)
 
 
-@loss(source="Wu et al. 2025 (DFT), arXiv 2508.05629, Eq. 9")
+@loss(source="Wu et al. 2025 (DFT), Eq. 9")
 def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 

@@ -46,7 +46,7 @@ def check_model(trainer: Any) -> None:
 
 def check_data(trainer: Any) -> None:
     """Refuse data that a training would fail on or be misled by, and warn of what its numbers will not say."""
-    adafocal, fitting = (own_callback(trainer, kind) for kind in (AdaFocalCallback, CalibrationMapCallback))
+    adafocal, fitting = own_callback(trainer, AdaFocalCallback), own_callback(trainer, CalibrationMapCallback)
     split, evaluation, args = trainer.calibration_split, trainer.eval_dataset, trainer.args
     got = "several evaluation sets" if isinstance(evaluation, dict) else "none"
     loss = trainer.calibration_config.loss

@@ -185,12 +185,10 @@ class Evaluation:
 
 def on_device(mapping: AffineMap, logits: Tensor) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a map for logits like these: in float32, or in float64 if they are."""
-    kind = {
-        "dtype": torch.float64 if logits.dtype == torch.float64 else torch.float32,
-        "device": logits.device,
-    }
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    # In two steps: the device may have no float64.
     weight, bias = (
-        None if part is None else torch.as_tensor(part).to(kind["dtype"]).to(**kind) for part in mapping
+        None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping
     )
     assert weight is not None
     return weight, bias
@@ -259,7 +257,8 @@ def run(
     finally:
         trainer.preprocess_logits_for_metrics, trainer.compute_metrics = hooks
     current.finish()
-    return output._replace(predictions=None, label_ids=None) if loss_only else output
+    nothing: Any = {"predictions": None, "label_ids": None}
+    return output._replace(**nothing) if loss_only else output
 
 
 def held_out(trainer: Any, split: Any, *, n_samples: int | None = None, **settings: Any) -> Evaluation:

@@ -21,7 +21,7 @@ from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import loaded_from
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
 from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, temperature_of, title_of
 from hf_calib.trainer.answers import PLACES, AnswerOptions
@@ -484,7 +484,8 @@ class CalibrationMixin(PublishingMixin):
         is_known = name in (*known, "eval_loss") or self.compute_metrics is not None
         check(is_known, requirement, repr(name), did_you_mean(name, known))
         metric = LOGGED_METRICS.get(name.removeprefix("eval_").removesuffix("_calibrated"))
-        right = "maximize" if metric is not None and metric.higher_is_better else "minimize"
+        higher = metric is not None and not lower_is_better(name)
+        right = "maximize" if higher else "minimize"
         fits = direction == right or (metric is None and name != "eval_loss")
         way_out = "pass a function of the metrics as compute_objective for another aim"
         check(fits, f"direction to be {right!r} for {name}", repr(direction), way_out)
@@ -520,7 +521,7 @@ class CalibrationMixin(PublishingMixin):
         callback = own_callback(self, CalibrationMapCallback)
         if callback is not None and self.is_in_train and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
-        known = self.eval_dataset
+        known: Any = self.eval_dataset
         named = isinstance(known, dict) and isinstance(eval_dataset, str)
         dataset = known if eval_dataset is None else known[eval_dataset] if named else eval_dataset
         self._evaluating.append((dataset, None))
